@@ -1,0 +1,139 @@
+"""Every error that Gyre raises on purpose.
+
+    GyreError
+    ├── ConfigError          what the user wrote cannot be a job            exit 2
+    │   └── GraphError       the roles and edges cannot run                 exit 2
+    ├── StoreError           the journal cannot be read or written          exit 3
+    │   ├── SchemaTooNew     written by a newer Gyre                        exit 3
+    │   ├── StoreCorrupt     not a database, or a damaged one               exit 3
+    │   └── StoreFull        no space left                                  exit 3
+    ├── Unreachable          no cluster, no master, no address              exit 3
+    ├── Unauthorized         a token is missing or wrong                    exit 3
+    ├── NotFound             no such job, vertex or role                    exit 4
+    ├── Conflict             the job's state does not permit it             exit 5
+    ├── JobFailed            the job ended, and not well                    exit 1
+    ├── Fenced               the caller was replaced by a newer one
+    ├── VertexLost           a vertex died while it was being called
+    └── UserCodeError        the user's own code raised
+
+Each has a stable `code`, says what happened and to what, and what to do about it (`hint`). They cross
+process boundaries, so each pickles from its own keyword arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class GyreError(Exception):
+    """The root. `code` is stable across releases; `exit_code` is what the command line returns."""
+
+    code = "gyre"
+    exit_code = 1
+    http_status = 500
+
+    def __init__(self, message: str, *, hint: str = "", details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details: dict[str, Any] = details or {}
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.details))
+
+
+def _rebuild(kind: type[GyreError], message: str, hint: str, details: dict[str, Any]) -> GyreError:
+    return kind(message, hint=hint, details=details)
+
+
+class ConfigError(GyreError):
+    code = "config"
+    exit_code = 2
+    http_status = 422
+
+
+class GraphError(ConfigError):
+    code = "graph"
+
+
+class StoreError(GyreError):
+    code = "store"
+    exit_code = 3
+    http_status = 503
+
+
+class SchemaTooNew(StoreError):
+    code = "store.schema_too_new"
+
+
+class StoreCorrupt(StoreError):
+    code = "store.corrupt"
+
+
+class StoreFull(StoreError):
+    code = "store.full"
+
+
+class Unreachable(GyreError):
+    code = "unreachable"
+    exit_code = 3
+    http_status = 503
+
+
+class Unauthorized(GyreError):
+    code = "unauthorized"
+    exit_code = 3
+    http_status = 401
+
+
+class NotFound(GyreError):
+    code = "not_found"
+    exit_code = 4
+    http_status = 404
+
+
+class Conflict(GyreError):
+    code = "conflict"
+    exit_code = 5
+    http_status = 409
+
+
+class JobFailed(GyreError):
+    code = "job_failed"
+    exit_code = 1
+
+
+class Fenced(GyreError):
+    """A newer epoch or term exists. Whoever sees this stops: it has been replaced."""
+
+    code = "fenced"
+    http_status = 409
+
+
+class VertexLost(GyreError):
+    code = "vertex_lost"
+    http_status = 503
+
+
+class UserCodeError(GyreError):
+    """`details["traceback"]` is the user's own traceback, from the process where it was raised."""
+
+    code = "user_code"
+
+    @property
+    def traceback(self) -> str:
+        return str(self.details.get("traceback", ""))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the known name closest to `name`, else the list of what is known."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(names)}." if names else ""
