@@ -1,0 +1,137 @@
+"""From what the user wrote to a `JobSpec`, with every mistake as one sentence.
+
+The sentence names the path, what was given, what was expected, and the nearest known key. Sources are
+mappings, OmegaConf objects, YAML files, and `a.b=c` overrides from the command line.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from gyre.config.spec import JobSpec
+from gyre.errors import ConfigError, nearest
+
+
+def parse_job(data: Mapping[str, Any]) -> JobSpec:
+    """Validate plain data as a job. Raises ConfigError that lists every mistake, the first one first."""
+    try:
+        return JobSpec.model_validate(dict(data))
+    except ValidationError as error:
+        raise config_error(error, JobSpec) from None
+
+
+def config_error(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+    sentences = [_sentence(item, model) for item in error.errors(include_url=False)]
+    return ConfigError("; ".join(sentences) + ".", details={"mistakes": sentences})
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as a mapping. Raises ConfigError where it is missing, unreadable or not a mapping."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}).", hint="Give a path to a YAML file."
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not text.", hint="Give a path to a YAML file.") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{path}: is not YAML{line}: {problem}.") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: holds a {type(data).__name__}, expected a mapping of keys to values.")
+    return data
+
+
+def plain_config(value: Any) -> dict[str, Any]:
+    """A dict, an OmegaConf object, an object with attributes, or a path to YAML, as plain data."""
+    if isinstance(value, str | Path):
+        return load_yaml(Path(value))
+    if type(value).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        value = OmegaConf.to_container(value, resolve=True)
+    elif isinstance(value, types.SimpleNamespace) or type(value).__name__ == "Namespace":
+        value = vars(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"config: {value!r} is a {type(value).__name__}, expected a mapping, an OmegaConf object or a path to YAML."
+        )
+    return {str(key): item for key, item in value.items()}
+
+
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """`a.b=c` laid over nested mappings; the value is read as YAML. Raises ConfigError without an `=`."""
+    result = _copy(data)
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        keys = path.split(".")
+        if not separator or not all(keys):
+            raise ConfigError(f"--set {override}: expected KEY=VALUE with dots between nested keys.")
+        at = result
+        for depth, key in enumerate(keys[:-1]):
+            inner = at.setdefault(key, {})
+            if not isinstance(inner, dict):
+                here = ".".join(keys[: depth + 1])
+                raise ConfigError(f"--set {override}: {here} holds {inner!r}, which has no keys below it.")
+            at = inner
+        try:
+            at[keys[-1]] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            at[keys[-1]] = text  # not YAML, so it is meant as plain text
+    return result
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _sentence(item: Any, model: type[BaseModel]) -> str:
+    location = [part for part in item["loc"] if part != "[key]"]
+    path = ".".join(str(part) for part in location) or "the job"
+    given = item.get("input")
+    if item["type"] == "extra_forbidden":
+        known = _keys_at(model, location[:-1])
+        return f"{path}: unknown key; {nearest(str(location[-1]), known)}".rstrip(".")
+    if item["type"] == "missing":
+        return f"{path}: is missing"
+    message = item["msg"]
+    message = message.removeprefix("Value error, ").removeprefix("Input ")
+    message = message[0].lower() + message[1:]
+    shown = repr(given)
+    return f"{path}: {shown if len(shown) <= 80 else shown[:77] + '...'} {message}"
+
+
+def _keys_at(model: Any, location: list[Any]) -> list[str]:
+    for part in location:
+        fields = getattr(model, "model_fields", None)
+        if fields is not None and part in fields:
+            model = _inner(fields[part].annotation)
+    fields = getattr(model, "model_fields", None)
+    return list(fields) if fields else []
+
+
+def _inner(annotation: Any) -> Any:
+    """The model inside `X | None`, `dict[str, X]`, `list[X]` or `Annotated[X, …]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in reversed(typing.get_args(annotation)):
+        found = _inner(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,194 @@
+"""The job as data: what the builder, a YAML file and the REST API all produce, and what the journal keeps.
+
+Every key is typed, every default stands here and nowhere else, and an unknown key is refused with the nearest
+known one. `JobSpec` is plain data: `model_dump(mode="json")` and `parse_job` are inverse to each other.
+
+This package must not import Ray, torch, SQLAlchemy or FastAPI: planning a job needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+TRAINER = "trainer"
+
+BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
+"""The roles with a builder method of their own. Any other name is the user's own role."""
+
+DeviceType = Literal["CPU", "GPU"]
+EdgeKindName = Literal["samples", "weights", "collective", "control"]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+RoleName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=False)
+
+
+class Entrypoint(Model):
+    """Where a class lives: an importable module, or a file for classes of the user's main script."""
+
+    module: str
+    """Dotted path of the module. For a script that was run as `__main__`, `file` says which."""
+    name: str
+    """Qualified name of the class inside the module."""
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}:{self.name}"
+
+
+class Resources(Model):
+    """What one vertex needs of its node."""
+
+    cpu: Annotated[float, Field(ge=0)] = 0.0
+    """CPU cores reserved with Ray. 0 places a vertex without reserving a core."""
+    memory_bytes: Annotated[int, Field(ge=0)] = 0
+    accelerator: Annotated[float, Field(ge=0)] = 1.0
+    """Devices of the job's device type; collocated roles share theirs."""
+
+
+class Elastic(Model):
+    """How far `scale` may take a role."""
+
+    min: Annotated[int, Field(ge=0)]
+    max: PositiveInt
+
+
+class RoleSpec(Model):
+    """A kind of worker."""
+
+    entrypoint: Entrypoint | None = None
+    """None takes the recipe's default integration."""
+    total: PositiveInt = 1
+    per_node: PositiveInt | None = None
+    """How many of them on one node; must divide `total`. None lets the planner choose."""
+    env: dict[str, str] = Field(default_factory=dict)
+    resources: Resources = Field(default_factory=Resources)
+    elastic: Elastic | None = None
+    gang: bool = False
+    """The ranks are peers of a collective: they start together and restart together."""
+    stall_timeout_s: Seconds = 120.0
+    """A call during which the vertex's progress stands still for this long is an incident."""
+    setup_timeout_s: Seconds = 600.0
+    """From the process being asked for to `setup()` having returned: covers loading a large model."""
+
+
+class EdgeSpec(Model):
+    """What flows from one operator (`role.method`) or role (`role`) to another."""
+
+    source: str
+    target: str
+    kind: EdgeKindName = "samples"
+    delay: Annotated[int, Field(ge=0)] = 0
+    """Initial tokens, in units of what the source produces in one firing."""
+
+
+class Affinity(Model):
+    """Where roles stand relative to each other."""
+
+    collocate: list[list[RoleName]] = Field(default_factory=list)
+    """Roles of one list share nodes and devices, rank by rank."""
+    separate: list[list[RoleName]] = Field(default_factory=list)
+    """Roles of one list never share a node."""
+    spread: list[RoleName] = Field(default_factory=list)
+    """The vertices of such a role stand on as many nodes as there are."""
+    pack: list[RoleName] = Field(default_factory=list)
+    """The vertices of such a role stand on as few nodes as hold them."""
+
+
+class Budget(Model):
+    """At most `max` uses within any `window_s`; then the next wider scope is tried."""
+
+    max: Annotated[int, Field(ge=0)]
+    window_s: Seconds
+
+
+class FailoverSpec(Model):
+    """How often each scope is tried before the next wider one, and how long things may take."""
+
+    retry: Budget = Budget(max=2, window_s=60)
+    """Failed calls of a vertex that stays alive: the controller's own repetitions, per vertex."""
+    vertex: Budget = Budget(max=10, window_s=600)
+    """Restarts of one vertex whose process died or got stuck."""
+    region: Budget = Budget(max=10, window_s=600)
+    job: Budget = Budget(max=2, window_s=3600)
+    user_error: Budget = Budget(max=1, window_s=600)
+    """Restarts granted to a vertex for an exception in the user's own code, which seldom goes away."""
+    backoff_s: Annotated[float, Field(ge=0)] = 0.5
+    """Before the second and later restart in a window, doubled each time; the first is at once."""
+    backoff_max_s: Annotated[float, Field(ge=0)] = 30.0
+    report_interval_s: Seconds = 0.5
+    """A vertex answers the master's pending watch call at least this often."""
+    silence_timeout_s: Seconds = 10.0
+    """A vertex that does not answer its watch call for this long is stuck (SIGSTOP, a dead node)."""
+    orphan_timeout_s: Seconds = 120.0
+    """A vertex that hears of no master for this long stops itself: no zombie holds a device."""
+    drain_timeout_s: Seconds = 30.0
+    """What `stop` and `scale` allow for calls in flight to end before processes are killed."""
+
+
+class RunSpec(Model):
+    """What the built-in trainer does with the graph."""
+
+    steps: PositiveInt = 100
+    """Optimizer steps."""
+    prompts_per_step: PositiveInt = 64
+    """Groups in one optimizer step."""
+    groups_per_firing: PositiveInt = 16
+    """Groups in one call of a rollout, reward or reference operator: the unit of repetition."""
+    groups_per_micro_batch: PositiveInt = 16
+    """Groups in one forward and backward pass of the actor gang."""
+    checkpoint_every: PositiveInt = 10
+    evaluate_every: Annotated[int, Field(ge=0)] = 10
+    """Steps between evaluations of the held-out set; 0 never evaluates."""
+    held_out: PositiveInt = 256
+    call_timeout_s: Seconds = 1800.0
+    """Deadline of one operator call, retries and waiting for a replacement included."""
+
+
+class StoreSpec(Model):
+    url: str | None = None
+    """SQLAlchemy URL of the journal; None takes the SQLite file in GYRE_HOME."""
+
+
+class JobSpec(Model):
+    """A whole job, before it is placed."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = "job"
+    node_num: PositiveInt = 1
+    device_per_node: PositiveInt = 8
+    device_type: DeviceType = "CPU"
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The user's own configuration: every workload sees it as `self.config`."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of every vertex; a role's own `env` goes over it."""
+    roles: dict[RoleName, RoleSpec] = Field(default_factory=dict)
+    edges: list[EdgeSpec] = Field(default_factory=list)
+    affinity: Affinity = Field(default_factory=Affinity)
+    recipe: str | None = None
+    """The name of a built-in graph; None for a job whose trainer's `fit()` is the flow."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """How many policy versions a trained token may be behind."""
+    run: RunSpec = Field(default_factory=RunSpec)
+    failover: FailoverSpec = Field(default_factory=FailoverSpec)
+    store: StoreSpec = Field(default_factory=StoreSpec)
+    python_path: list[str] = Field(default_factory=list)
+    """Folders put on `sys.path` of every vertex, so that the user's modules import there."""
+
+    @field_validator("config")
+    @classmethod
+    def _config_is_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+        import json
+
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"must be plain data (text, numbers, lists, mappings), for it is saved with the job: {error}"
+            ) from error
+        return value
