@@ -1,0 +1,43 @@
+"""Failover: events, state, and the pure decisions between them."""
+
+from gyre.failover.coordinator import Decision, FailoverCoordinator
+from gyre.failover.diagnosis import Observation, Suspicion, diagnose
+from gyre.failover.replay import Difference, differences, fold, story
+from gyre.failover.state import (
+    Cause,
+    Incident,
+    JobPhase,
+    JobRecord,
+    JobState,
+    Reason,
+    Scope,
+    VertexPhase,
+    VertexRecord,
+    row_of,
+    rows_of,
+    state_from,
+)
+
+__all__ = [
+    "Cause",
+    "Decision",
+    "Difference",
+    "FailoverCoordinator",
+    "Incident",
+    "JobPhase",
+    "JobRecord",
+    "JobState",
+    "Observation",
+    "Reason",
+    "Scope",
+    "Suspicion",
+    "VertexPhase",
+    "VertexRecord",
+    "diagnose",
+    "differences",
+    "fold",
+    "row_of",
+    "rows_of",
+    "state_from",
+    "story",
+]

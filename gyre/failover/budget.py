@@ -1,0 +1,21 @@
+"""How often something may be done within a sliding window, and how long to wait before doing it again."""
+
+from __future__ import annotations
+
+from gyre.config import Budget, FailoverSpec
+
+
+def within(uses: tuple[float, ...], budget: Budget, now: float) -> tuple[float, ...]:
+    """The uses that still count at `now`."""
+    return tuple(at for at in uses if now - at < budget.window_s)
+
+
+def affordable(uses: tuple[float, ...], budget: Budget, now: float) -> bool:
+    return len(within(uses, budget, now)) < budget.max
+
+
+def backoff_s(earlier_uses: int, spec: FailoverSpec) -> float:
+    """Nothing before the first repair in a window; then `backoff_s`, doubled each time up to the maximum."""
+    if earlier_uses <= 0:
+        return 0.0
+    return float(min(spec.backoff_max_s, spec.backoff_s * 2 ** (earlier_uses - 1)))

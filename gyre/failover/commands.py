@@ -1,0 +1,120 @@
+"""What to do: the outputs of decisions, imperative, idempotent by id.
+
+A command is carried out after the event that caused it is committed, at least once: a restarted master runs
+again what is still in the outbox. So each says *which* incarnation it means, and doing it twice is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+class Command:
+    """The common base; see the subclasses."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRegion(Command):
+    """Start the vertices together, as these incarnations. `replaces` are killed first, and gone before.
+
+    Answered by VertexStarted or VertexStartFailed, one for each vertex.
+    """
+
+    region: str
+    vertices: dict[str, int]
+    replaces: dict[str, int] = field(default_factory=dict)
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopVertex(Command):
+    """Let calls in flight end for at most `grace_s`, run `teardown()`, end the process. Answered by VertexStopped."""
+
+    vertex: str
+    incarnation: int
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceRoster(Command):
+    """Tell the trainer which vertices run, as which incarnation. `serial` orders announcements."""
+
+    serial: int
+    running: dict[str, int]
+    trainer_incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrainer(Command):
+    """Run `fit()` in this incarnation of the trainer. Answered by TrainerFinished or TrainerFailed, much later."""
+
+    incarnation: int
+    paused: bool
+    serial: int
+    running: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTrainer(Command):
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTrainer(Command):
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrainer(Command):
+    """Ask `fit()` to return at the next step's end."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer(Command):
+    """Answered by TimerFired at `at` (seconds since the Unix epoch), also by a later master."""
+
+    timer: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishJob(Command):
+    """Every vertex is gone: release the placement groups and end the master."""
+
+    phase: str
+
+
+_KINDS: dict[str, type[Command]] = {
+    kind.__name__: kind
+    for kind in (
+        StartRegion,
+        StopVertex,
+        AnnounceRoster,
+        StartTrainer,
+        PauseTrainer,
+        ResumeTrainer,
+        StopTrainer,
+        SetTimer,
+        FinishJob,
+    )
+}
+
+
+def command_kind(command: Command) -> str:
+    return type(command).__name__
+
+
+def command_body(command: Command) -> dict[str, Any]:
+    return asdict(command)  # type: ignore[call-overload, no-any-return]
+
+
+def command_from(kind: str, body: Mapping[str, Any]) -> Command:
+    """Raises ValueError for a kind that this Gyre does not know."""
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise ValueError(f"command kind {kind!r} is not known to this Gyre")
+    return cls(**body)

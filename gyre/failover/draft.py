@@ -1,0 +1,88 @@
+"""A state under change: copies a table only when it is first written, and remembers which rows changed.
+
+A decision reads and writes a draft; the state that it started from stays as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gyre.failover.state import (
+    VERTEX_TRANSITIONS,
+    Incident,
+    JobRecord,
+    JobState,
+    Reason,
+    RowKey,
+    VertexPhase,
+    VertexRecord,
+)
+
+
+class InvariantBroken(AssertionError):
+    """The control plane's own rules were about to be broken: a defect in Gyre, never a user's mistake."""
+
+
+class Draft:
+    def __init__(self, state: JobState) -> None:
+        self.job: JobRecord = state.job
+        self.vertices: dict[str, VertexRecord] = state.vertices
+        self.incidents: dict[str, Incident] = state.incidents
+        self.uses: dict[str, tuple[float, ...]] = state.uses
+        self.changed: set[RowKey] = set()
+        self._own: set[str] = set()
+
+    def set_job(self, **fields: Any) -> None:
+        self.job = replace(self.job, **fields)
+        self.changed.add(("job", "job"))
+
+    def add_vertex(self, record: VertexRecord) -> None:
+        self._own_table("vertices")
+        self.vertices[record.id] = record
+        self.changed.add(("vertex", record.id))
+
+    def set_vertex(self, vertex: str, **fields: Any) -> VertexRecord:
+        """Fields without a phase. See `move` for phases."""
+        record = replace(self.vertices[vertex], **fields)
+        self.add_vertex(record)
+        return record
+
+    def move(
+        self, vertex: str, to: VertexPhase, now: float, *, reason: Reason, message: str = "", **fields: Any
+    ) -> VertexRecord:
+        """Change a vertex's phase along the transition table. Raises InvariantBroken off the table."""
+        before = self.vertices[vertex]
+        if (before.phase, to) not in VERTEX_TRANSITIONS:
+            raise InvariantBroken(
+                f"{vertex} cannot go from {before.phase} to {to} (incarnation {before.incarnation}, reason {reason})"
+            )
+        return self.set_vertex(vertex, phase=to, since=now, reason=reason, message=message, **fields)
+
+    def remove_vertex(self, vertex: str) -> None:
+        self._own_table("vertices")
+        del self.vertices[vertex]
+        self.changed.add(("vertex", vertex))
+
+    def set_incident(self, incident: Incident) -> None:
+        self._own_table("incidents")
+        self.incidents[incident.id] = incident
+        self.changed.add(("incident", incident.id))
+
+    def remove_incident(self, incident: str) -> None:
+        self._own_table("incidents")
+        del self.incidents[incident]
+        self.changed.add(("incident", incident))
+
+    def set_uses(self, key: str, uses: tuple[float, ...]) -> None:
+        self._own_table("uses")
+        self.uses[key] = uses
+        self.changed.add(("budget", key))
+
+    def done(self) -> JobState:
+        return JobState(self.job, self.vertices, self.incidents, self.uses)
+
+    def _own_table(self, name: str) -> None:
+        if name not in self._own:
+            setattr(self, name, dict(getattr(self, name)))
+            self._own.add(name)

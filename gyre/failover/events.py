@@ -1,0 +1,212 @@
+"""What happened: every input of the control plane's decisions, in the past tense.
+
+An event is data: `kind_of` and `body_of` turn it into what the journal keeps, `event_from` turns that back. A
+field added later needs a default, so that old histories still fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+class Event:
+    """The common base; see the subclasses."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted(Event):
+    """The first event of every history. `roles` is the number of vertices wanted of each role."""
+
+    job_id: str
+    name: str
+    roles: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MasterStarted(Event):
+    """A master took the job over: its epoch fences every older one."""
+
+    epoch: int
+    pid: int
+    node: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStarted(Event):
+    """The process lives and its `setup()` has returned."""
+
+    vertex: str
+    incarnation: int
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStartFailed(Event):
+    """No process could be placed, or its `setup()` raised."""
+
+    vertex: str
+    incarnation: int
+    error: str
+    traceback: str = ""
+    user_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VertexLost(Event):
+    """`cause` is a `Cause` value; `evidence` holds what was seen: exit detail, process state, stack."""
+
+    vertex: str
+    incarnation: int
+    cause: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    detected_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStopped(Event):
+    """A vertex that was told to stop is gone."""
+
+    vertex: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFailed(Event):
+    """A call raised in a vertex that goes on living. The controller repeats it by itself."""
+
+    vertex: str
+    incarnation: int
+    operator: str
+    error: str
+    traceback: str
+    user_code: bool
+    report: int = 0
+    reporter: str = ""
+    reporter_incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFinished(Event):
+    """`fit()` returned. `stopped` says that it did so because it was told to."""
+
+    incarnation: int
+    result: dict[str, Any]
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFailed(Event):
+    incarnation: int
+    error: str
+    traceback: str
+    user_code: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted(Event):
+    """An optimizer step is in the sample ledger, with the policy version it made."""
+
+    incarnation: int
+    step: int
+    version: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPublished(Event):
+    incarnation: int
+    version: int
+    step: int
+    checksum: str
+    size_bytes: int
+    base: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted(Event):
+    incarnation: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested(Event):
+    role: str
+    count: int
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested(Event):
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested(Event):
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    reason: str
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired(Event):
+    """A `SetTimer` command's time has come."""
+
+    timer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSucceeded(Event):
+    """A command without a result of its own was carried out."""
+
+    command: str
+
+
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        JobSubmitted,
+        MasterStarted,
+        VertexStarted,
+        VertexStartFailed,
+        VertexLost,
+        VertexStopped,
+        OperatorFailed,
+        TrainerFinished,
+        TrainerFailed,
+        StepCompleted,
+        WeightsPublished,
+        CheckpointCommitted,
+        ScaleRequested,
+        PauseRequested,
+        ResumeRequested,
+        StopRequested,
+        TimerFired,
+        CommandSucceeded,
+    )
+}
+
+
+def kind_of(event: Event) -> str:
+    return type(event).__name__
+
+
+def body_of(event: Event) -> dict[str, Any]:
+    return asdict(event)  # type: ignore[call-overload, no-any-return]
+
+
+def event_from(kind: str, body: Mapping[str, Any]) -> Event:
+    """Raises ValueError for a kind that this Gyre does not know. Unknown fields of a newer one are dropped."""
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise ValueError(f"event kind {kind!r} is not known to this Gyre")
+    known = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{key: value for key, value in body.items() if key in known})

@@ -1,0 +1,235 @@
+"""The control plane's state: what the events so far add up to.
+
+Few phases, with a reason (an enum) and a message beside them. A job's phase derives from its vertices':
+
+    SUBMITTED → STARTING → RUNNING ⇄ RECOVERING, PAUSED → STOPPING → SUCCEEDED | FAILED | STOPPED
+
+by this rank: ended and stopping are decided outright; before the trainer first ran it is STARTING; with a
+wanted vertex not running it is RECOVERING; paused by the user it is PAUSED; else RUNNING.
+
+Invariant *fold is snapshot*: `rows_of(state)` is what the journal's snapshot holds, and `state_from` is its
+inverse, so a master may load either the rows or the whole history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class JobPhase(StrEnum):
+    SUBMITTED = "submitted"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED)
+
+
+class VertexPhase(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Reason(StrEnum):
+    """Why a job or vertex is in its phase."""
+
+    NONE = ""
+    SUBMITTED = "submitted"
+    SCALED = "scaled"
+    RESTARTED = "restarted"
+    REGION_RESTARTED = "region_restarted"
+    JOB_RESTARTED = "job_restarted"
+    FINISHED = "finished"
+    STOP_REQUESTED = "stop_requested"
+    USER_ERROR = "user_error"
+    BUDGET_SPENT = "budget_spent"
+    PAUSE_REQUESTED = "pause_requested"
+
+
+class Cause(StrEnum):
+    """What happened to a lost vertex."""
+
+    DIED = "process_died"
+    NODE_LOST = "node_lost"
+    SILENT = "silent"
+    """It does not answer: stopped, partitioned, or its host hangs."""
+    STALLED = "stalled"
+    """It answers, but the call it is in makes no progress."""
+    START_FAILED = "start_failed"
+    USER_ERROR = "user_error"
+    COLLECTIVE = "collective_failed"
+
+
+class Scope(StrEnum):
+    """How wide a repair is."""
+
+    RETRY = "retry"
+    VERTEX = "vertex"
+    REGION = "region"
+    JOB = "job"
+    GIVE_UP = "give_up"
+
+
+VERTEX_TRANSITIONS = frozenset(
+    {
+        (VertexPhase.STARTING, VertexPhase.RUNNING),
+        (VertexPhase.STARTING, VertexPhase.STARTING),
+        (VertexPhase.RUNNING, VertexPhase.STARTING),
+        (VertexPhase.STARTING, VertexPhase.STOPPING),
+        (VertexPhase.RUNNING, VertexPhase.STOPPING),
+        (VertexPhase.STOPPING, VertexPhase.STOPPED),
+        (VertexPhase.STOPPED, VertexPhase.STARTING),
+    }
+)
+"""Every permitted `(from, to)`. STARTING to STARTING is a start given up for the next incarnation's."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    job_id: str = ""
+    name: str = ""
+    phase: JobPhase = JobPhase.SUBMITTED
+    reason: Reason = Reason.NONE
+    message: str = ""
+    epoch: int = 0
+    master_pid: int = 0
+    master_node: str = ""
+    master_url: str = ""
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    paused: bool = False
+    trainer_started: bool = False
+    """`fit()` has been asked for at least once: from here on lost vertices mean RECOVERING."""
+    outcome: JobPhase | None = None
+    """While STOPPING: the phase it will end in."""
+    roles: dict[str, int] = field(default_factory=dict)
+    serial: int = 0
+    step: int = 0
+    version: int = -1
+    """The newest published policy version; -1 before the first. It only grows."""
+    checkpoint_step: int = -1
+    checkpoint_path: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    """The traceback or sentence that ended the job, for the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexRecord:
+    id: str
+    role: str
+    rank: int
+    phase: VertexPhase = VertexPhase.STARTING
+    reason: Reason = Reason.SUBMITTED
+    message: str = ""
+    incarnation: int = 1
+    pid: int = 0
+    node: str = ""
+    since: float = 0.0
+    restarts: int = 0
+    reported: int = 0
+    """Reports of this incarnation up to here are in the journal; repeated ones are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One thing that went wrong: evidence, suspected culprit, decision, outcome."""
+
+    id: str
+    at: float
+    vertex: str
+    incarnation: int
+    cause: str
+    scope: Scope
+    decision: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    user_code: bool = False
+    region: tuple[str, ...] = ()
+    detected_after_s: float | None = None
+    recovered_at: float | None = None
+    outcome: str = "open"
+
+    @property
+    def recovery_s(self) -> float | None:
+        return None if self.recovered_at is None else self.recovered_at - self.at
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Immutable. `uses` holds, per budget key, the times of use within the window."""
+
+    job: JobRecord = field(default_factory=JobRecord)
+    vertices: dict[str, VertexRecord] = field(default_factory=dict)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    uses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+RowKey = tuple[str, str]
+
+
+def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
+    """The snapshot row under `key`, as JSON-able data; None where the state has none."""
+    kind, name = key
+    if kind == "job":
+        return asdict(state.job)
+    if kind == "budget":
+        uses = state.uses.get(name)
+        return None if uses is None else {"uses": list(uses)}
+    if kind == "vertex":
+        record = state.vertices.get(name)
+        return None if record is None else asdict(record)
+    incident = state.incidents.get(name)
+    return None if incident is None else {**asdict(incident), "region": list(incident.region)}
+
+
+def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
+    """The whole snapshot."""
+    keys: list[RowKey] = [("job", "job")]
+    keys += [("vertex", name) for name in state.vertices]
+    keys += [("incident", name) for name in state.incidents]
+    keys += [("budget", name) for name in state.uses]
+    return {key: row for key in keys if (row := row_of(state, key)) is not None}
+
+
+def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
+    """The inverse of `rows_of`."""
+    job = JobRecord()
+    vertices: dict[str, VertexRecord] = {}
+    incidents: dict[str, Incident] = {}
+    uses: dict[str, tuple[float, ...]] = {}
+    for (kind, name), row in rows.items():
+        if kind == "job":
+            outcome = row["outcome"]
+            job = JobRecord(
+                **{
+                    **row,
+                    "phase": JobPhase(row["phase"]),
+                    "reason": Reason(row["reason"]),
+                    "outcome": None if outcome is None else JobPhase(outcome),
+                }
+            )
+        elif kind == "vertex":
+            vertices[name] = VertexRecord(
+                **{**row, "phase": VertexPhase(row["phase"]), "reason": Reason(row["reason"])}
+            )
+        elif kind == "incident":
+            incidents[name] = Incident(
+                **{**row, "scope": Scope(row["scope"]), "region": tuple(row["region"])}
+            )
+        elif kind == "budget":
+            uses[name] = tuple(row["uses"])
+    order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
+    return JobState(job, {name: vertices[name] for name in order}, incidents, uses)
