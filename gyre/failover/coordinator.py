@@ -284,7 +284,9 @@ class FailoverCoordinator:
         if draft.job.phase is JobPhase.STOPPING:
             # The job is on its way out: a vertex that dies now is not replaced, only struck off.
             draft.move(record.id, VertexPhase.STOPPING, now, reason=record.reason)
-            return list(self._gone(draft, draft.vertices[record.id], now))
+            out = self._gone(draft, draft.vertices[record.id], now)
+            # With the trainer gone there is no step whose end is worth waiting for.
+            return out + self._stop_all(draft, now) if record.role == TRAINER else out
         region = sorted(v for v in self._regions(record.id) if self._is_wanted(draft, v))
         failover = self.spec.failover
         if user_code:
