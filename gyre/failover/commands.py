@@ -39,10 +39,14 @@ class StopVertex(Command):
 
 @dataclass(frozen=True, slots=True)
 class AnnounceRoster(Command):
-    """Tell the trainer which vertices run, as which incarnation. `serial` orders announcements."""
+    """Tell the trainer which vertices run, as which incarnation, and how many of each role are wanted.
+
+    `serial` orders announcements.
+    """
 
     serial: int
     running: dict[str, int]
+    roles: dict[str, int]
     trainer_incarnation: int
 
 
@@ -54,6 +58,7 @@ class StartTrainer(Command):
     paused: bool
     serial: int
     running: dict[str, int]
+    roles: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

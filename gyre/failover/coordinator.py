@@ -179,12 +179,15 @@ class FailoverCoordinator:
             paused=draft.job.paused,
             serial=serial,
             running=self._running(draft),
+            roles=dict(draft.job.roles),
         )
 
     def _announce(self, draft: Draft) -> c.Command:
         serial = self._next_serial(draft)
         trainer = draft.vertices.get(f"{TRAINER}-0")
-        return c.AnnounceRoster(serial, self._running(draft), trainer.incarnation if trainer else 0)
+        return c.AnnounceRoster(
+            serial, self._running(draft), dict(draft.job.roles), trainer.incarnation if trainer else 0
+        )
 
     @staticmethod
     def _next_serial(draft: Draft) -> int:

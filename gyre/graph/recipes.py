@@ -88,7 +88,9 @@ def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
     if run.evaluate_every:
         evaluate = Operator("rollout", "evaluate")
         operators.append(evaluate)
-        edges.append(Edge(apply.ref, evaluate.ref, EdgeKind.WEIGHTS, 1, run.evaluate_every))
+        # The delay lets the initial policy be evaluated too.
+        every = run.evaluate_every
+        edges.append(Edge(apply.ref, evaluate.ref, EdgeKind.WEIGHTS, 1, every, delay=every))
     return tuple(operators), tuple(edges)
 
 

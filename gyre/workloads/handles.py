@@ -1,0 +1,225 @@
+"""Role handles: how a trainer's `fit()` calls the vertices of a role.
+
+    self.rollout.generate(5)                 every vertex, results in rank order
+    self.rollout[1].generate(5)              one rank
+    self.rollout.generate.scatter(items)     items dealt out over the ranks, results gathered in item order
+    self.rollout.generate.submit(5)          a future: .result(timeout), or await it
+    for index, out in self.rollout.generate.stream(items): …     each item to a free vertex, as they end
+
+A vertex that dies in a call is replaced by the master, and the call is made again on the replacement: a
+handle's calls run *at least once*. An exception in the user's code is not repeated; it is raised here as
+`UserCodeError`, with the traceback from the vertex. Every call has the job's `run.call_timeout_s` as deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from gyre.errors import Fenced, GyreError, Unreachable, UserCodeError, VertexLost
+from gyre.workloads.protocol import Failure
+from gyre.workloads.roster import Member, Roster
+from gyre.workloads.transport import Transport
+
+_POOL = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gyre-call")
+"""Threads in which submitted calls wait for replacements; the calls themselves run elsewhere."""
+
+
+class Call:
+    """The future of a submitted call."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Blocks. Raises TimeoutError past `timeout` seconds, and what the call raised."""
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class RoleHandle:
+    """All vertices of a role, or one `rank` of it."""
+
+    def __init__(
+        self,
+        role: str,
+        roster: Roster,
+        transport: Transport,
+        *,
+        timeout_s: float,
+        gate: Callable[[], None],
+        rank: int | None = None,
+    ) -> None:
+        self._role = role
+        self._roster = roster
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._gate = gate
+        self._rank = rank
+
+    @property
+    def world_size(self) -> int:
+        return self._roster.wanted(self._role)
+
+    def __getitem__(self, rank: int) -> RoleHandle:
+        if not 0 <= rank < max(1, self.world_size):
+            raise IndexError(f"role {self._role!r} has ranks 0 to {self.world_size - 1}; asked for {rank}")
+        return RoleHandle(
+            self._role, self._roster, self._transport, timeout_s=self._timeout_s, gate=self._gate, rank=rank
+        )
+
+    rank = __getitem__
+
+    def __getattr__(self, method: str) -> RoleMethod:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return RoleMethod(self, method)
+
+    def __repr__(self) -> str:
+        which = f"rank {self._rank}" if self._rank is not None else f"{self.world_size} vertices"
+        return f"<role {self._role}: {which}>"
+
+    # -- used by RoleMethod -------------------------------------------------------------------------
+
+    def _members(self, deadline: float) -> list[Member]:
+        found = self._roster.wait_for(self._role, self._rank, deadline)
+        if found is None:
+            raise Unreachable(
+                f"role {self._role!r} did not become whole within {self._timeout_s:g} s.",
+                hint="See `gyre events` for what keeps it from running.",
+            )
+        return found
+
+    def _call_one(
+        self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float
+    ) -> Any:
+        """One vertex's result, over as many of its incarnations as it takes."""
+        while True:
+            try:
+                left_s = max(0.0, deadline - time.monotonic())
+                outcome = self._transport.submit(*member, method, *args, **kwargs).result(left_s)
+                return _value(outcome, member[0], method)
+            except VertexLost:
+                self._roster.doubt(*member)
+                role, _, rank = member[0].rpartition("-")
+                found = self._roster.wait_for(role, int(rank), deadline, beyond=member[1])
+                if found is None:
+                    raise
+                member = found[0]
+            except TimeoutError:
+                raise Unreachable(
+                    f"{member[0]}.{method} did not return within {self._timeout_s:g} s.",
+                    hint="Raise run.call_timeout_s if such calls are meant to take longer.",
+                ) from None
+
+
+class RoleMethod:
+    """A method of a role, called in one of several ways."""
+
+    def __init__(self, handle: RoleHandle, method: str) -> None:
+        self._handle = handle
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Every vertex; a list in rank order. On a handle of one rank: that rank's result itself."""
+        return self.submit(*args, **kwargs).result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Call:
+        """As `__call__`, without waiting."""
+        return Call(_POOL.submit(self._run, args, kwargs))
+
+    def scatter(self, items: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Deal `items` out over the ranks in equal runs; each vertex gets its list as first argument and
+        returns a list of the same length. The results come back in the order of the items."""
+        deadline = self._deadline()
+        members = self._handle._members(deadline)
+        bounds = [len(items) * at // len(members) for at in range(len(members) + 1)]
+        parts = [list(items[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+        futures = [
+            _POOL.submit(self._handle._call_one, member, self._method, (part, *args), kwargs, deadline)
+            for member, part in zip(members, parts, strict=True)
+            if part
+        ]
+        gathered = [future.result() for future in futures]
+        return [item for part in gathered for item in part]
+
+    def stream(self, items: Iterable[Any], *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
+        """Each item to a vertex that is free; yields `(index of the item, result)` as they end."""
+        deadline = self._deadline()
+        pending = list(enumerate(items))[::-1]
+        busy: dict[Future[Any], tuple[int, str]] = {}
+        while pending or busy:
+            occupied = {vertex for _, vertex in busy.values()}
+            for member in self._handle._members(deadline):
+                if pending and member[0] not in occupied:
+                    index, item = pending.pop()
+                    future = _POOL.submit(
+                        self._handle._call_one, member, self._method, (item, *args), kwargs, deadline
+                    )
+                    busy[future] = (index, member[0])
+            done, _ = wait(busy, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
+            if not done:
+                raise Unreachable(f"{self._handle!r}.{self._method}: the stream did not end in time.")
+            for future in done:
+                index, _ = busy.pop(future)
+                yield index, future.result()
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        deadline = self._deadline()
+        self._handle._gate()
+        members = self._handle._members(deadline)
+        if self._handle._rank is not None:
+            return self._handle._call_one(members[0], self._method, args, kwargs, deadline)
+        submitted = [
+            self._handle._transport.submit(*member, self._method, *args, **kwargs) for member in members
+        ]
+        results = []
+        for member, future in zip(members, submitted, strict=True):
+            try:
+                left_s = max(0.0, deadline - time.monotonic())
+                results.append(_value(future.result(left_s), member[0], self._method))
+            except VertexLost:
+                self._handle._roster.doubt(*member)
+                results.append(self._again(member, args, kwargs, deadline))
+            except TimeoutError:
+                raise Unreachable(
+                    f"{member[0]}.{self._method} did not return within {self._handle._timeout_s:g} s.",
+                    hint="Raise run.call_timeout_s if such calls are meant to take longer.",
+                ) from None
+        return results
+
+    def _again(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float) -> Any:
+        role, _, rank = member[0].rpartition("-")
+        found = self._handle._roster.wait_for(role, int(rank), deadline, beyond=member[1])
+        if found is None:
+            raise Unreachable(f"{member[0]} was lost during {self._method} and was not replaced in time.")
+        return self._handle._call_one(found[0], self._method, args, kwargs, deadline)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._handle._timeout_s
+
+
+def _value(outcome: tuple[str, Any], vertex: str, method: str) -> Any:
+    status, value = outcome
+    if status == "ok":
+        return value
+    raise error_of(value, vertex, method)
+
+
+def error_of(failure: Failure, vertex: str, method: str) -> GyreError:
+    """The exception for a failure that a vertex told of."""
+    details = {"vertex": vertex, "operator": method, "traceback": failure.traceback}
+    if failure.fenced:
+        return Fenced(failure.error, details=details)
+    text = f"{vertex}.{method} raised {failure.error}"
+    if failure.user_code:
+        return UserCodeError(text, hint="This is the job's own code, not Gyre's.", details=details)
+    return GyreError(text, details=details)

@@ -1,0 +1,345 @@
+"""The process of one vertex: it holds the user's workload and answers the master and the trainer.
+
+The master watches it through one pending `watch` call, which returns when there is something to tell and at
+least every so often; the vertex itself never calls anybody. What it wants the master to know goes into an
+outbox and stays there until acknowledged, so a master that is away loses nothing.
+
+Invariants:
+- *fenced*: a control call with an older epoch, or a data call with an older term, is refused;
+- *one at a time*: the workload's methods run one after another, except operators marked `control`;
+- *no zombie*: without a master for `orphan_timeout_s` the process ends itself.
+
+The class is an ordinary one: Ray makes an actor of it, tests call it directly. Calls marked (control) below
+come on the control threads, the others on the work thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gyre.errors import Fenced
+from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
+from gyre.workloads.protocol import Binding, Failure, Report, failure_of, thread_stacks
+
+OUTBOX_LIMIT = 100_000
+"""Reports kept for a master that is away; at one a step this is weeks."""
+
+COALESCE_S = 0.02
+"""How long a watch call waits for further reports once there is one: halves the calls of a fast job."""
+
+ORPHANED = 17
+"""Exit status of a vertex that stopped itself because no master came back."""
+
+
+class VertexHost:
+    def __init__(self, vertex: str, incarnation: int, epoch: int) -> None:
+        self.vertex = vertex
+        self.incarnation = incarnation
+        self.progress = Progress()
+        self._epoch = epoch
+        self._term = 0
+        self._heard_at = time.monotonic()
+        self._condition = threading.Condition()
+        self._outbox: list[tuple[int, str, dict[str, Any]]] = []
+        self._outbox_next = 1
+        self._busy = ""
+        self._last_ticks = 0
+        self._moved_at = time.monotonic()
+        self._work = threading.Lock()
+        self._workload: Any = None
+        self._control_methods: frozenset[str] = frozenset()
+        self._runtime: Any = None
+
+    # -- the master's calls (control) ---------------------------------------------------------------
+
+    def hello(self, epoch: int) -> dict[str, Any]:
+        """Answers at once, whatever the vertex is doing."""
+        self._hear(epoch)
+        return {"pid": os.getpid(), "bound": self._workload is not None, "incarnation": self.incarnation}
+
+    def address(self, epoch: int) -> tuple[str, int]:
+        """(control) An address and a free port of this host, for a gang's rendezvous."""
+        self._hear(epoch)
+        with socket.socket() as probe:
+            host = _own_address()
+            probe.bind((host, 0))
+            return host, probe.getsockname()[1]
+
+    def watch(self, epoch: int, acknowledged: int, timeout_s: float) -> Report:
+        """(control) Returns when there is something to tell, at the latest after `timeout_s`."""
+        self._hear(epoch)
+        with self._condition:
+            self._outbox = [entry for entry in self._outbox if entry[0] > acknowledged]
+            if not self._outbox:
+                self._condition.wait(timeout_s)
+                if self._outbox:
+                    self._condition.wait(COALESCE_S)
+            outbox = list(self._outbox[:1000])
+        ticks, fields = self.progress.read()
+        now = time.monotonic()
+        if ticks != self._last_ticks:
+            self._last_ticks, self._moved_at = ticks, now
+        version = getattr(self._workload, "version", None)
+        return Report(
+            ticks=ticks,
+            fields=fields,
+            busy=self._busy,
+            still_s=now - self._moved_at,
+            version=version if isinstance(version, int) else None,
+            outbox=outbox,
+        )
+
+    def stacks(self, epoch: int) -> str:
+        """(control)"""
+        self._hear(epoch)
+        return thread_stacks()
+
+    def bind(self, epoch: int, binding: Binding) -> tuple[str, Any]:
+        """Import, construct and set up the workload. Done once; a repeated call returns the same."""
+        self._hear(epoch)
+        with self._work:
+            if self._workload is not None:
+                return "ok", {"pid": os.getpid()}
+            self._begin("setup")
+            workload_class: type | None = None
+            try:
+                _redirect_output(Path(binding.log_path))
+                os.environ.update(binding.env)
+                _extend_path(binding.python_path)
+                workload_class = _load_class(binding)
+                workload = workload_class()
+                context = WorkloadContext(
+                    job=binding.job_name,
+                    role=binding.role,
+                    rank=binding.rank,
+                    world_size=binding.world_size,
+                    local_rank=binding.local_rank,
+                    incarnation=binding.incarnation,
+                    config=binding.config,
+                    directory=Path(binding.directory),
+                    master_addr=binding.master_addr,
+                    master_port=binding.master_port,
+                    progress=self.progress,
+                )
+                if isinstance(workload, BaseWorkload):
+                    workload.context = context
+                else:
+                    _offer(workload, context)
+                self._bind_runtime(binding, workload, context)
+                if callable(getattr(workload, "setup", None)):
+                    workload.setup()
+                self._control_methods = frozenset(
+                    name for name, info in operators_of(workload).items() if info.control
+                )
+                self._workload = workload
+            except Exception as error:  # whatever the user's setup raises is told, not lost
+                return "error", failure_of(error, workload=workload_class)
+            finally:
+                self._end()
+        threading.Thread(
+            target=self._leave_when_orphaned,
+            args=(binding.orphan_timeout_s,),
+            name="gyre-orphan",
+            daemon=True,
+        ).start()
+        return "ok", {"pid": os.getpid()}
+
+    def shutdown(self, epoch: int, grace_s: float) -> None:
+        """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards."""
+        self._hear(epoch)
+        if self._work.acquire(timeout=max(0.0, grace_s)):
+            try:
+                if callable(getattr(self._workload, "teardown", None)):
+                    self._workload.teardown()
+            except Exception as error:  # the process ends either way; what went wrong belongs in its log
+                print(f"teardown raised: {failure_of(error).traceback}", file=sys.stderr)
+            finally:
+                self._work.release()
+
+    # -- the trainer's calls ------------------------------------------------------------------------
+
+    def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+        """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_`
+        are offered: the method is given those that its signature names."""
+        refused = self._check_term(term)
+        if refused is not None:
+            return "error", refused
+        with self._work:
+            refused = self._check_term(term)
+            if refused is not None:
+                return "error", refused
+            self._begin(method)
+            try:
+                function = getattr(self._workload, method)
+                return "ok", function(*args, **_accepted(function, kwargs))
+            except Exception as error:  # told to the caller, who decides
+                return "error", failure_of(error, workload=type(self._workload))
+            finally:
+                self._end()
+
+    def load(self, term: int, version: int, bundle: tuple[Any, Any]) -> tuple[str, Any]:
+        """`load_weights(*bundle)`, apart so that a shared bundle is passed by reference."""
+        return self.call(term, "load_weights", *bundle)
+
+    def control_call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+        """(control) Run an operator that is marked `control`, beside whatever else runs."""
+        refused = self._check_term(term)
+        if refused is not None:
+            return "error", refused
+        if method not in self._control_methods:
+            return self.call(term, method, *args, **kwargs)
+        try:
+            return "ok", getattr(self._workload, method)(*args, **kwargs)
+        except Exception as error:  # as in `call`
+            return "error", failure_of(error, workload=type(self._workload))
+
+    # -- the trainer vertex (control) ---------------------------------------------------------------
+
+    def start_fit(
+        self, epoch: int, serial: int, running: dict[str, int], roles: dict[str, int], paused: bool
+    ) -> None:
+        self._hear(epoch)
+        self._runtime.announce(serial, running, roles)
+        self._runtime.start(paused=paused)
+
+    def announce(self, epoch: int, serial: int, running: dict[str, int], roles: dict[str, int]) -> None:
+        self._hear(epoch)
+        if self._runtime is not None:
+            self._runtime.announce(serial, running, roles)
+
+    def set_paused(self, epoch: int, paused: bool) -> None:
+        self._hear(epoch)
+        self._runtime.set_paused(paused)
+
+    def stop_fit(self, epoch: int) -> None:
+        self._hear(epoch)
+        self._runtime.stop()
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def report(self, kind: str, body: dict[str, Any]) -> None:
+        """Tell the master something, when it next asks. Thread-safe."""
+        with self._condition:
+            if len(self._outbox) >= OUTBOX_LIMIT:
+                raise RuntimeError(f"{OUTBOX_LIMIT} reports wait for a master: it has been away too long")
+            self._outbox.append((self._outbox_next, kind, body))
+            self._outbox_next += 1
+            self._condition.notify_all()
+
+    def _bind_runtime(self, binding: Binding, workload: Any, context: WorkloadContext) -> None:
+        if binding.spec is None:
+            return
+        from gyre.workloads.runtime import TrainerRuntime
+
+        self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
+
+    def _hear(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise Fenced(f"{self.vertex} obeys epoch {self._epoch}; a call came with epoch {epoch}.")
+        self._epoch = epoch
+        self._heard_at = time.monotonic()
+
+    def _check_term(self, term: int) -> Failure | None:
+        if term < self._term:
+            text = f"{self.vertex} works for term {self._term}; a call came with term {term}."
+            return Failure(error=text, traceback="", user_code=False, fenced=True)
+        self._term = term
+        if self._workload is None:
+            return Failure(error=f"{self.vertex} is not set up yet", traceback="", user_code=False)
+        return None
+
+    def _begin(self, what: str) -> None:
+        self._moved_at = time.monotonic()
+        self._busy = what
+        self.progress.tick()
+
+    def _end(self) -> None:
+        self._moved_at = time.monotonic()
+        self._busy = ""
+        self.progress.tick()
+
+    def _leave_when_orphaned(self, timeout_s: float) -> None:
+        while True:
+            time.sleep(min(1.0, timeout_s / 4))
+            if time.monotonic() - self._heard_at > timeout_s:
+                print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
+                os._exit(ORPHANED)
+
+
+def _accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Offered arguments lose their prefix and stay only where the signature names them."""
+    if not any(key.startswith("_gyre_") for key in kwargs):
+        return kwargs
+    parameters = inspect.signature(function).parameters
+    out = {}
+    for key, value in kwargs.items():
+        name = key.removeprefix("_gyre_")
+        if name == key or name in parameters:
+            out[name] = value
+    return out
+
+
+def _offer(workload: Any, context: WorkloadContext) -> None:
+    """A plain class sees its place in the job too, where it has not set those names itself."""
+    for name in ("config", "rank", "world_size", "local_rank", "role"):
+        if not hasattr(workload, name):
+            setattr(workload, name, getattr(context, name))
+
+
+def _extend_path(folders: list[str]) -> None:
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def _load_class(binding: Binding) -> type:
+    if binding.file is not None:
+        spec = importlib.util.spec_from_file_location("gyre_user_script", binding.file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{binding.file} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["gyre_user_script"] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(binding.module)
+    found: Any = module
+    for part in binding.name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        raise TypeError(f"{binding.module}:{binding.name} is not a class")
+    return found
+
+
+def _redirect_output(path: Path) -> None:
+    """Send this process's stdout and stderr to its own log file, so that `gyre logs` finds it by vertex."""
+    if not path.name:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _own_address() -> str:
+    """This host's address on the cluster's network; loopback where it has no other."""
+    try:
+        import ray
+
+        if ray.is_initialized():
+            return str(ray.util.get_node_ip_address())
+    except ImportError:
+        pass  # a host without Ray is a test's, on this machine
+    return "127.0.0.1"

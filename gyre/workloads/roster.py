@@ -1,0 +1,92 @@
+"""Which vertices run, as the trainer knows it: announced by the master, doubted by the trainer itself.
+
+The trainer sees a death on its own calls before the master has announced it. It then doubts that incarnation
+and waits for the next one; it never decides by itself that a vertex is back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+Member = tuple[str, int]
+"""A vertex id and its incarnation."""
+
+
+class Roster:
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._serial = -1
+        self._running: dict[str, int] = {}
+        self._wanted: dict[str, int] = {}
+        self._doubted: set[Member] = set()
+        self._listeners: list[Callable[[], None]] = []
+
+    def announce(self, serial: int, running: dict[str, int], wanted: dict[str, int]) -> None:
+        """Announcements may arrive out of order or twice; only a newer one counts."""
+        with self._condition:
+            if serial <= self._serial:
+                return
+            self._serial = serial
+            self._running = dict(running)
+            self._wanted = dict(wanted)
+            self._doubted &= set(self._running.items())
+            self._condition.notify_all()
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def doubt(self, vertex: str, incarnation: int) -> None:
+        """A call to this incarnation ended with its death."""
+        with self._condition:
+            if self._running.get(vertex) == incarnation:
+                self._doubted.add((vertex, incarnation))
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Called after each newer announcement, on the announcing thread."""
+        with self._condition:
+            self._listeners.append(listener)
+
+    def members(self, role: str) -> list[Member]:
+        """The role's running, undoubted vertices in rank order."""
+        with self._condition:
+            found = [
+                (vertex, incarnation)
+                for vertex, incarnation in self._running.items()
+                if vertex.rpartition("-")[0] == role and (vertex, incarnation) not in self._doubted
+            ]
+        return sorted(found, key=lambda member: int(member[0].rpartition("-")[2]))
+
+    def wanted(self, role: str) -> int:
+        with self._condition:
+            return self._wanted.get(role, 0)
+
+    def whole(self, role: str) -> list[Member] | None:
+        """Every wanted rank of the role, or None while one is missing."""
+        found = self.members(role)
+        return found if found and len(found) >= self.wanted(role) else None
+
+    def wait_for(
+        self, role: str, rank: int | None, deadline: float, *, beyond: int = 0
+    ) -> list[Member] | None:
+        """Blocks until the role is whole (or its `rank` runs, as an incarnation newer than `beyond`).
+
+        `deadline` is of the monotonic clock. None where it passed.
+        """
+        while True:
+            if rank is None:
+                found = self.whole(role)
+            else:
+                found = [
+                    member
+                    for member in self.members(role)
+                    if member[0] == f"{role}-{rank}" and member[1] > beyond
+                ]
+            if found:
+                return found
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            with self._condition:
+                self._condition.wait(min(left_s, 1.0))

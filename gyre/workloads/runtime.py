@@ -1,0 +1,132 @@
+"""What stands behind a trainer: the roster, the role handles, pause and stop, and the thread that runs `fit()`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gyre.config import TRAINER, JobSpec, parse_job
+from gyre.errors import Fenced, UserCodeError
+from gyre.workloads.base import BaseTrainer, WorkloadContext
+from gyre.workloads.handles import RoleHandle
+from gyre.workloads.protocol import Binding, failure_of
+from gyre.workloads.roster import Roster
+from gyre.workloads.transport import RayTransport, Transport
+
+
+class TrainerRuntime:
+    """Bound to a trainer before its `setup()`, as `trainer.runtime`, with the role handles beside it."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        trainer: Any,
+        context: WorkloadContext,
+        *,
+        report: Callable[[str, dict[str, Any]], None],
+        transport: Transport | None = None,
+    ) -> None:
+        self.binding = binding
+        self.spec: JobSpec = parse_job(binding.spec or {})
+        self.term = binding.incarnation
+        self.context = context
+        self.roster = Roster()
+        self.transport = transport or RayTransport(binding.job_id, self.term)
+        self._trainer = trainer
+        self._report = report
+        self._running = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        handles = {
+            role: RoleHandle(
+                role,
+                self.roster,
+                self.transport,
+                timeout_s=self.spec.run.call_timeout_s,
+                gate=self._running.wait,
+            )
+            for role in self.spec.roles
+            if role != TRAINER
+        }
+        trainer.runtime = self
+        if isinstance(trainer, BaseTrainer):
+            trainer.handles = handles
+        else:
+            for role, handle in handles.items():
+                setattr(trainer, role, handle)
+
+    # -- the master's side (control threads) --------------------------------------------------------
+
+    def announce(self, serial: int, running: dict[str, int], wanted: dict[str, int]) -> None:
+        self.roster.announce(serial, running, wanted)
+
+    def start(self, *, paused: bool) -> None:
+        """Run `fit()` in a thread. Repeated calls do nothing more than the first."""
+        self.set_paused(paused)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._fit, name="gyre-fit", daemon=True)
+            self._thread.start()
+
+    def set_paused(self, paused: bool) -> None:
+        if paused:
+            self._running.clear()
+        else:
+            self._running.set()
+
+    def stop(self) -> None:
+        """`fit()` should return at the next step's end. A trainer that never asks `should_stop` runs on,
+        until the master's drain deadline ends its process."""
+        self._stopping.set()
+        self._running.set()
+
+    # -- the trainer's side -------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        return not self._running.is_set()
+
+    @property
+    def should_stop(self) -> bool:
+        return self._stopping.is_set()
+
+    def wait_while_paused(self, timeout_s: float) -> None:
+        self._running.wait(timeout_s)
+
+    def report(self, kind: str, **body: Any) -> None:
+        """An event for the journal; `kind` is the name of a class in `gyre.failover.events`."""
+        self._report(kind, {"incarnation": self.term, **body})
+
+    def _fit(self) -> None:
+        try:
+            result = self._trainer.fit()
+        except Fenced:
+            return  # a newer trainer has taken over; this one has nothing more to say
+        except UserCodeError as error:
+            # The innermost cause is in a vertex, and its traceback is the one worth reading.
+            self.report("TrainerFailed", error=error.message, traceback=error.traceback, user_code=True)
+            return
+        except BaseException as error:
+            failure = failure_of(error, workload=type(self._trainer))
+            self.report(
+                "TrainerFailed",
+                error=failure.error,
+                traceback=failure.traceback,
+                user_code=failure.user_code,
+            )
+            return
+        body = result if isinstance(result, dict) else {"value": result}
+        self.report("TrainerFinished", result=_plain(body), stopped=self.should_stop)
+
+
+def _plain(value: Any) -> Any:
+    """What a journal can hold of a `fit()`'s result: data as it is, anything else as its text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else str(value)
+    return repr(value)[:1000]

@@ -1,0 +1,103 @@
+"""How the trainer's calls reach the other vertices. One small interface; Ray's is the one in use.
+
+`submit` never blocks for the call and never raises for its outcome: the future's result is the `("ok", value)`
+or `("error", Failure)` of the vertex's host, and its only exception is VertexLost.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from gyre.errors import VertexLost
+
+NAMESPACE = "gyre"
+
+
+def actor_name(job_id: str, vertex: str, incarnation: int) -> str:
+    """The Ray name of one incarnation of a vertex. A replacement has another name: no call reaches the wrong one."""
+    return f"{job_id}/{vertex}/{incarnation}"
+
+
+class Transport(Protocol):
+    def submit(
+        self, vertex: str, incarnation: int, method: str, *args: Any, control: bool = False, **kwargs: Any
+    ) -> Future[tuple[str, Any]]: ...
+
+    def load(self, vertex: str, incarnation: int, version: int, bundle: Any) -> Future[tuple[str, Any]]:
+        """`load_weights` with a bundle made by `share`."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Something that stands for `value` and is cheap to pass to many."""
+        ...
+
+
+class RayTransport:
+    """Calls VertexHost actors by name. `term` is the trainer's incarnation, which fences its predecessors."""
+
+    def __init__(self, job_id: str, term: int) -> None:
+        self._job_id = job_id
+        self._term = term
+        self._lock = threading.Lock()
+        self._handles: dict[tuple[str, int], Any] = {}
+
+    def submit(
+        self, vertex: str, incarnation: int, method: str, *args: Any, control: bool = False, **kwargs: Any
+    ) -> Future[tuple[str, Any]]:
+        def call(handle: Any) -> Any:
+            if control:
+                target = handle.control_call.options(concurrency_group="control")
+                return target.remote(self._term, method, *args, **kwargs)
+            return handle.call.remote(self._term, method, *args, **kwargs)
+
+        return self._send(vertex, incarnation, call)
+
+    def load(self, vertex: str, incarnation: int, version: int, bundle: Any) -> Future[tuple[str, Any]]:
+        return self._send(vertex, incarnation, lambda handle: handle.load.remote(self._term, version, bundle))
+
+    def share(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def _send(self, vertex: str, incarnation: int, call: Any) -> Future[tuple[str, Any]]:
+        from ray.exceptions import RayError
+
+        out: Future[tuple[str, Any]] = Future()
+        try:
+            reference = call(self._handle(vertex, incarnation))
+        except (ValueError, RayError) as error:
+            # ValueError: no actor of that name, for it is dead and its name is free.
+            out.set_exception(_lost(vertex, incarnation, error))
+            return out
+
+        def finish(inner: Future[Any]) -> None:
+            error = inner.exception()
+            if error is None:
+                out.set_result(inner.result())
+            else:
+                out.set_exception(_lost(vertex, incarnation, error))
+
+        reference.future().add_done_callback(finish)
+        return out
+
+    def _handle(self, vertex: str, incarnation: int) -> Any:
+        import ray
+
+        key = (vertex, incarnation)
+        with self._lock:
+            if key not in self._handles:
+                name = actor_name(self._job_id, vertex, incarnation)
+                self._handles[key] = ray.get_actor(name, namespace=NAMESPACE)
+                for old in [known for known in self._handles if known[0] == vertex and known != key]:
+                    del self._handles[old]
+            return self._handles[key]
+
+
+def _lost(vertex: str, incarnation: int, error: BaseException) -> VertexLost:
+    return VertexLost(
+        f"{vertex} (incarnation {incarnation}) was lost during a call: {type(error).__name__}.",
+        details={"vertex": vertex, "incarnation": incarnation, "cause": str(error)[:500]},
+    )
