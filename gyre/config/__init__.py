@@ -1,6 +1,6 @@
 """Typed configuration: the job as data, and how what users write becomes it."""
 
-from gyre.config.parse import apply_overrides, load_yaml, parse_job, plain_config
+from gyre.config.parse import apply_overrides, config_error, load_yaml, parse_job, plain_config
 from gyre.config.spec import (
     BUILTIN_ROLES,
     TRAINER,
@@ -15,6 +15,7 @@ from gyre.config.spec import (
     RoleSpec,
     RunSpec,
     StoreSpec,
+    parse_size,
 )
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "RunSpec",
     "StoreSpec",
     "apply_overrides",
+    "config_error",
     "load_yaml",
     "parse_job",
+    "parse_size",
     "plain_config",
 ]

@@ -27,8 +27,9 @@ def parse_job(data: Mapping[str, Any]) -> JobSpec:
         raise config_error(error, JobSpec) from None
 
 
-def config_error(error: ValidationError, model: type[BaseModel]) -> ConfigError:
-    sentences = [_sentence(item, model) for item in error.errors(include_url=False)]
+def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
+    """The mistakes as sentences; `prefix` (`roles.actor.`) is where the model stands in the job."""
+    sentences = [prefix + _sentence(item, model) for item in error.errors(include_url=False)]
     return ConfigError("; ".join(sentences) + ".", details={"mistakes": sentences})
 
 
@@ -68,14 +69,15 @@ def plain_config(value: Any) -> dict[str, Any]:
         value = vars(value)
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"config: {value!r} is a {type(value).__name__}, expected a mapping, an OmegaConf object or a path to YAML."
+            f"config: {value!r} ({type(value).__name__}) given, "
+            "expected a mapping, an OmegaConf object or a path to YAML."
         )
     return {str(key): item for key, item in value.items()}
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """`a.b=c` laid over nested mappings; the value is read as YAML. Raises ConfigError without an `=`."""
-    result = _copy(data)
+    result: dict[str, Any] = _copy(data)
     for override in overrides:
         path, separator, text = override.partition("=")
         keys = path.split(".")
@@ -83,7 +85,9 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
             raise ConfigError(f"--set {override}: expected KEY=VALUE with dots between nested keys.")
         at = result
         for depth, key in enumerate(keys[:-1]):
-            inner = at.setdefault(key, {})
+            inner = at.get(key)
+            if inner is None:  # absent, or an optional part that was left out
+                inner = at[key] = {}
             if not isinstance(inner, dict):
                 here = ".".join(keys[: depth + 1])
                 raise ConfigError(f"--set {override}: {here} holds {inner!r}, which has no keys below it.")
@@ -118,10 +122,15 @@ def _sentence(item: Any, model: type[BaseModel]) -> str:
 
 
 def _keys_at(model: Any, location: list[Any]) -> list[str]:
+    named = False  # the part is a name the user chose, or an index
     for part in location:
         fields = getattr(model, "model_fields", None)
-        if fields is not None and part in fields:
-            model = _inner(fields[part].annotation)
+        if not named and fields is not None and part in fields:
+            annotation = fields[part].annotation
+            model = _inner(annotation)
+            named = typing.get_origin(annotation) in (dict, list)
+        else:
+            named = False
     fields = getattr(model, "model_fields", None)
     return list(fields) if fields else []
 

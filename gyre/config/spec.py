@@ -8,9 +8,10 @@ This package must not import Ray, torch, SQLAlchemy or FastAPI: planning a job n
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 TRAINER = "trainer"
 
@@ -25,6 +26,25 @@ Seconds = Annotated[float, Field(gt=0)]
 RoleName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 
 
+_DOTTED = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+
+_SIZES = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("i", 1024), ("ib", 1024))
+}
+
+
+def parse_size(value: Any) -> Any:
+    """`"8GiB"`, `"500 MB"` or `"8Gi"` as bytes; numbers pass through. Raises ValueError for other text."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].lower() not in _SIZES:
+        raise ValueError('expected a number of bytes, or text such as "8GiB" or "500MB"')
+    return int(float(match[1]) * _SIZES[match[2].lower()])
+
+
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=False)
 
@@ -32,11 +52,23 @@ class Model(BaseModel):
 class Entrypoint(Model):
     """Where a class lives: an importable module, or a file for classes of the user's main script."""
 
-    module: str
+    module: Annotated[str, Field(pattern=_DOTTED)]
     """Dotted path of the module. For a script that was run as `__main__`, `file` says which."""
-    name: str
+    name: Annotated[str, Field(pattern=_DOTTED)]
     """Qualified name of the class inside the module."""
     file: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Entrypoint:
+        """From `pkg.mod:Cls`, `pkg.mod.Cls` or `path/to/script.py:Cls`. Raises ValueError for anything else."""
+        where, colon, name = text.strip().rpartition(":")
+        if not colon:
+            where, _, name = text.strip().rpartition(".")
+        if colon and where.endswith(".py") and re.match(_DOTTED, name):
+            return cls(module="__main__", name=name, file=where)
+        if not re.match(_DOTTED, where) or not re.match(_DOTTED, name):
+            raise ValueError('expected the class as "package.module:Class" or "package.module.Class"')
+        return cls(module=where, name=name)
 
     def __str__(self) -> str:
         return f"{self.file or self.module}:{self.name}"
@@ -47,7 +79,8 @@ class Resources(Model):
 
     cpu: Annotated[float, Field(ge=0)] = 0.0
     """CPU cores reserved with Ray. 0 places a vertex without reserving a core."""
-    memory_bytes: Annotated[int, Field(ge=0)] = 0
+    memory_bytes: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
+    """Also as text with a unit: "8GiB"."""
     accelerator: Annotated[float, Field(ge=0)] = 1.0
     """Devices of the job's device type; collocated roles share theirs."""
 
@@ -76,6 +109,11 @@ class RoleSpec(Model):
     """A call during which the vertex's progress stands still for this long is an incident."""
     setup_timeout_s: Seconds = 600.0
     """From the process being asked for to `setup()` having returned: covers loading a large model."""
+
+    @field_validator("entrypoint", mode="before")
+    @classmethod
+    def _entrypoint_from_text(cls, value: Any) -> Any:
+        return Entrypoint.parse(value) if isinstance(value, str) else value
 
 
 class EdgeSpec(Model):
@@ -147,6 +185,9 @@ class RunSpec(Model):
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
+    data: str = "gyre.workloads.arithmetic:ArithmeticTask"
+    """`module:Class` of the prompts: constructed with the job's `config`, it has `prompt(index)` and
+    `held_out(count)`, which give groups without samples; the same index always gives the same prompt."""
     call_timeout_s: Seconds = 1800.0
     """Deadline of one operator call, retries and waiting for a replacement included."""
 
@@ -179,6 +220,11 @@ class JobSpec(Model):
     store: StoreSpec = Field(default_factory=StoreSpec)
     python_path: list[str] = Field(default_factory=list)
     """Folders put on `sys.path` of every vertex, so that the user's modules import there."""
+
+    @field_validator("device_type", mode="before")
+    @classmethod
+    def _device_type_in_any_case(cls, value: Any) -> Any:
+        return value.upper() if isinstance(value, str) else value
 
     @field_validator("config")
     @classmethod

@@ -60,18 +60,34 @@ class FailoverCoordinator:
         self.spec = spec
         self._regions = regions
 
+    def region(self, vertex: str) -> frozenset[str]:
+        """What restarts together with the vertex, itself included."""
+        return self._regions(vertex)
+
     # -- the one entry ------------------------------------------------------------------------------
 
     def decide(self, state: JobState, event: e.Event, now: float) -> Decision:
         draft = Draft(state)
         if state.job.phase.ended and not isinstance(event, e.MasterStarted):
             return Decision(state)
+        if self.is_repeated(state, event):
+            return Decision(state)
+        if isinstance(event, e.REPORTED) and event.report:
+            draft.set_vertex(f"{TRAINER}-0", reported=event.report)
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise TypeError(f"no decision for {type(event).__name__}")
         out = list(handler(self, draft, event, now))
         self._derive_phase(draft)
         return Decision(draft.done(), tuple(out), frozenset(draft.changed))
+
+    @staticmethod
+    def is_repeated(state: JobState, event: e.Event) -> bool:
+        """A report that is already in the journal, or one of a trainer that has been replaced."""
+        if not isinstance(event, e.REPORTED) or not event.report:
+            return False
+        trainer = state.vertices.get(f"{TRAINER}-0")
+        return trainer is None or trainer.incarnation != event.incarnation or event.report <= trainer.reported
 
     def check_scale(self, state: JobState, role: str, count: int) -> None:
         """Raises NotFound, ConfigError or Conflict where `role` cannot have `count` vertices."""
@@ -241,9 +257,7 @@ class FailoverCoordinator:
         )
 
     def _operator_failed(self, draft: Draft, event: e.OperatorFailed, now: float) -> Iterable[c.Command]:
-        if not self._is_new_report(draft, event.reporter, event.reporter_incarnation, event.report):
-            return ()
-        record = self._current(draft, event.vertex, event.incarnation)
+        record = self._current(draft, event.vertex, event.vertex_incarnation)
         if record is None or record.phase is not VertexPhase.RUNNING:
             return ()
         evidence = {"operator": event.operator, "error": event.error, "traceback": event.traceback}
@@ -516,7 +530,7 @@ class FailoverCoordinator:
             draft.set_job(checkpoint_step=event.step, checkpoint_path=event.path)
         return ()
 
-    def _command_succeeded(self, draft: Draft, event: e.CommandSucceeded, now: float) -> Iterable[c.Command]:
+    def _evaluated(self, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
         return ()
 
     def _vertex_stopped(self, draft: Draft, event: e.VertexStopped, now: float) -> Iterable[c.Command]:
@@ -570,16 +584,6 @@ class FailoverCoordinator:
     def _is_wanted(draft: Draft, vertex: str) -> bool:
         record = draft.vertices.get(vertex)
         return record is not None and record.phase not in (VertexPhase.STOPPING, VertexPhase.STOPPED)
-
-    def _is_new_report(self, draft: Draft, reporter: str, incarnation: int, report: int) -> bool:
-        """Reports are numbered by their incarnation; a repeated one is dropped. 0 is not numbered."""
-        if not report:
-            return True
-        record = draft.vertices.get(reporter)
-        if record is None or record.incarnation != incarnation or report <= record.reported:
-            return False
-        draft.set_vertex(reporter, reported=report)
-        return True
 
     def _start_commands(self, draft: Draft, vertices: Iterable[str]) -> list[c.Command]:
         return [
@@ -684,10 +688,10 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.StepCompleted: FailoverCoordinator._step,
     e.WeightsPublished: FailoverCoordinator._published,
     e.CheckpointCommitted: FailoverCoordinator._checkpoint,
+    e.Evaluated: FailoverCoordinator._evaluated,
     e.ScaleRequested: FailoverCoordinator._scale,
     e.PauseRequested: FailoverCoordinator._pause,
     e.ResumeRequested: FailoverCoordinator._resume,
     e.StopRequested: FailoverCoordinator._stop,
     e.TimerFired: FailoverCoordinator._timer,
-    e.CommandSucceeded: FailoverCoordinator._command_succeeded,
 }

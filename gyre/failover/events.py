@@ -2,6 +2,9 @@
 
 An event is data: `kind_of` and `body_of` turn it into what the journal keeps, `event_from` turns that back. A
 field added later needs a default, so that old histories still fold.
+
+Events that the trainer reports carry its `incarnation` and the number of the `report`, counted from 1 in each
+incarnation: a report that comes twice, because a master died before acknowledging it, is known by that number.
 """
 
 from __future__ import annotations
@@ -78,15 +81,14 @@ class VertexStopped(Event):
 class OperatorFailed(Event):
     """A call raised in a vertex that goes on living. The controller repeats it by itself."""
 
-    vertex: str
     incarnation: int
+    vertex: str
+    vertex_incarnation: int
     operator: str
     error: str
     traceback: str
     user_code: bool
     report: int = 0
-    reporter: str = ""
-    reporter_incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class TrainerFinished(Event):
     incarnation: int
     result: dict[str, Any]
     stopped: bool = False
+    report: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class TrainerFailed(Event):
     error: str
     traceback: str
     user_code: bool
+    report: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class StepCompleted(Event):
     step: int
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
+    report: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,18 @@ class WeightsPublished(Event):
     checksum: str
     size_bytes: int
     base: int | None = None
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """The held-out set was answered greedily by a policy version."""
+
+    incarnation: int
+    version: int
+    accuracy: float
+    count: int
+    report: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +148,7 @@ class CheckpointCommitted(Event):
     incarnation: int
     step: int
     path: str
+    report: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +181,6 @@ class TimerFired(Event):
     timer: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommandSucceeded(Event):
-    """A command without a result of its own was carried out."""
-
-    command: str
-
-
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -185,14 +196,26 @@ _KINDS: dict[str, type[Event]] = {
         StepCompleted,
         WeightsPublished,
         CheckpointCommitted,
+        Evaluated,
         ScaleRequested,
         PauseRequested,
         ResumeRequested,
         StopRequested,
         TimerFired,
-        CommandSucceeded,
     )
 }
+
+
+REPORTED = (
+    OperatorFailed,
+    TrainerFinished,
+    TrainerFailed,
+    StepCompleted,
+    WeightsPublished,
+    CheckpointCommitted,
+    Evaluated,
+)
+"""The kinds that the trainer reports; each has `incarnation` and `report`."""
 
 
 def kind_of(event: Event) -> str:

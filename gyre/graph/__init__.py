@@ -1,0 +1,52 @@
+"""The job as a graph: recipes, compilation, validation, regions, sub-graphs, placement. All of it pure."""
+
+from gyre.graph.cluster import NodeCapacity, fit_to_cluster
+from gyre.graph.compile import CompiledJob, compile_job
+from gyre.graph.execution import ExecutionGraph, Impact
+from gyre.graph.model import (
+    DURABLE,
+    Bundle,
+    Dcg,
+    Dispatch,
+    Edge,
+    EdgeKind,
+    Operator,
+    PlacementPlan,
+    SubGraph,
+    Vertex,
+    VertexPlacement,
+)
+from gyre.graph.placement import plan_placement
+from gyre.graph.recipes import RECIPES, Recipe, recipe_named
+from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
+from gyre.graph.scaling import with_vertices, without_vertices
+
+__all__ = [
+    "DURABLE",
+    "RECIPES",
+    "Bundle",
+    "CompiledJob",
+    "Dcg",
+    "Dispatch",
+    "Edge",
+    "EdgeKind",
+    "ExecutionGraph",
+    "Impact",
+    "NodeCapacity",
+    "Operator",
+    "PlacementPlan",
+    "Recipe",
+    "SubGraph",
+    "Vertex",
+    "VertexPlacement",
+    "as_dict",
+    "as_dot",
+    "as_mermaid",
+    "as_tables",
+    "compile_job",
+    "fit_to_cluster",
+    "plan_placement",
+    "recipe_named",
+    "with_vertices",
+    "without_vertices",
+]

@@ -98,6 +98,9 @@ class Flow:
         """How many firings of the operator are done without a gap from the first."""
         return self._tracks[ref].watermark
 
+    def is_done(self, ref: str, index: int) -> bool:
+        return self._tracks[ref].is_done(index)
+
     def total(self, ref: str) -> int:
         return self._tracks[ref].total
 

@@ -161,7 +161,10 @@ class VertexPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Where everything goes, before any cluster is asked. `notes` are sentences for people to read."""
+    """Where everything goes. `notes` are sentences for people to read.
+
+    `assignments` maps logical nodes to the cluster's node ids; it is empty until `fit_to_cluster` has seen one.
+    """
 
     node_num: int
     device_per_node: int
@@ -169,3 +172,8 @@ class PlacementPlan:
     sub_graphs: tuple[SubGraph, ...]
     placements: dict[str, VertexPlacement] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    assignments: dict[int, str] = field(default_factory=dict)
+
+    def node_id(self, vertex: str) -> str | None:
+        """The cluster node that a vertex is meant for; None before the plan is fitted to a cluster."""
+        return self.assignments.get(self.placements[vertex].node)

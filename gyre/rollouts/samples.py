@@ -83,7 +83,8 @@ class Group:
 
 def pack_groups(groups: Sequence[Group]) -> bytes:
     """The groups as msgpack, arrays as raw little-endian bytes. `unpack_groups` is its inverse, bit by bit."""
-    return msgpack.packb([WIRE_FORMAT, [_group_out(group) for group in groups]], use_bin_type=True)
+    packed: bytes = msgpack.packb([WIRE_FORMAT, [_group_out(group) for group in groups]], use_bin_type=True)
+    return packed
 
 
 def unpack_groups(data: bytes) -> list[Group]:

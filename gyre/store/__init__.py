@@ -1,0 +1,35 @@
+"""The store: jobs, journals and sample ledgers in SQLite (by default) or PostgreSQL (by URL).
+
+    store = open_store("sqlite:////var/lib/gyre/jobs.db")
+    store.create_job(job_id="j1", name="grpo", spec={}, now=now)
+    journal = store.journal("j1")
+    epoch = journal.take_over(now=now, pid=os.getpid())
+    journal.append(epoch, [Entry(seq=1, ...)])
+
+It knows nothing of graphs, events' meanings or phases: bodies are plain JSON. The invariants stand in the
+modules that hold them: `engine` (transactions, errors), `tables`, `journal`, `writer`, `directory`, `ledger`.
+"""
+
+from gyre.store.directory import JobFields, JobRow, Store, open_store
+from gyre.store.journal import Command, CommandRow, Entry, EventRow, Journal
+from gyre.store.ledger import CheckpointRow, GroupRow, LedgerAudit, LedgerRows, LedgerStore, StepRow
+from gyre.store.writer import GroupCommitWriter
+
+__all__ = [
+    "CheckpointRow",
+    "Command",
+    "CommandRow",
+    "Entry",
+    "EventRow",
+    "GroupCommitWriter",
+    "GroupRow",
+    "JobFields",
+    "JobRow",
+    "Journal",
+    "LedgerAudit",
+    "LedgerRows",
+    "LedgerStore",
+    "StepRow",
+    "Store",
+    "open_store",
+]

@@ -1,0 +1,12 @@
+"""The weight plane: versions and manifests of a policy's weights."""
+
+from gyre.weights.manifest import (
+    TensorSpec,
+    WeightManifest,
+    WeightMismatch,
+    pack_weights,
+    unpack_weights,
+    verify,
+)
+
+__all__ = ["TensorSpec", "WeightManifest", "WeightMismatch", "pack_weights", "unpack_weights", "verify"]

@@ -14,9 +14,11 @@ handle's calls run *at least once*. An exception in the user's code is not repea
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gyre.errors import Fenced, GyreError, Unreachable, UserCodeError, VertexLost
@@ -31,12 +33,16 @@ _POOL = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gyre-call")
 class Call:
     """The future of a submitted call."""
 
-    def __init__(self, future: Future[Any]) -> None:
+    def __init__(
+        self, future: Future[Any], waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         self._future = future
+        self._waiting = waiting
 
     def result(self, timeout: float | None = None) -> Any:
         """Blocks. Raises TimeoutError past `timeout` seconds, and what the call raised."""
-        return self._future.result(timeout)
+        with self._waiting():
+            return self._future.result(timeout)
 
     def done(self) -> bool:
         return self._future.done()
@@ -55,7 +61,8 @@ class RoleHandle:
         transport: Transport,
         *,
         timeout_s: float,
-        gate: Callable[[], None],
+        gate: Callable[[], object],
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         rank: int | None = None,
     ) -> None:
         self._role = role
@@ -63,6 +70,7 @@ class RoleHandle:
         self._transport = transport
         self._timeout_s = timeout_s
         self._gate = gate
+        self._waiting = waiting
         self._rank = rank
 
     @property
@@ -73,7 +81,13 @@ class RoleHandle:
         if not 0 <= rank < max(1, self.world_size):
             raise IndexError(f"role {self._role!r} has ranks 0 to {self.world_size - 1}; asked for {rank}")
         return RoleHandle(
-            self._role, self._roster, self._transport, timeout_s=self._timeout_s, gate=self._gate, rank=rank
+            self._role,
+            self._roster,
+            self._transport,
+            timeout_s=self._timeout_s,
+            gate=self._gate,
+            waiting=self._waiting,
+            rank=rank,
         )
 
     rank = __getitem__
@@ -134,7 +148,7 @@ class RoleMethod:
 
     def submit(self, *args: Any, **kwargs: Any) -> Call:
         """As `__call__`, without waiting."""
-        return Call(_POOL.submit(self._run, args, kwargs))
+        return Call(_POOL.submit(self._run, args, kwargs), self._handle._waiting)
 
     def scatter(self, items: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Deal `items` out over the ranks in equal runs; each vertex gets its list as first argument and
@@ -142,13 +156,14 @@ class RoleMethod:
         deadline = self._deadline()
         members = self._handle._members(deadline)
         bounds = [len(items) * at // len(members) for at in range(len(members) + 1)]
-        parts = [list(items[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+        parts = [list(items[low:high]) for low, high in itertools.pairwise(bounds)]
         futures = [
             _POOL.submit(self._handle._call_one, member, self._method, (part, *args), kwargs, deadline)
             for member, part in zip(members, parts, strict=True)
             if part
         ]
-        gathered = [future.result() for future in futures]
+        with self._handle._waiting():
+            gathered = [future.result() for future in futures]
         return [item for part in gathered for item in part]
 
     def stream(self, items: Iterable[Any], *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
@@ -165,7 +180,9 @@ class RoleMethod:
                         self._handle._call_one, member, self._method, (item, *args), kwargs, deadline
                     )
                     busy[future] = (index, member[0])
-            done, _ = wait(busy, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
+            with self._handle._waiting():
+                left_s = max(0.0, deadline - time.monotonic())
+                done, _ = wait(busy, timeout=left_s, return_when=FIRST_COMPLETED)
             if not done:
                 raise Unreachable(f"{self._handle!r}.{self._method}: the stream did not end in time.")
             for future in done:

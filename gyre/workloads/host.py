@@ -58,6 +58,7 @@ class VertexHost:
         self._workload: Any = None
         self._control_methods: frozenset[str] = frozenset()
         self._runtime: Any = None
+        self._address: tuple[str, int] | None = None
 
     # -- the master's calls (control) ---------------------------------------------------------------
 
@@ -67,12 +68,15 @@ class VertexHost:
         return {"pid": os.getpid(), "bound": self._workload is not None, "incarnation": self.incarnation}
 
     def address(self, epoch: int) -> tuple[str, int]:
-        """(control) An address and a free port of this host, for a gang's rendezvous."""
+        """(control) An address and a free port of this host, for a gang's rendezvous. Always the same one, so
+        that a master that takes over in the middle of a start tells the other ranks what its predecessor did."""
         self._hear(epoch)
-        with socket.socket() as probe:
-            host = _own_address()
-            probe.bind((host, 0))
-            return host, probe.getsockname()[1]
+        if self._address is None:
+            with socket.socket() as probe:
+                host = _own_address()
+                probe.bind((host, 0))
+                self._address = (host, probe.getsockname()[1])
+        return self._address
 
     def watch(self, epoch: int, acknowledged: int, timeout_s: float) -> Report:
         """(control) Returns when there is something to tell, at the latest after `timeout_s`."""
@@ -92,7 +96,7 @@ class VertexHost:
         return Report(
             ticks=ticks,
             fields=fields,
-            busy=self._busy,
+            busy=self._busy or (self._runtime.busy if self._runtime is not None else ""),
             still_s=now - self._moved_at,
             version=version if isinstance(version, int) else None,
             outbox=outbox,
@@ -112,7 +116,7 @@ class VertexHost:
             self._begin("setup")
             workload_class: type | None = None
             try:
-                _redirect_output(Path(binding.log_path))
+                redirect_output(Path(binding.log_path))
                 os.environ.update(binding.env)
                 _extend_path(binding.python_path)
                 workload_class = _load_class(binding)
@@ -186,9 +190,13 @@ class VertexHost:
             finally:
                 self._end()
 
-    def load(self, term: int, version: int, bundle: tuple[Any, Any]) -> tuple[str, Any]:
-        """`load_weights(*bundle)`, apart so that a shared bundle is passed by reference."""
-        return self.call(term, "load_weights", *bundle)
+    def call_with_weights(
+        self, term: int, bundle: tuple[Any, Any], method: str, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
+        """`load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one put
+        into the object store is passed by reference."""
+        status, value = self.call(term, "load_weights", *bundle)
+        return (status, value) if status == "error" else self.call(term, method, *args, **kwargs)
 
     def control_call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         """(control) Run an operator that is marked `control`, beside whatever else runs."""
@@ -319,7 +327,7 @@ def _load_class(binding: Binding) -> type:
     return found
 
 
-def _redirect_output(path: Path) -> None:
+def redirect_output(path: Path) -> None:
     """Send this process's stdout and stderr to its own log file, so that `gyre logs` finds it by vertex."""
     if not path.name:
         return
@@ -339,7 +347,8 @@ def _own_address() -> str:
         import ray
 
         if ray.is_initialized():
-            return str(ray.util.get_node_ip_address())
+            address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            return address
     except ImportError:
         pass  # a host without Ray is a test's, on this machine
     return "127.0.0.1"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec, parse_job
@@ -38,6 +39,8 @@ class TrainerRuntime:
         self._running = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._waiting = 0
+        self._waiting_lock = threading.Lock()
         handles = {
             role: RoleHandle(
                 role,
@@ -45,6 +48,7 @@ class TrainerRuntime:
                 self.transport,
                 timeout_s=self.spec.run.call_timeout_s,
                 gate=self._running.wait,
+                waiting=self.waiting,
             )
             for role in self.spec.roles
             if role != TRAINER
@@ -79,6 +83,24 @@ class TrainerRuntime:
         until the master's drain deadline ends its process."""
         self._stopping.set()
         self._running.set()
+
+    @property
+    def busy(self) -> str:
+        """`fit` while the trainer's own code is running; empty while it waits for other vertices or is paused."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return "fit" if alive and not self._waiting and not self.paused else ""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While inside, the trainer stands still through no fault of its own."""
+        with self._waiting_lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._waiting_lock:
+                self._waiting -= 1
+            self.context.progress.tick()
 
     # -- the trainer's side -------------------------------------------------------------------------
 

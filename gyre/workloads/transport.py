@@ -22,11 +22,9 @@ def actor_name(job_id: str, vertex: str, incarnation: int) -> str:
 
 class Transport(Protocol):
     def submit(
-        self, vertex: str, incarnation: int, method: str, *args: Any, control: bool = False, **kwargs: Any
-    ) -> Future[tuple[str, Any]]: ...
-
-    def load(self, vertex: str, incarnation: int, version: int, bundle: Any) -> Future[tuple[str, Any]]:
-        """`load_weights` with a bundle made by `share`."""
+        self, vertex: str, incarnation: int, method: str, *args: Any, bundle: Any = None, **kwargs: Any
+    ) -> Future[tuple[str, Any]]:
+        """With a `bundle` made by `share`, the vertex first does `load_weights(*bundle)`."""
         ...
 
     def share(self, value: Any) -> Any:
@@ -44,18 +42,14 @@ class RayTransport:
         self._handles: dict[tuple[str, int], Any] = {}
 
     def submit(
-        self, vertex: str, incarnation: int, method: str, *args: Any, control: bool = False, **kwargs: Any
+        self, vertex: str, incarnation: int, method: str, *args: Any, bundle: Any = None, **kwargs: Any
     ) -> Future[tuple[str, Any]]:
         def call(handle: Any) -> Any:
-            if control:
-                target = handle.control_call.options(concurrency_group="control")
-                return target.remote(self._term, method, *args, **kwargs)
+            if bundle is not None:
+                return handle.call_with_weights.remote(self._term, bundle, method, *args, **kwargs)
             return handle.call.remote(self._term, method, *args, **kwargs)
 
         return self._send(vertex, incarnation, call)
-
-    def load(self, vertex: str, incarnation: int, version: int, bundle: Any) -> Future[tuple[str, Any]]:
-        return self._send(vertex, incarnation, lambda handle: handle.load.remote(self._term, version, bundle))
 
     def share(self, value: Any) -> Any:
         import ray

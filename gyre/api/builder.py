@@ -1,0 +1,345 @@
+"""The fluent surface: a job, role by role.
+
+    job = (
+        RLJobBuilder()
+        .node_num(3).device_per_node(2).device_type("GPU")
+        .trainer("my.module", "MyTrainer")
+        .actor("my.module", "MyActor").total(2).per_node(1)
+        .rollout("my.module", "MyRollout").total(2).per_node(1)
+        .build()
+    )
+
+Invariants:
+- *early sentences*: a wrong value raises ConfigError at the call that gave it, naming its path in the job. What only
+  the whole job can show (a node over-subscribed, a cycle without delay) is raised by `build`, `plan` and `submit`;
+- *names only*: classes are named, not imported, so that a job can be planned where the user's code is not;
+- *each build is its own*: what `build` returned does not change when the builder is used further.
+
+This module must not import Ray: building and planning need no cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from gyre.api.entrypoints import entrypoint_of, import_roots
+from gyre.api.job import RLJob
+from gyre.config import (
+    TRAINER,
+    EdgeSpec,
+    Elastic,
+    FailoverSpec,
+    JobSpec,
+    RoleSpec,
+    RunSpec,
+    config_error,
+    plain_config,
+)
+from gyre.errors import ConfigError, nearest
+from gyre.graph.compile import CompiledJob
+from gyre.graph.recipes import recipe_named
+
+if TYPE_CHECKING:
+    from gyre.api.submit import JobHandle
+
+_SMALLEST_MEMORY = 2**20
+
+
+class RLJobBuilder:
+    """Collects a `JobSpec`. Every method but `build`, `plan` and `submit` returns a builder to go on with."""
+
+    def __init__(self) -> None:
+        self._spec = JobSpec()
+        self._collocate_all_but: tuple[str, ...] | None = None
+
+    # -- the job ------------------------------------------------------------------------------------
+
+    def name(self, name: str) -> RLJobBuilder:
+        return self._set("name", name)
+
+    def node_num(self, count: int) -> RLJobBuilder:
+        return self._set("node_num", count)
+
+    def device_per_node(self, count: int) -> RLJobBuilder:
+        return self._set("device_per_node", count)
+
+    def device_type(self, kind: str) -> RLJobBuilder:
+        """`"CPU"` or `"GPU"`, in any case."""
+        return self._set("device_type", kind)
+
+    def config(self, config: Any) -> RLJobBuilder:
+        """The user's own configuration: a mapping, an OmegaConf object, a namespace, or a path to YAML."""
+        return self._set("config", plain_config(config))
+
+    def global_env(self, env: dict[str, str]) -> RLJobBuilder:
+        """Environment variables of every vertex."""
+        return self._set("env", env)
+
+    def recipe(self, name: str) -> RLJobBuilder:
+        """Run a built-in graph, such as `"grpo"`; its roles' classes have defaults."""
+        if isinstance(name, str):
+            recipe_named(name)
+        return self._set("recipe", name)
+
+    def max_staleness(self, versions: int) -> RLJobBuilder:
+        """How many policy versions a trained token may be behind."""
+        return self._set("max_staleness", versions)
+
+    def run(self, **fields: Any) -> RLJobBuilder:
+        """Fields of `RunSpec`: `steps`, `prompts_per_step`, …"""
+        return self._set_fields("run", self._spec.run, RunSpec, fields)
+
+    def failover(self, **fields: Any) -> RLJobBuilder:
+        """Fields of `FailoverSpec`: `vertex={"max": 3, "window_s": 60}`, `orphan_timeout_s=30`, …"""
+        return self._set_fields("failover", self._spec.failover, FailoverSpec, fields)
+
+    def store(self, url: str) -> RLJobBuilder:
+        """SQLAlchemy URL of the journal."""
+        with _mistakes_at("store.", type(self._spec.store)):
+            self._spec.store.url = url
+        return self
+
+    def python_path(self, *folders: str | PathLike[str]) -> RLJobBuilder:
+        """Folders to import the user's modules from, on every node."""
+        for folder in folders:
+            if not isinstance(folder, str | PathLike):
+                raise ConfigError(f"python_path: {folder!r} given, expected a folder.")
+            if not Path(folder).is_dir():
+                raise ConfigError(f"python_path: {fspath(folder)!r} is not a folder.")
+            _append(self._spec.python_path, str(Path(folder).resolve()))
+        return self
+
+    # -- roles --------------------------------------------------------------------------------------
+
+    def trainer(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        """The role that drives the others. All role methods take `(module, cls)`, one text, or a class."""
+        return self.role(TRAINER, module, cls)
+
+    def actor(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        return self.role("actor", module, cls)
+
+    def rollout(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        return self.role("rollout", module, cls)
+
+    def reference(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        return self.role("reference", module, cls)
+
+    def reward(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        return self.role("reward", module, cls)
+
+    def critic(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        return self.role("critic", module, cls)
+
+    def role(self, name: str, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        """A role of any name. Without a class it takes the recipe's default."""
+        if not isinstance(name, str):
+            raise ConfigError(f"roles: {name!r} given, expected the role's name.")
+        if name in self._spec.roles:
+            raise ConfigError(
+                f"roles.{name}: is declared twice.", hint="Say everything about a role after one call."
+            )
+        path = f"roles.{name}.entrypoint"
+        given = None if module is None and cls is None else entrypoint_of(path, module, cls)
+        role = RoleSpec(entrypoint=given)
+        self._set("roles", {**self._spec.roles, name: role})
+        return RoleBuilder(self, name, self._spec.roles[name])
+
+    # -- where roles stand --------------------------------------------------------------------------
+
+    def with_collocation(self, *roles: str) -> RLJobBuilder:
+        """These roles share nodes and devices, rank by rank."""
+        return self._relate("collocate", roles)
+
+    def with_collocation_all(self, *exclude: str) -> RLJobBuilder:
+        """All roles of the job, but the trainer and those excluded, share nodes and devices."""
+        self._collocate_all_but = exclude
+        return self
+
+    def separate(self, *roles: str) -> RLJobBuilder:
+        """These roles never share a node."""
+        return self._relate("separate", roles)
+
+    def spread(self, *roles: str) -> RLJobBuilder:
+        """The vertices of each of these roles stand on as many nodes as there are."""
+        return self._relate_each("spread", roles)
+
+    def pack(self, *roles: str) -> RLJobBuilder:
+        """The vertices of each of these roles stand on as few nodes as hold them."""
+        return self._relate_each("pack", roles)
+
+    def connect(self, source: str, target: str, kind: str = "samples", delay: int = 0) -> RLJobBuilder:
+        """An edge from one role or operator (`"role.method"`) to another."""
+        with _mistakes_at(f"edges.{len(self._spec.edges)}.", EdgeSpec):
+            edge = EdgeSpec.model_validate({"source": source, "target": target, "kind": kind, "delay": delay})
+        self._spec.edges.append(edge)
+        return self
+
+    # -- and then -----------------------------------------------------------------------------------
+
+    def build(self) -> RLJob:
+        """The job, checked as a whole. Raises ConfigError or GraphError."""
+        spec = self._spec.model_copy(deep=True)
+        if self._collocate_all_but is not None:
+            spec.affinity.collocate.append(self._all_but(self._collocate_all_but))
+        given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
+        for root in import_roots(given):
+            _append(spec.python_path, root)
+        job = RLJob(spec)
+        job.plan()
+        return job
+
+    def plan(self) -> CompiledJob:
+        """The graph and the placement, without a cluster."""
+        return self.build().plan()
+
+    def submit(self, name: str | None = None, **options: Any) -> JobHandle:
+        """Build the job and start it on a Ray cluster."""
+        return self.build().submit(name, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for names that no method has.
+        if name.startswith("__") or name in ("_spec", "_collocate_all_but"):
+            raise AttributeError(name)
+        role_only = [own for own in _public(RoleBuilder) if own not in _public(RLJobBuilder)]
+        if name in role_only:
+            raise AttributeError(
+                f"{name} belongs to a role: call it after .actor(…), .rollout(…) or .role(…)."
+            )
+        raise AttributeError(f"RLJobBuilder has no {name!r}; {nearest(name, _public(RLJobBuilder))}")
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _set(self, field: str, value: Any) -> RLJobBuilder:
+        with _mistakes_at("", JobSpec):
+            setattr(self._spec, field, value)
+        return self
+
+    def _set_fields(
+        self, path: str, model: BaseModel, kind: type[BaseModel], fields: dict[str, Any]
+    ) -> RLJobBuilder:
+        for key, value in fields.items():
+            if key not in kind.model_fields:
+                raise ConfigError(f"{path}.{key}: unknown key; {nearest(key, kind.model_fields)}")
+            with _mistakes_at(f"{path}.", kind):
+                setattr(model, key, value)
+        return self
+
+    def _relate(self, key: str, roles: tuple[str, ...]) -> RLJobBuilder:
+        lists = getattr(self._spec.affinity, key)
+        path = f"affinity.{key}.{len(lists)}"
+        if len(set(roles)) < 2:
+            raise ConfigError(f"{path}: {list(roles)} given, expected two or more different roles.")
+        with _mistakes_at("affinity.", type(self._spec.affinity)):
+            setattr(self._spec.affinity, key, [*lists, list(roles)])
+        return self
+
+    def _relate_each(self, key: str, roles: tuple[str, ...]) -> RLJobBuilder:
+        known = getattr(self._spec.affinity, key)
+        with _mistakes_at("affinity.", type(self._spec.affinity)):
+            setattr(self._spec.affinity, key, list(dict.fromkeys([*known, *roles])))
+        return self
+
+    def _all_but(self, exclude: tuple[str, ...]) -> list[str]:
+        for name in exclude:
+            if name not in self._spec.roles:
+                raise ConfigError(
+                    f"affinity.collocate: {name!r} is excluded but is not a role of this job; "
+                    f"{nearest(str(name), self._spec.roles)}"
+                )
+        return [name for name in self._spec.roles if name != TRAINER and name not in exclude]
+
+
+class RoleBuilder:
+    """One role of a job. Whatever it has no method for goes on at the job's builder, so `end` is optional."""
+
+    def __init__(self, job: RLJobBuilder, name: str, role: RoleSpec) -> None:
+        self._job = job
+        self._name = name
+        self._role = role
+
+    def total(self, count: int) -> RoleBuilder:
+        """How many vertices."""
+        return self._set("total", count)
+
+    def per_node(self, count: int) -> RoleBuilder:
+        """How many of them on each node; must divide `total`."""
+        return self._set("per_node", count)
+
+    def env(self, env: dict[str, str]) -> RoleBuilder:
+        """Environment variables of this role, over the job's."""
+        return self._set("env", env)
+
+    def resources(
+        self, *, cpu: float | None = None, memory: str | int | None = None, accelerator: float | None = None
+    ) -> RoleBuilder:
+        """What one vertex needs. `memory` in bytes, or as text with a unit: "8GiB". What is not given stays."""
+        if isinstance(memory, int) and 0 < memory < _SMALLEST_MEMORY:
+            raise ConfigError(
+                f"roles.{self._name}.resources.memory: {memory} given, expected bytes.",
+                hint=f'For megabytes write "{memory}MiB".',
+            )
+        with _mistakes_at(f"roles.{self._name}.resources.", type(self._role.resources)):
+            if cpu is not None:
+                self._role.resources.cpu = cpu
+            if memory is not None:
+                self._role.resources.memory_bytes = memory  # type: ignore[assignment]  # the validator reads text
+            if accelerator is not None:
+                self._role.resources.accelerator = accelerator
+        return self
+
+    def elastic(self, min: int, max: int) -> RoleBuilder:
+        """How far `scale` may take the role."""
+        with _mistakes_at(f"roles.{self._name}.elastic.", Elastic):
+            bounds = Elastic(min=min, max=max)
+        return self._set("elastic", bounds)
+
+    def gang(self, value: bool = True) -> RoleBuilder:
+        """The ranks are peers of a collective: they start together and restart together."""
+        return self._set("gang", value)
+
+    def stall_timeout(self, seconds: float) -> RoleBuilder:
+        return self._set("stall_timeout_s", seconds)
+
+    def setup_timeout(self, seconds: float) -> RoleBuilder:
+        return self._set("setup_timeout_s", seconds)
+
+    def end(self) -> RLJobBuilder:
+        """Back to the job."""
+        return self._job
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in _public(RLJobBuilder):
+            return getattr(self._job, name)
+        known = {*_public(RoleBuilder), *_public(RLJobBuilder)}
+        raise AttributeError(f"neither a role nor the job has {name!r}; {nearest(name, known)}")
+
+    def _set(self, field: str, value: Any) -> RoleBuilder:
+        with _mistakes_at(f"roles.{self._name}.", RoleSpec):
+            setattr(self._role, field, value)
+        return self
+
+
+@contextmanager
+def _mistakes_at(prefix: str, model: type[BaseModel]) -> Iterator[None]:
+    """A model's complaint as a ConfigError that names the path in the job."""
+    try:
+        yield
+    except ValidationError as error:
+        raise config_error(error, model, prefix) from None
+
+
+def _public(kind: type) -> list[str]:
+    return [name for name in vars(kind) if not name.startswith("_")]
+
+
+def _append(values: list[str], value: str) -> None:
+    if value not in values:
+        values.append(value)

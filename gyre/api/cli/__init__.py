@@ -1,0 +1,118 @@
+"""The command line: `gyre VERB`. This file is all that `gyre --help` imports, besides click.
+
+Invariants:
+- *light*: verbs are modules that are imported when they are called; torch, Ray, FastAPI, SQLAlchemy, pydantic and
+  rich are not imported for help;
+- *stdout is data*: what was asked for, and nothing else; everything said about it goes to stderr;
+- *exit codes*: 0 ok, 1 the job failed, 2 usage or configuration, 3 unreachable or unauthorised, 4 not found,
+  5 conflict, 130 interrupted. An error is one sentence with what to do, never a traceback of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from gyre.api.cli.context import Session, global_options
+from gyre.errors import GyreError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("jobs", "Train a small model end to end on this machine."),
+    "run": ("jobs", "Run a job file in the foreground."),
+    "submit": ("jobs", "Submit a job file to a cluster and return."),
+    "plan": ("plan", "Show a job file's graph and placement; starts nothing."),
+    "ls": ("look", "List jobs."),
+    "show": ("look", "Show a job: master, vertices, progress, incidents."),
+    "events": ("look", "Print a job's events."),
+    "logs": ("look", "Print what a job's vertices wrote."),
+    "scale": ("command", "Change how many vertices a role has."),
+    "pause": ("command", "Hold a job's trainer at the next step's end."),
+    "resume": ("command", "Let a paused job go on."),
+    "stop": ("command", "End a job in order."),
+    "replay": ("replay", "Fold a job's history again and compare."),
+    "doctor": ("doctor", "Check this machine, and say what to do."),
+}
+"""Each verb: the module that has it under its own name, and its line in the help."""
+
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """Imports a verb when it is called, and turns errors into sentences and exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"gyre.api.cli.{VERBS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from gyre.errors import nearest
+
+            ctx.fail(f"There is no verb {args[0]!r}; {nearest(args[0], VERBS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
+        """Run, and exit with the code of what came of it."""
+        options["standalone_mode"] = False
+        try:
+            code = super().main(args, *rest, **options)
+            sys.stdout.flush()
+        except GyreError as error:
+            code = _say(error)
+        except click.Abort:
+            code = INTERRUPTED
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except BrokenPipeError:
+            _forget_stdout()
+            code = 0
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(error: GyreError) -> int:
+    """One sentence on stderr; before it the user's own traceback, if it was their code."""
+    traceback = str(error.details.get("traceback", "")).strip()
+    if traceback:
+        click.echo(traceback, err=True)
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"       {error.hint}", err=True)
+    return error.exit_code
+
+
+def _forget_stdout() -> None:
+    """Whoever read our output has gone: let the interpreter's last flush go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="JOB is a name or an id; without one it is the newest job. Every verb that reads has --json.",
+)
+@global_options
+@click.version_option(package_name="gyre-rl", prog_name="gyre", message="%(prog)s %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Gyre: RL post-training that survives the death of any of its processes."""
+    ctx.ensure_object(Session)

@@ -1,0 +1,106 @@
+"""What every verb shares: where the home, the store and the master are, and the reader over them.
+
+The global options stand before the verb or after it: `gyre --url U show` and `gyre show --url U` are the same.
+Imports of weight happen inside the methods, for `gyre --help` imports this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gyre.api.home import VARIABLE, Home, home
+
+if TYPE_CHECKING:
+    from gyre.api.reader import JobReader
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Session:
+    """The global options of one invocation."""
+
+    def __init__(self) -> None:
+        self.home_path: str | None = None
+        self.store: str | None = None
+        self.url: str | None = None
+        self.token: str | None = None
+
+    @property
+    def home(self) -> Home:
+        return home(self.home_path)
+
+    @property
+    def store_url(self) -> str:
+        """--store, or else the database in the home."""
+        return self.store or self.home.database_url()
+
+    def has_store(self) -> bool:
+        """Whether there is a database to read: a fresh home has none, which is no error for `ls`."""
+        return self.store is not None or (self.home.path / "gyre.db").exists()
+
+    def reader(self) -> JobReader:
+        """A reader of the master at --url, or else of the store. NotFound where there is neither."""
+        from gyre.api.reader import JobReader
+        from gyre.errors import NotFound
+
+        if self.url is None and not self.has_store():
+            raise NotFound(
+                f"There is no job in {self.home.path} yet.", hint="Start one: gyre demo, or gyre run FILE."
+            )
+        store = None if self.url is not None else self.store_url
+        return JobReader(store, url=self.url, token=self.token, at=self.home)
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Remember a global option. After the verb it wins over the one before, and over the environment."""
+    session = ctx.ensure_object(Session)
+    assert param.name is not None
+    if value is None or (ctx.parent is not None and _is_from_environment(ctx, param.name)):
+        return
+    setattr(session, param.name, value)
+    if param.name == "home_path":
+        os.environ[VARIABLE] = value  # what is started from here has the same home
+
+
+def _is_from_environment(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
+
+
+def global_options(command: Command) -> Command:
+    """--home, --store, --url and --token, kept in the Session and not passed on."""
+    return _add_options(command, hidden=False)
+
+
+def _add_options(command: Command, *, hidden: bool) -> Command:
+    said = (
+        ("--token", "token", "GYRE_TOKEN", "TOKEN", "Its token [GYRE_TOKEN]."),
+        ("--url", "url", "GYRE_URL", "URL", "A master's address [GYRE_URL]."),
+        ("--store", "store", "GYRE_STORE", "URL", "Another database [GYRE_STORE]."),
+        ("--home", "home_path", VARIABLE, "DIR", f"Database and logs [{VARIABLE}; ~/.gyre]."),
+    )
+    for flag, name, variable, metavar, text in said:
+        command = click.option(
+            flag,
+            name,
+            envvar=variable,
+            metavar=metavar,
+            help=text,
+            callback=_keep,
+            expose_value=False,
+            is_eager=True,
+            hidden=hidden,
+        )(command)
+    return command
+
+
+def verb() -> Callable[[Callable[..., Any]], click.Command]:
+    """A subcommand that also takes the global options, hidden from its own help."""
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        return click.command()(_add_options(click.pass_obj(function), hidden=True))
+
+    return make

@@ -1,0 +1,242 @@
+"""`doctor`: what this machine has, what is missing, and what to do about each.
+
+A check looks and changes nothing: no database is made, no cluster started. A check that itself breaks is a
+failed check, not a broken doctor.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import write_json, write_table
+from gyre.errors import GyreError
+
+GIB = 2**30
+LOW_DISK_BYTES = 5 * GIB
+LEAST_DISK_BYTES = GIB // 2
+LOW_SHM_BYTES = GIB
+LOW_MEMORY_BYTES = 3 * GIB
+RAY_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`advice` is what to do; empty where all is well."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+@verb()
+@click.option("--json", "as_json", is_flag=True, help="An array of checks.")
+def doctor(session: Session, as_json: bool) -> int:
+    """Check this machine, and say what to do. Exits with 2 where something must be put right."""
+    checks = list(examine(session))
+    if as_json:
+        write_json([asdict(check) for check in checks])
+    else:
+        write_table(
+            ("CHECK", "", "FOUND", "WHAT TO DO"),
+            [(check.name, check.status, check.found, check.advice) for check in checks],
+        )
+    return 2 if any(check.status == "fail" for check in checks) else 0
+
+
+def examine(session: Session) -> Iterator[Check]:
+    """Every check, one after the other."""
+    checks: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("home", lambda: _home(session)),
+        ("database", lambda: _database(session)),
+        ("postgresql driver", lambda: _postgres_driver(session)),
+        ("ray", lambda: _package("ray")),
+        ("torch", lambda: _package("torch")),
+        ("cluster", _cluster),
+        ("disk", lambda: _disk(session)),
+        ("shared memory", _shared_memory),
+        ("cores", _cores),
+        ("memory", _memory),
+        ("ports", _ports),
+    ]
+    for name, check in checks:
+        try:
+            yield check()
+        except GyreError as error:
+            yield Check(name, "fail", error.message, error.hint)
+        except Exception as error:
+            yield Check(name, "fail", f"{type(error).__name__}: {error}", "This check itself is broken.")
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Check("python", "ok", found)
+    return Check("python", "fail", found, "Use Python 3.11, 3.12 or 3.13.")
+
+
+def _home(session: Session) -> Check:
+    path = session.home.path
+    if path.exists():
+        session.home.check_writable()
+        return Check("home", "ok", str(path))
+    above = next(folder for folder in path.parents if folder.exists())
+    if os.access(above, os.W_OK | os.X_OK):
+        return Check("home", "ok", f"{path}, made on first use")
+    return Check(
+        "home",
+        "fail",
+        f"{path} cannot be made: {above} is not writable",
+        "Set GYRE_HOME to a folder of yours.",
+    )
+
+
+def _database(session: Session) -> Check:
+    from gyre.store import open_store
+
+    if not session.has_store():
+        return Check("database", "ok", "none yet, made on first use")
+    with open_store(session.store_url, create=False, read_only=True) as store:
+        jobs = store.jobs(limit=1000)
+        found = f"{_shown(session.store_url)}: {len(jobs)} jobs, {sum(job.live for job in jobs)} live"
+    return Check("database", "ok", found)
+
+
+def _shown(url: str) -> str:
+    from sqlalchemy.engine import make_url
+
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def _postgres_driver(session: Session) -> Check:
+    name = "postgresql driver"
+    if find_spec("psycopg") is not None:
+        return Check(name, "ok", f"psycopg {version('psycopg')}")
+    if session.store_url.startswith("postgres"):
+        return Check(name, "fail", "psycopg is not installed", "pip install 'gyre-rl[postgres]'")
+    return Check(name, "ok", "not installed, and not needed for SQLite")
+
+
+def _package(name: str) -> Check:
+    """Installed, and of a version that Gyre's own requirements permit. It is not imported: that takes seconds."""
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Check(name, "fail", "not installed", "make install, or pip install gyre-rl")
+    wanted = _requirement(name)
+    if wanted and not _permits(wanted, found):
+        return Check(name, "fail", f"{found}, wanted {wanted}", f"pip install '{name}{wanted}'")
+    return Check(name, "ok", found)
+
+
+def _requirement(name: str) -> str:
+    """What gyre-rl's metadata says of a package, such as `>=2.50`."""
+    try:
+        lines = requires("gyre-rl") or []
+    except PackageNotFoundError:
+        return ""
+    for line in lines:
+        text = line.partition(";")[0].strip()
+        if text.startswith(name) and text[len(name) : len(name) + 1] in "<>=!~ ":
+            return text[len(name) :].strip()
+    return ""
+
+
+def _permits(wanted: str, found: str) -> bool:
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:  # comes with Ray; without it nothing can be said
+        return True
+    return SpecifierSet(wanted).contains(found, prereleases=True)
+
+
+def _cluster() -> Check:
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address or address in ("auto", "local"):
+        return Check("cluster", "ok", "RAY_ADDRESS not set: a Ray of this machine is used")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2.0):
+            return Check("cluster", "ok", f"{address} answers")
+    except (OSError, ValueError) as error:
+        return Check(
+            "cluster",
+            "fail",
+            f"{address}: {error}",
+            "Start Ray there (ray start --head), or unset RAY_ADDRESS.",
+        )
+
+
+def _disk(session: Session) -> Check:
+    path = session.home.path
+    above = next(folder for folder in (path, *path.parents) if folder.exists())
+    free = shutil.disk_usage(above).free
+    found = f"{free / GIB:.1f} GiB free at {above}"
+    if free < LEAST_DISK_BYTES:
+        return Check("disk", "fail", found, "Free some space: the journal stops where there is none.")
+    if free < LOW_DISK_BYTES:
+        return Check("disk", "warn", found, "Checkpoints and Ray's spilling may need more.")
+    return Check("disk", "ok", found)
+
+
+def _shared_memory() -> Check:
+    shm = Path("/dev/shm")
+    if not shm.is_dir():
+        return Check(
+            "shared memory", "warn", "no /dev/shm", "Ray uses the disk instead, which is much slower."
+        )
+    size = shutil.disk_usage(shm)
+    found = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free"
+    if size.free < LOW_SHM_BYTES:
+        return Check("shared memory", "warn", found, "In a container: give it --shm-size=2g or more.")
+    return Check("shared memory", "ok", found)
+
+
+def _cores() -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = f"{usable} usable of {os.cpu_count()}"
+    return Check("cores", "ok" if usable >= 2 else "warn", found, "" if usable >= 2 else "The demo wants 2.")
+
+
+def _memory() -> Check:
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        available, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError, ValueError):
+        return Check("memory", "ok", "this system does not say")
+    found = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
+    low = available < LOW_MEMORY_BYTES
+    return Check("memory", "warn" if low else "ok", found, "The demo wants 3 GiB." if low else "")
+
+
+def _ports() -> Check:
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+    except OSError as error:
+        return Check("ports", "fail", f"cannot listen on 127.0.0.1: {error}", "Loopback must be usable.")
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        taken = probe.connect_ex(("127.0.0.1", RAY_PORT)) == 0
+    if taken and not os.environ.get("RAY_ADDRESS"):
+        return Check(
+            "ports",
+            "warn",
+            f"something listens on {RAY_PORT}",
+            "If it is a Ray cluster to be used, set RAY_ADDRESS=auto.",
+        )
+    return Check("ports", "ok", "loopback can be listened on")

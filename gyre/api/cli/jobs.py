@@ -1,0 +1,138 @@
+"""`demo`, `run`, `submit`: the verbs that start a job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import duration, local_time, remark, write_json
+
+if TYPE_CHECKING:
+    from gyre.api.handle import JobHandle
+    from gyre.config import JobSpec
+
+STOP_TIMEOUT_S = 60.0
+"""How long Ctrl-C waits for a job in the foreground to end in order; a second Ctrl-C does not wait."""
+
+QUIET_KINDS = frozenset({"CommandSucceeded", "WeightsPublished", "TimerFired"})
+
+_SET = click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
+_NAME = click.option("--name", help="The job's name, instead of the file's.")
+_RAY = click.option("--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS].")
+
+
+@verb()
+@click.option("--chaos", is_flag=True, help="Kill processes while it runs.")
+@click.option("--json", "as_json", is_flag=True, help="End with one object: the summary.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the task and the chaos.")
+def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: int) -> int:
+    """Train a small language model on arithmetic through the whole system, on this machine."""
+    from gyre.api.demo import run_demo
+
+    session.home.check_writable()
+    return int(run_demo(chaos=chaos, as_json=as_json, steps=steps, seed=seed) or 0)
+
+
+@verb()
+@click.argument("file", type=click.Path())
+@_NAME
+@_SET
+@_RAY
+@click.option("--json", "as_json", is_flag=True, help="End with one object: the job's view.")
+def run(
+    session: Session,
+    file: str,
+    name: str | None,
+    overrides: tuple[str, ...],
+    ray_address: str | None,
+    as_json: bool,
+) -> None:
+    """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job in order."""
+    from gyre.api.submit import submit_job
+
+    spec = _load(session, file, overrides)
+    handle = submit_job(spec, name, foreground=True, ray_address=ray_address)
+    try:
+        _tell(handle)
+        view = handle.wait()
+    except KeyboardInterrupt:
+        _stop(handle)
+        raise
+    finally:
+        handle.close()
+    if as_json:
+        write_json(view)
+    else:
+        _summarise(view)
+
+
+@verb()
+@click.argument("file", type=click.Path())
+@_NAME
+@_SET
+@_RAY
+@click.option("--json", "as_json", is_flag=True, help="The job's id and name.")
+def submit(
+    session: Session,
+    file: str,
+    name: str | None,
+    overrides: tuple[str, ...],
+    ray_address: str | None,
+    as_json: bool,
+) -> None:
+    """Submit a job file to a cluster, and return when its master has it. Prints the job's id."""
+    from gyre.api.submit import submit_job
+
+    spec = _load(session, file, overrides)
+    handle = submit_job(spec, name, foreground=False, ray_address=ray_address)
+    if as_json:
+        write_json({"job_id": handle.job_id, "name": name or spec.name})
+    else:
+        click.echo(handle.job_id)
+
+
+def _load(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:
+    """The file's spec, checked whole, before anything starts."""
+    from gyre.api.jobfile import load_job_file
+
+    job = load_job_file(file, overrides)
+    job.plan()
+    spec = job.spec
+    if session.store is not None:
+        spec.store.url = session.store
+    if spec.store.url is None:
+        session.home.check_writable()
+    return spec
+
+
+def _tell(handle: JobHandle) -> None:
+    """Each event that a person wants to see, on stderr, until the job has ended."""
+    remark(f"job {handle.job_id}")
+    for event in handle.events(follow=True):
+        if event["kind"] not in QUIET_KINDS:
+            remark(f"{local_time(event['at'])}  {event['kind']}  {_gist(event['body'])}".rstrip())
+
+
+def _gist(body: dict[str, Any]) -> str:
+    keys = ("vertex", "cause", "operator", "error", "step", "version", "role", "count", "reason", "epoch")
+    return " ".join(f"{key}={body[key]}" for key in keys if body.get(key) not in (None, ""))
+
+
+def _stop(handle: JobHandle) -> None:
+    from gyre.errors import GyreError
+
+    remark("stopping the job; Ctrl-C again leaves it")
+    try:
+        handle.stop("interrupted", deadline_s=10.0)
+        handle.wait(STOP_TIMEOUT_S)
+    except (GyreError, TimeoutError) as error:
+        remark(f"the job did not stop in order: {error}")
+
+
+def _summarise(view: dict[str, Any]) -> None:
+    job = view["job"]
+    took = duration(job["ended_at"] - job["submitted_at"]) if job["ended_at"] else ""
+    remark(f"{job['name']} {job['phase']} after {took}: step {job['step']}, version {job['version']}")

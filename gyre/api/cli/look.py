@@ -1,0 +1,243 @@
+"""`ls`, `show`, `events`, `logs`: the verbs that read. None of them starts or changes anything."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import (
+    duration,
+    local_time,
+    number,
+    remark,
+    write_json,
+    write_json_line,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    from gyre.api.reader import JobReader
+
+LOG_POLL_S = 0.5
+SHOWN_VERTICES = 200
+SHOWN_INCIDENTS = 20
+
+
+@verb()
+@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@click.option("--all", "show_all", is_flag=True, help="Also jobs that have ended.")
+def ls(session: Session, as_json: bool, show_all: bool) -> None:
+    """List the jobs that run, or with --all every job, the newest first."""
+    jobs: list[dict[str, Any]] = []
+    past = False
+    if session.url is not None or session.has_store():
+        with session.reader() as reader:
+            jobs = reader.jobs(live=None if show_all else True)
+            past = not show_all and not jobs and session.url is None and bool(reader.jobs(live=False))
+    if as_json:
+        write_json(jobs)
+        return
+    if not jobs:
+        remark("No job runs; --all lists those that have ended." if past else "There is no job yet.")
+        return
+    now = time.time()
+    write_table(
+        ("NAME", "ID", "PHASE", "REASON", "STEP", "VERSION", "SUBMITTED", "FOR"),
+        [
+            (
+                job["name"],
+                job["job_id"],
+                job["phase"],
+                job["reason"],
+                job["step"],
+                job["version"] if job["version"] >= 0 else "",
+                local_time(job["submitted_at"]),
+                duration((job["ended_at"] or now) - job["submitted_at"]),
+            )
+            for job in jobs
+        ],
+    )
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="The whole view as one object.")
+def show(session: Session, job: str | None, as_json: bool) -> None:
+    """Show a job: its master, vertices, progress and incidents."""
+    with session.reader() as reader:
+        view = reader.view(reader.find(job).job_id)
+    if as_json:
+        write_json(view)
+    else:
+        show_view(view)
+
+
+def show_view(view: dict[str, Any]) -> None:
+    """A view (see `gyre.master.port`) for people."""
+    _show_job(view)
+    _show_vertices(view["vertices"])
+    _show_incidents(view["incidents"])
+    if view["job"]["error"]:
+        click.echo()
+        click.echo(view["job"]["error"].rstrip())
+
+
+def _show_job(view: dict[str, Any]) -> None:
+    job, master = view["job"], view["master"]
+    now = time.time()
+    state = " ".join(filter(None, (str(job["phase"]), job["reason"] and f"({job['reason']})")))
+    answers = "answering" if master["answering"] else "not answering; from the journal"
+    rows = [
+        ("job", f"{job['name']}  {job['job_id']}"),
+        ("phase", f"{state} {job['message']}".rstrip()),
+        ("submitted", local_time(job["submitted_at"])),
+    ]
+    if job.get("started_at"):
+        rows.append(("trained for", duration((job["ended_at"] or now) - job["started_at"])))
+    rows.append(
+        ("master", f"pid {master['pid']}, epoch {master['epoch']}, {answers}  {master['url']}".rstrip())
+    )
+    progress = {
+        key: value
+        for key, value in view["progress"].items()
+        if isinstance(value, int | float | str) and not isinstance(value, bool)
+    }
+    rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
+    waits = view["progress"].get("waits")
+    if isinstance(waits, dict) and waits:
+        rows.append(("waited for", ", ".join(f"{role} {duration(s)}" for role, s in waits.items())))
+    if view["store"]["error"]:
+        rows.append(("journal", view["store"]["error"]))
+    write_table(("", ""), rows)
+
+
+def _show_vertices(vertices: list[dict[str, Any]]) -> None:
+    now = time.time()
+    if not vertices:
+        return
+    click.echo()
+    write_table(
+        ("VERTEX", "PHASE", "REASON", "PID", "NODE", "VERSION", "BUSY", "RESTARTS", "FOR", "MESSAGE"),
+        [
+            (
+                vertex["id"],
+                vertex["phase"],
+                vertex["reason"],
+                vertex["pid"] or "",
+                vertex["node"],
+                vertex["version"],
+                vertex["busy"],
+                vertex["restarts"] or "",
+                duration(now - vertex["since"]),
+                vertex["message"],
+            )
+            for vertex in vertices[:SHOWN_VERTICES]
+        ],
+    )
+    if len(vertices) > SHOWN_VERTICES:
+        remark(f"… and {len(vertices) - SHOWN_VERTICES} more; --json has them all.")
+
+
+def _show_incidents(incidents: list[dict[str, Any]]) -> None:
+    if not incidents:
+        return
+    click.echo()
+    write_table(
+        ("INCIDENT", "AT", "CAUSE", "DECISION", "OUTCOME", "AFTER"),
+        [
+            (
+                incident["vertex"],
+                local_time(incident["at"]),
+                incident["cause"] + (" (user code)" if incident["user_code"] else ""),
+                incident["decision"],
+                incident["outcome"],
+                duration(incident["recovery_s"]),
+            )
+            for incident in incidents[-SHOWN_INCIDENTS:]
+        ],
+    )
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
+@click.option("--json", "as_json", is_flag=True, help="An array; with -f one object a line.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Only events with a greater number.")
+def events(session: Session, job: str | None, follow: bool, as_json: bool, after: int) -> None:
+    """Print a job's events: number, time, kind, what it says."""
+    with session.reader() as reader:
+        history = reader.history(reader.find(job).job_id, after=after, follow=follow)
+        if as_json and not follow:
+            write_json(list(history))
+            return
+        for event in history:
+            if as_json:
+                write_json_line(event)
+            else:
+                click.echo(
+                    f"{event['seq']:>6}  {local_time(event['at'])}  {event['kind']:<20}  {_said(event)}"
+                )
+
+
+def _said(event: dict[str, Any]) -> str:
+    """The body on one line: short values as they are, long ones (a traceback) by their last line."""
+    parts = []
+    for key, value in event["body"].items():
+        if value in (None, "", {}, []):
+            continue
+        if isinstance(value, str):
+            text = value.rstrip().splitlines()[-1] if value.strip() else ""
+        elif isinstance(value, dict):
+            text = ",".join(f"{name}:{_short(item)}" for name, item in value.items())
+        else:
+            text = number(value)
+        parts.append(f"{key}={_short(text)}")
+    return " ".join(parts)
+
+
+def _short(value: Any, length: int = 100) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
+@click.option("--role", help="Only vertices of this role.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
+@click.option("--json", "as_json", is_flag=True, help="Chunks in an array; with -f one object a line.")
+def logs(
+    session: Session, job: str | None, follow: bool, role: str | None, rank: int | None, as_json: bool
+) -> None:
+    """Print what a job's vertices wrote, each line behind its vertex."""
+    with session.reader() as reader:
+        job_id = reader.find(job).job_id
+        if as_json and not follow:
+            write_json(list(_chunks(reader, job_id, role, rank, {})))
+            return
+        after: dict[str, int] = {}
+        ended = False
+        while True:
+            for chunk in _chunks(reader, job_id, role, rank, after):
+                if as_json:
+                    write_json_line(chunk)
+                else:
+                    for line in chunk["text"].splitlines():
+                        click.echo(f"{chunk['vertex']:<12} {line}")
+            if not follow or ended:
+                return
+            ended = reader.has_ended(job_id)
+            time.sleep(LOG_POLL_S)
+
+
+def _chunks(reader: JobReader, job_id: str, role: str | None, rank: int | None, after: dict[str, int]) -> Any:
+    """What there is after `after`, which is moved along."""
+    while True:
+        page = reader.logs(job_id, role=role, rank=rank, after=after)
+        if not page["chunks"]:
+            return
+        yield from page["chunks"]
+        after.update(page["next"])

@@ -1,0 +1,65 @@
+"""`replay`: fold a job's history again; with the whole of it, say where the fold and the snapshot differ."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.look import show_view
+from gyre.api.cli.output import local_time, remark, write_json
+
+DIFFERS = 1
+"""The exit code where fold and snapshot differ."""
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option(
+    "--until", metavar="SEQ|TIME", help="Up to this event, or this time (ISO; local unless it says)."
+)
+@click.option("--json", "as_json", is_flag=True, help="seq, events, state, compared, differences.")
+def replay(session: Session, job: str | None, until: str | None, as_json: bool) -> int:
+    """Fold a job's history: print the state that it leads to, and compare that with the snapshot.
+
+    Works when the cluster is gone. Exits with 1 where fold and snapshot differ.
+    """
+    from gyre.api.replaying import replay_job
+
+    seq, at = parse_until(until)
+    with session.reader() as reader:
+        found = replay_job(reader.store, reader.find(job).job_id, until=seq, until_time=at)
+    data = found.as_dict()
+    if as_json:
+        write_json(data)
+    else:
+        show_view(data["state"])
+    remark(f"{found.events} events folded, up to number {found.seq}.")
+    if found.differences is None:
+        return 0
+    for difference in found.differences:
+        remark(f"differs: {' '.join(difference.key)}")
+        remark(f"  fold:     {json.dumps(difference.folded, sort_keys=True)}")
+        remark(f"  snapshot: {json.dumps(difference.stored, sort_keys=True)}")
+    if found.differences:
+        remark(f"Fold and snapshot differ in {len(found.differences)} rows.")
+        return DIFFERS
+    remark("Fold and snapshot are equal.")
+    return 0
+
+
+def parse_until(text: str | None) -> tuple[int | None, float | None]:
+    """`--until` as a sequence number or as seconds since 1970. Raises UsageError for anything else."""
+    if text is None:
+        return None, None
+    if text.isdecimal():
+        return int(text), None
+    try:
+        return None, datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        example = local_time(1_700_000_000.0)
+        raise click.UsageError(
+            f"--until {text}: expected an event's number, or a time such as {example}."
+        ) from None

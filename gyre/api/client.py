@@ -1,0 +1,183 @@
+"""A master over REST, as plain data.
+
+Invariants:
+- *every call ends*: each has a timeout; a stream has one between two signs of life;
+- *the same errors*: a problem that comes back is raised as the GyreError it was, and no answer is Unreachable.
+
+It must not know the store; `gyre.api.reader` puts the two together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from gyre.api.cursor import read_cursor, write_cursor
+from gyre.api.loopback import is_loopback
+from gyre.errors import ConfigError, GyreError, Unauthorized, Unreachable
+
+TIMEOUT_S = 5.0
+COMMAND_TIMEOUT_S = 15.0
+"""A command waits for the journal: longer than the master's own deadline for it."""
+
+SILENCE_TIMEOUT_S = 40.0
+"""A stream says something every 15 s; after this long without, the line is dead."""
+
+
+class GyreClient:
+    """One master. Use it as a context manager, or `close` it. Not tied to a job: its url is a master's."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"{url!r} is not a master's address.", hint="Give one such as http://127.0.0.1:8265."
+            )
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
+            timeout=timeout_s,
+            transport=transport,
+            trust_env=not is_loopback(parts.hostname),  # a proxy cannot reach our loopback
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- reads --------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get("/jobs")["jobs"]
+        return found
+
+    def view(self, job: str) -> dict[str, Any]:
+        return self._get(_job(job))
+
+    def graph(self, job: str) -> dict[str, Any]:
+        return self._get(f"{_job(job)}/graph")
+
+    def spec(self, job: str) -> dict[str, Any]:
+        return self._get(f"{_job(job)}/spec")
+
+    def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        page: list[dict[str, Any]] = self._get(f"{_job(job)}/events", after=after, limit=limit)["events"]
+        return page
+
+    def logs(
+        self,
+        job: str,
+        *,
+        role: str | None = None,
+        rank: int | None = None,
+        after: Mapping[str, int] | None = None,
+        limit_bytes: int = 2**16,
+    ) -> dict[str, Any]:
+        """`chunks`, and `next` to give as `after`."""
+        page = self._get(
+            f"{_job(job)}/logs",
+            role=role,
+            rank=rank,
+            cursor=write_cursor(after or {}),
+            limit_bytes=limit_bytes,
+        )
+        return {"chunks": page["chunks"], "next": read_cursor(page["cursor"])}
+
+    def stream(self, job: str, *, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Every event after `after`, and then whatever comes. Ends when the master closes it; call again to go
+        on. Raises Unreachable when the line breaks."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_TIMEOUT_S)
+        try:
+            with self._http.stream(
+                "GET", f"/api/v1{_job(job)}/events/stream", headers=headers, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise _error_of(response)
+                for line in response.iter_lines():
+                    if line.startswith("data:"):
+                        yield json.loads(line[5:])
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    # -- commands -----------------------------------------------------------------------------------
+
+    def command(self, job: str, verb: str, body: Mapping[str, Any] | None = None) -> int:
+        """`scale` (role, count), `pause`, `resume`, `stop` (reason). Returns the event's seq."""
+        response = self._send(
+            "POST", f"{_job(job)}:{verb}", json=dict(body) if body else None, timeout=COMMAND_TIMEOUT_S
+        )
+        return int(response["seq"])
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _get(self, path: str, **query: Any) -> dict[str, Any]:
+        return self._send(
+            "GET", path, params={key: value for key, value in query.items() if value is not None}
+        )
+
+    def _send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, f"/api/v1{path}", **options)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        if response.is_error:
+            raise _error_of(response)
+        try:
+            body: dict[str, Any] = response.json()
+        except ValueError:
+            raise self._unreachable("what answers there is no Gyre master") from None
+        return body
+
+    def _unreachable(self, why: object) -> Unreachable:
+        return Unreachable(
+            f"No master answers at {self.url}: {str(why) or type(why).__name__}.",
+            hint="A restarting master takes a few seconds; `gyre ls` says which jobs run.",
+        )
+
+
+def _job(job: str) -> str:
+    return f"/jobs/{quote(job, safe='')}"
+
+
+def _error_of(response: httpx.Response) -> GyreError:
+    """The error that a problem+json body was made from."""
+    try:
+        body = response.json()
+        code, detail = str(body["code"]), str(body["detail"])
+    except (ValueError, KeyError, TypeError):
+        return Unreachable(
+            f"{response.request.url} answered {response.status_code}, and not as a Gyre master does.",
+            hint="Check the address.",
+        )
+    kind = _by_code().get(code, Unauthorized if response.status_code in (401, 403) else GyreError)
+    details = dict(body.get("details") or {})
+    return kind(detail, hint=str(body.get("hint", "")), details={**details, "status": response.status_code})
+
+
+def _by_code() -> dict[str, type[GyreError]]:
+    found: dict[str, type[GyreError]] = {}
+    kinds = [GyreError]
+    while kinds:
+        kind = kinds.pop()
+        found[kind.code] = kind
+        kinds += kind.__subclasses__()
+    return found

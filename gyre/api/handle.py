@@ -1,0 +1,220 @@
+"""A handle on a submitted job: what `submit` returns, in the driver or in any later process.
+
+    handle = JobHandle("grpo-1a2b", "sqlite:////home/me/.gyre/gyre.db")
+    handle.status()["job"]["phase"]
+    handle.wait(timeout=3600)            # or: await handle.aio.wait(timeout=3600)
+
+Every method has an asynchronous twin of the same name and arguments under `handle.aio`.
+
+Invariants:
+- *a handle is two strings*: it pickles, and holds nothing that a restart of the master could break;
+- *waiting survives the master*: it goes on over restarts, and ends by itself when no master has shown a sign
+  of life for `lost_after_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
+from gyre.errors import JobFailed, Unreachable
+from gyre.failover import JobPhase
+from gyre.master.port import View
+
+POLL_S = 0.5
+LOST_AFTER_S = 300.0
+"""Beyond what a restart of the master takes on a busy cluster, and beyond the vertices' own patience."""
+
+
+class JobHandle:
+    """One job. Safe to use from many threads."""
+
+    def __init__(self, job_id: str, store_url: str, token: str | None = None) -> None:
+        self.job_id, self.store_url = job_id, store_url
+        self._token = token
+        self._reader: JobReader | None = None
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.job_id!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (JobHandle, (self.job_id, self.store_url, self._token))
+
+    @property
+    def aio(self) -> AsyncJobHandle:
+        """The same methods, to be awaited."""
+        return AsyncJobHandle(self)
+
+    def close(self) -> None:
+        """Let go of connections; the handle can be used again."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    # -- reads --------------------------------------------------------------------------------------
+
+    def status(self) -> View:
+        """The view of the job (see `gyre.master.port`), from the master or, without one, the journal."""
+        return self._jobs.view(self.job_id)
+
+    def wait(
+        self, timeout: float | None = None, *, poll_s: float = POLL_S, lost_after_s: float = LOST_AFTER_S
+    ) -> View:
+        """Until the job has ended; returns its last view.
+
+        Raises JobFailed with the user's traceback in `details["traceback"]`, TimeoutError past `timeout`
+        seconds, and Unreachable where neither the master nor the journal gave a sign of life for `lost_after_s`.
+        """
+        watch = _Watch(self, timeout, lost_after_s)
+        while True:
+            view = self.status()
+            pause_s = watch.look(view, poll_s)
+            if pause_s is None:
+                return view
+            time.sleep(pause_s)
+
+    def events(self, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """The history after a sequence number; with `follow` until the job has ended."""
+        return self._jobs.history(self.job_id, after=after, follow=follow)
+
+    def logs(self, role: str | None = None, rank: int | None = None) -> Iterator[dict[str, Any]]:
+        """The vertices' newest output, in chunks: vertex, incarnation, file, offset, text."""
+        after: dict[str, int] = {}
+        while True:
+            page = self._jobs.logs(self.job_id, role=role, rank=rank, after=after)
+            if not page["chunks"]:
+                return
+            yield from page["chunks"]
+            after = page["next"]
+
+    # -- commands -----------------------------------------------------------------------------------
+
+    def scale(self, role: str, n: int, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """Have `n` vertices of a role. Returns the event's sequence number, as all commands do.
+
+        Raises NotFound, ConfigError or Conflict as the master says, Unreachable past the deadline.
+        """
+        return self._command("scale", {"role": role, "count": n}, deadline_s)
+
+    def pause(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """Hold the trainer at the next step's end."""
+        return self._command("pause", {}, deadline_s)
+
+    def resume(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """Let a paused trainer go on."""
+        return self._command("resume", {}, deadline_s)
+
+    def stop(self, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """End the job in order. `wait` says when it has."""
+        return self._command("stop", {"reason": reason}, deadline_s)
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    @property
+    def _jobs(self) -> JobReader:
+        if self._reader is None:
+            self._reader = JobReader(self.store_url, token=self._token)
+        return self._reader
+
+    def _command(self, verb: str, body: dict[str, Any], deadline_s: float) -> int:
+        return self._jobs.command(self.job_id, verb, body, deadline_s=deadline_s)
+
+
+class AsyncJobHandle:
+    """The asynchronous twin: calls run in threads, waits on the loop, so that cancelling one is immediate."""
+
+    def __init__(self, handle: JobHandle) -> None:
+        self._handle = handle
+
+    async def status(self) -> View:
+        return await asyncio.to_thread(self._handle.status)
+
+    async def wait(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - the twin of the other `wait`, with its arguments
+        *,
+        poll_s: float = POLL_S,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> View:
+        watch = _Watch(self._handle, timeout, lost_after_s)
+        while True:
+            view = await self.status()
+            pause_s = watch.look(view, poll_s)
+            if pause_s is None:
+                return view
+            await asyncio.sleep(pause_s)
+
+    async def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
+        """An asynchronous iterator."""
+        async for event in _in_threads(self._handle.events(after, follow)):
+            yield event
+
+    async def logs(self, role: str | None = None, rank: int | None = None) -> AsyncIterator[dict[str, Any]]:
+        """An asynchronous iterator."""
+        async for chunk in _in_threads(self._handle.logs(role, rank)):
+            yield chunk
+
+    async def scale(self, role: str, n: int, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.scale, role, n, deadline_s=deadline_s)
+
+    async def pause(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.pause, deadline_s=deadline_s)
+
+    async def resume(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.resume, deadline_s=deadline_s)
+
+    async def stop(self, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.stop, reason, deadline_s=deadline_s)
+
+
+async def _in_threads(items: Iterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    while (item := await asyncio.to_thread(next, items, None)) is not None:
+        yield item
+
+
+class _Watch:
+    """Decides, view by view, whether to go on waiting."""
+
+    def __init__(self, handle: JobHandle, timeout_s: float | None, lost_after_s: float) -> None:
+        self._handle = handle
+        self._timeout_s, self._lost_after_s = timeout_s, lost_after_s
+        self._began_at = self._alive_at = time.monotonic()
+        self._seq = -1
+
+    def look(self, view: View, poll_s: float) -> float | None:
+        """How long to pause before the next look; None when the job has ended well or was stopped."""
+        raise_if_failed(view)
+        if JobPhase(view["job"]["phase"]).ended:
+            return None
+        now = time.monotonic()
+        if view["master"]["answering"] or view["seq"] != self._seq:
+            self._alive_at, self._seq = now, view["seq"]
+        if now - self._alive_at > self._lost_after_s:
+            raise Unreachable(
+                f"Job {view['job']['name']} is {view['job']['phase']} in its journal, but its master has not "
+                f"answered for {self._lost_after_s:g} s.",
+                hint="`gyre doctor` says whether Ray runs; submitting the job again starts it anew.",
+                details={"job_id": self._handle.job_id},
+            )
+        if self._timeout_s is None:
+            return poll_s
+        left_s = self._began_at + self._timeout_s - now
+        if left_s <= 0:
+            raise TimeoutError(f"job {view['job']['name']} did not end within {self._timeout_s:g} s")
+        return min(poll_s, left_s)
+
+
+def raise_if_failed(view: View) -> None:
+    """Raises JobFailed, with the user's traceback in its details, for the view of a job that failed."""
+    job = view["job"]
+    if JobPhase(job["phase"]) is JobPhase.FAILED:
+        raise JobFailed(
+            f"Job {job['name']} failed: {job['message'] or job['reason'] or 'no reason given'}.".replace(
+                "..", "."
+            ),
+            hint=f"gyre events {job['name']} tells how it came to that.",
+            details={"traceback": job["error"], "job_id": job["job_id"], "reason": str(job["reason"])},
+        )

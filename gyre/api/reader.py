@@ -1,0 +1,317 @@
+"""A job as it is: from its master while that answers, from the journal when it does not.
+
+Invariants:
+- *the journal is enough*: every read works with the master gone, the cluster gone, the job long over;
+- *history has one source*: events are read from the journal whenever there is one, never stitched together;
+- *a command ends*: it is repeated over a master's restart (commands are idempotent) up to a deadline, and then
+  it is Unreachable.
+
+With a `url` and no store, the master is all there is: then a master that does not answer is Unreachable. This
+module must not know Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from gyre.api.client import GyreClient
+from gyre.api.home import Home, home
+from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unreachable
+from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
+from gyre.master.logs import read_logs
+from gyre.master.port import View, view_of
+from gyre.store import EventRow, JobRow, Store, open_store
+
+PROBE_TIMEOUT_S = 2.0
+"""How long a read waits for the master before it turns to the journal."""
+
+COMMAND_DEADLINE_S = 30.0
+RETRY_AFTER_S = 0.25
+FOLLOW_POLL_S = 0.2
+PAGE = 1000
+LOG_PAGE_BYTES = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A job that was resolved. `url` is where its master was last seen."""
+
+    job_id: str
+    name: str
+    live: bool
+    url: str
+    phase: str
+
+
+class JobReader:
+    """Reads and commands any job of one store, or the one job of the master at `url`."""
+
+    def __init__(
+        self,
+        store_url: str | None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        at: Home | None = None,
+        probe_timeout_s: float = PROBE_TIMEOUT_S,
+    ) -> None:
+        """`url` wins over `store_url` for everything that a master can answer."""
+        self._store_url, self._url, self._token = store_url, url, token
+        self._home = at or home()
+        self._probe_timeout_s = probe_timeout_s
+        self._opened: Store | None = None
+        self._clients: dict[str, GyreClient] = {}
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def store(self) -> Store:
+        """The store, opened on first use. Raises StoreError, or NotFound where none was named."""
+        if self._store_url is None:
+            raise NotFound("No store is known, only a master's address.", hint="Give --store URL.")
+        if self._opened is None:
+            self._opened = open_store(self._store_url, create=False)
+        return self._opened
+
+    # -- which job ----------------------------------------------------------------------------------
+
+    def jobs(self, *, live: bool | None = None) -> list[dict[str, Any]]:
+        """The newest first: job_id, name, phase, reason, message, epoch, step, version, submitted_at, …"""
+        if self._url is not None:
+            return self._client(self._url).jobs()
+        return [self._item(row) for row in self.store.jobs(live=live)]
+
+    def find(self, job: str | None = None, *, live_first: bool = False) -> Found:
+        """The job of that id or name; None is the newest, with `live_first` the newest that runs."""
+        if self._url is not None:
+            known = self._client(self._url)
+            record = known.view(job)["job"] if job is not None else known.jobs()[0]
+            ended = JobPhase(record["phase"]).ended
+            return Found(record["job_id"], record["name"], not ended, self._url, record["phase"])
+        if job is not None:
+            return _found(self.store.job(job))
+        newest = (self.store.jobs(live=True, limit=1) if live_first else []) or self.store.jobs(limit=1)
+        if not newest:
+            raise NotFound("There is no job yet.", hint="Start one: gyre demo, or gyre run FILE.")
+        return _found(newest[0])
+
+    # -- reads --------------------------------------------------------------------------------------
+
+    def view(self, job_id: str) -> View:
+        """The view of the job at this moment; `master.answering` says where it is from."""
+        if self._url is not None:
+            return self._client(self._url).view(job_id)
+        row = self.store.job(job_id)
+        if row.live and row.url:
+            try:
+                return self._client(row.url).view(row.job_id)
+            except (Unreachable, NotFound, Unauthorized):
+                pass  # away, replaced by another program, or shut to us: the journal knows it all
+        return self._stored_view(row)
+
+    def spec(self, job_id: str) -> dict[str, Any]:
+        """The resolved spec that the job was submitted with."""
+        if self._url is not None:
+            return self._client(self._url).spec(job_id)
+        return self.store.job(job_id).spec
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
+        """Committed events with seq > after, at most `limit`."""
+        if self._url is not None:
+            return self._client(self._url).events(job_id, after=after, limit=limit)
+        return [as_event(row) for row in self.store.journal(job_id).events(after=after, limit=limit)]
+
+    def history(
+        self, job_id: str, *, after: int = 0, follow: bool = False, poll_s: float = FOLLOW_POLL_S
+    ) -> Iterator[dict[str, Any]]:
+        """Every event after `after`; with `follow` also what is still to come, until the job has ended."""
+        while True:
+            page = self.events(job_id, after=after, limit=PAGE)
+            yield from page
+            if page:
+                after = page[-1]["seq"]
+            if len(page) == PAGE:
+                continue
+            if not follow:
+                return
+            if not page and self.has_ended(job_id):
+                yield from self.events(job_id, after=after)
+                return
+            yield from self._wait_for_more(job_id, after, poll_s)
+
+    def has_ended(self, job_id: str) -> bool:
+        if self._url is not None:
+            return JobPhase(self._client(self._url).view(job_id)["job"]["phase"]).ended
+        row = self.store.job(job_id)
+        return not row.live or self._state(row).job.phase.ended
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        role: str | None = None,
+        rank: int | None = None,
+        after: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """`chunks`, and `next` to give as `after`: at first the newest output, then what came since.
+
+        Without a master: from the log files of this machine. NotFound where there are none.
+        """
+        url = self._url or (row.url if (row := self.store.job(job_id)).live else None)
+        folder = self._home.find_logs(job_id)
+        if url:
+            try:
+                return self._client(url).logs(
+                    job_id, role=role, rank=rank, after=after, limit_bytes=LOG_PAGE_BYTES
+                )
+            except (Unreachable, NotFound, Unauthorized):
+                if folder is None:
+                    raise
+        if folder is None:
+            raise NotFound(
+                f"There are no logs of job {job_id} in {self._home.path}.",
+                hint="They lie in the GYRE_HOME of the machine that ran it.",
+            )
+        return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=LOG_PAGE_BYTES)
+
+    # -- commands -----------------------------------------------------------------------------------
+
+    def command(
+        self,
+        job_id: str,
+        verb: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        deadline_s: float = COMMAND_DEADLINE_S,
+    ) -> int:
+        """Returns the seq of the event that records it. Raises as the master says; Conflict where the job has
+        ended, Unreachable where no master took it within `deadline_s`."""
+        until = time.monotonic() + deadline_s
+        while True:
+            found = self.find(job_id)
+            if not found.live:
+                raise Conflict(
+                    f"Job {found.name} is {found.phase}; it takes no {verb}.",
+                    hint="`gyre ls` shows the jobs that run.",
+                )
+            error = self._try_command(found, verb, body)
+            if isinstance(error, int):
+                return error
+            if time.monotonic() + RETRY_AFTER_S > until:
+                raise Unreachable(
+                    f"No master of job {found.name} took the {verb} within {deadline_s:g} s: {error.message}",
+                    hint=error.hint or "`gyre show` says whether the master answers.",
+                )
+            time.sleep(RETRY_AFTER_S)
+
+    def _try_command(self, found: Found, verb: str, body: Mapping[str, Any] | None) -> int | GyreError:
+        """The seq, or the error that a new attempt may cure."""
+        if not found.url:
+            return Unreachable("its master has no address yet.", hint="It may still be starting.")
+        client = self._client(found.url)
+        try:
+            return client.command(found.job_id, verb, body)
+        except (Unreachable, Fenced) as error:
+            return error
+        except NotFound as error:
+            try:
+                mine = any(item["job_id"] == found.job_id for item in client.jobs())
+            except GyreError as unsure:
+                return unsure
+            if mine:
+                raise
+            return error  # another master has the port now; ours will say where it went
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _client(self, url: str) -> GyreClient:
+        if url not in self._clients:
+            timeout_s = 5.0 if url == self._url else self._probe_timeout_s
+            self._clients[url] = GyreClient(url, self._token, timeout_s=timeout_s)
+        return self._clients[url]
+
+    def _wait_for_more(self, job_id: str, after: int, poll_s: float) -> Iterator[dict[str, Any]]:
+        """Returns when there may be more; yields nothing itself."""
+        if self._url is None:
+            journal = self.store.journal(job_id)
+            for _ in range(max(1, round(1.0 / poll_s))):
+                if journal.last_seq() > after:
+                    break
+                time.sleep(poll_s)
+        else:
+            time.sleep(poll_s)
+        yield from ()
+
+    def _state(self, row: JobRow) -> JobState:
+        """The snapshot's state; the directory's fields where the journal is still empty."""
+        state = state_from(self.store.journal(row.job_id).snapshot())
+        if state.job.job_id:
+            return state
+        phase = row.phase if row.phase in set(JobPhase) else JobPhase.SUBMITTED
+        reason = row.reason if row.reason in set(Reason) else Reason.NONE
+        job = JobRecord(
+            job_id=row.job_id,
+            name=row.name,
+            phase=JobPhase(phase),
+            reason=Reason(reason),
+            message=row.message,
+            submitted_at=row.created_at,
+            ended_at=row.ended_at,
+        )
+        return replace(state, job=job)
+
+    def _stored_view(self, row: JobRow) -> View:
+        state = self._state(row)
+        progress = {"step": state.job.step, "version": state.job.version, **state.job.result}
+        seq = self.store.journal(row.job_id).last_seq()
+        return view_of(state, seq=seq, progress=progress, answering=False)
+
+    def _item(self, row: JobRow) -> dict[str, Any]:
+        job = self._state(row).job
+        return {
+            "job_id": row.job_id,
+            "name": row.name,
+            "phase": str(job.phase) if row.live else row.phase,
+            "reason": str(job.reason) if row.live else row.reason,
+            "message": job.message or row.message,
+            "epoch": row.epoch,
+            "step": job.step,
+            "version": job.version,
+            "submitted_at": row.created_at,
+            "started_at": job.started_at,
+            "ended_at": row.ended_at,
+            "live": row.live,
+            "url": row.url or "",
+        }
+
+
+def _found(row: JobRow) -> Found:
+    return Found(row.job_id, row.name, row.live, row.url or "", row.phase)
+
+
+def as_event(row: EventRow) -> dict[str, Any]:
+    """An event as the REST interface shows it."""
+    return {
+        "seq": row.seq,
+        "id": row.event_id,
+        "cause": row.cause,
+        "kind": row.kind,
+        "at": row.at,
+        "actor": row.actor,
+        "body": row.body,
+    }

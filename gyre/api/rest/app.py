@@ -1,0 +1,62 @@
+"""The REST interface of a master: `create_app(port, token=...)` puts routes, guard and problems together.
+
+Invariants:
+- *every error is a problem* (`problems`), and the OpenAPI says so of every route;
+- *the app holds no state of the job*: whatever it shows comes from the port at that moment.
+
+It must not know Ray, nor how the port gets its answers.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import anyio
+from fastapi import FastAPI
+
+from gyre.api.rest import routes, schemas
+from gyre.api.rest.broadcast import HEARTBEAT_S, Broadcaster
+from gyre.api.rest.guard import Guard
+from gyre.api.rest.problems import MEDIA_TYPE, install_handlers
+from gyre.master.port import MasterPort
+
+PREFIX = "/api/v1"
+
+
+def create_app(port: MasterPort, *, token: str | None, heartbeat_s: float = HEARTBEAT_S) -> FastAPI:
+    """The whole interface over one port. With a token every path but `/healthz` wants it."""
+    app = FastAPI(
+        title="Gyre",
+        version=_version(),
+        description="The control plane of one RL post-training job.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=f"{PREFIX}/docs",
+        redoc_url=None,
+    )
+    app.state.port = port
+    app.state.broadcaster = Broadcaster(port, heartbeat_s=heartbeat_s)
+    app.state.command_threads = anyio.CapacityLimiter(routes.COMMAND_THREADS)
+    install_handlers(app)
+    app.add_middleware(Guard, token=token)
+    refused = 403 if token is None else 401
+    app.include_router(routes.reads, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
+    app.include_router(routes.streams, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
+    app.include_router(routes.commands, prefix=PREFIX, responses=_problems(refused, 404, 409, 422, 500, 503))
+    app.include_router(routes.root, responses=_problems(refused, 500))
+    return app
+
+
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    schema = schemas.Problem.model_json_schema()
+    return {
+        status: {"description": "A problem.", "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status in statuses
+    }
+
+
+def _version() -> str:
+    try:
+        return version("gyre-rl")
+    except PackageNotFoundError:
+        return "0"

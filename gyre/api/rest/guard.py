@@ -1,0 +1,83 @@
+"""Who may ask: a bearer token, or, without one, only programs on this machine that mean to.
+
+Invariants:
+- *token or loopback*: with a token set every path but `/healthz` wants it; a server without one is only ever
+  bound to loopback (`gyre.api.rest.serve` refuses else);
+- *no stranger's page*: a server without a token answers neither a host name that is not loopback (DNS
+  rebinding) nor a changing request from another origin, so that no web page can stop a job.
+
+A plain ASGI middleware: it looks at headers only and never at a body, so streams pass through untouched.
+"""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gyre.api.loopback import is_loopback
+from gyre.api.rest.problems import FORBIDDEN_ORIGIN, problem, problem_of
+from gyre.errors import Unauthorized
+
+OPEN_PATHS = frozenset({"/healthz"})
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Headers) -> ASGIApp | None:
+        if self._token is not None:
+            return None if self._is_valid(headers.get("authorization", "")) else _unauthorized(headers)
+        host = headers.get("host", "")
+        if not is_loopback(_name_of(host)):
+            return problem(
+                status=403,
+                code=FORBIDDEN_ORIGIN,
+                detail=f"This server has no token, so it answers loopback names only, not {host!r}.",
+                hint="Start the job with a token to reach it by another name.",
+            )
+        origin = headers.get("origin")
+        if origin and method not in ("GET", "HEAD", "OPTIONS") and urlsplit(origin).netloc != host:
+            return problem(
+                status=403,
+                code=FORBIDDEN_ORIGIN,
+                detail=f"A page of {origin} may not change this job.",
+                hint="Ask from the dashboard, the command line or a program.",
+            )
+        return None
+
+    def _is_valid(self, header: str) -> bool:
+        scheme, _, given = header.partition(" ")
+        assert self._token is not None
+        # Header values are latin-1 on the wire; a token beyond ASCII is sent as UTF-8.
+        same = compare_digest(given.strip().encode("latin-1", "replace"), self._token)
+        return same and scheme.lower() == "bearer"
+
+
+def _unauthorized(headers: Headers) -> ASGIApp:
+    missing = "authorization" not in headers
+    return problem_of(
+        Unauthorized(
+            "This server wants a token." if missing else "The token is wrong.",
+            hint="Send `Authorization: Bearer TOKEN`; on the command line: --token or GYRE_TOKEN.",
+        )
+    )
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

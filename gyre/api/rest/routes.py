@@ -1,0 +1,281 @@
+"""The routes: reads of the master's view, its events as pages or as a stream, and the four commands.
+
+Invariants:
+- *the loop never waits for the master*: port calls run in threads; commands, which block until the journal has
+  them, have threads of their own, so that they cannot use up those of the reads;
+- *one job*: a master has one job, and answers for it by name or by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, cast
+
+import anyio
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.types import Receive, Scope, Send
+
+from gyre.api.cursor import read_cursor, write_cursor
+from gyre.api.rest import schemas
+from gyre.api.rest.broadcast import Broadcaster
+from gyre.errors import NotFound, nearest
+from gyre.master.port import MasterPort, View
+
+COMMAND_THREADS = 8
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+EVENT_STREAM = "text/event-stream"
+LAST_SEQ = 2**63 - 1
+"""The largest sequence number that a journal can hold."""
+
+
+class _JobConvertor(Convertor[str]):
+    """A job's name or id: no slash, and no colon, which begins a command."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("gyre_job", _JobConvertor())
+
+JobPath = Annotated[str, Path(description="The job's name or id.", min_length=1)]
+
+
+def _port(request: Request) -> MasterPort:
+    return cast(MasterPort, request.app.state.port)
+
+
+Port = Annotated[Any, Depends(_port)]
+"""The MasterPort. (Any, because FastAPI would take a protocol for a field.)"""
+
+
+def _found(port: Port, job: JobPath) -> View:
+    view: View = port.view()
+    record = view["job"]
+    if job not in (record["job_id"], record["name"]):
+        raise NotFound(
+            f"There is no job {job!r} here.", hint=nearest(job, (record["name"], record["job_id"]))
+        )
+    return view
+
+
+Found = Annotated[dict[str, Any], Depends(_found)]
+"""The view of the job that the path names."""
+
+reads = APIRouter(tags=["job"])
+
+
+@reads.get("/jobs", response_model=schemas.JobList)
+def list_jobs(port: Port) -> Any:
+    """The one job of this master."""
+    return {"jobs": [port.view()["job"]]}
+
+
+@reads.get("/jobs/{job:gyre_job}", response_model=schemas.JobView)
+def show_job(view: Found) -> Any:
+    """All there is to see of the job at this moment."""
+    return view
+
+
+@reads.get("/jobs/{job:gyre_job}/graph", response_model=dict[str, Any])
+def show_graph(view: Found, port: Port) -> Any:
+    """The compiled graph and its placement."""
+    return port.graph()
+
+
+@reads.get("/jobs/{job:gyre_job}/spec", response_model=dict[str, Any])
+def show_spec(view: Found, port: Port) -> Any:
+    """The resolved configuration."""
+    return port.spec()
+
+
+@reads.get("/jobs/{job:gyre_job}/vertices", response_model=schemas.VertexList)
+def list_vertices(view: Found) -> Any:
+    """Every vertex, by role and rank."""
+    return {"vertices": view["vertices"]}
+
+
+@reads.get("/jobs/{job:gyre_job}/vertices/{vertex}", response_model=schemas.Vertex)
+def show_vertex(view: Found, vertex: str) -> Any:
+    """One vertex, by its id."""
+    for record in view["vertices"]:
+        if record["id"] == vertex:
+            return record
+    raise NotFound(
+        f"There is no vertex {vertex!r} in job {view['job']['name']}.",
+        hint=nearest(vertex, (record["id"] for record in view["vertices"])),
+    )
+
+
+@reads.get("/jobs/{job:gyre_job}/incidents", response_model=schemas.IncidentList)
+def list_incidents(view: Found) -> Any:
+    """What went wrong so far, oldest first."""
+    return {"incidents": view["incidents"]}
+
+
+@reads.get("/jobs/{job:gyre_job}/metrics", response_model=schemas.Metrics)
+def show_metrics(view: Found) -> Any:
+    """What the trainer last reported."""
+    record = view["job"]
+    return {
+        "job_id": record["job_id"],
+        "seq": view["seq"],
+        "step": record["step"],
+        "version": record["version"],
+        "progress": view["progress"],
+    }
+
+
+@reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)
+def read_logs(
+    view: Found,
+    port: Port,
+    role: Annotated[str | None, Query(max_length=64)] = None,
+    rank: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
+    cursor: Annotated[str, Query(description="The `cursor` of the page before.")] = "",
+    limit_bytes: Annotated[int, Query(ge=1, le=4 * 2**20)] = 2**16,
+) -> Any:
+    """What the vertices printed: without a cursor the newest, with one what came after it."""
+    page = port.logs(role=role, rank=rank, after=read_cursor(cursor), limit_bytes=limit_bytes)
+    return {"chunks": page["chunks"], "cursor": write_cursor(page["next"])}
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+streams = APIRouter(tags=["events"])
+
+After = Annotated[int, Query(ge=0, le=LAST_SEQ, description="Only events with a greater sequence number.")]
+LastEventId = Annotated[
+    int | None,
+    Header(ge=0, le=LAST_SEQ, description="Where a broken stream goes on from; wins over `after`."),
+]
+_STREAM: dict[str, Any] = {
+    EVENT_STREAM: {"schema": {"type": "string", "description": "id: sequence, event: kind, data: Event"}}
+}
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events until the client goes; then the generator is closed at once, not at the next event."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(chunks, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group, aclosing(self._chunks):
+            group.start_soon(until_gone)
+            await self.stream_response(send)
+            group.cancel_scope.cancel()
+
+
+def _stream(request: Request, after: int) -> EventStream:
+    broadcaster = cast(Broadcaster, request.app.state.broadcaster)
+    return EventStream(broadcaster.stream(after=after))
+
+
+@streams.get(
+    "/jobs/{job:gyre_job}/events",
+    response_model=schemas.EventPage,
+    responses={200: {"content": _STREAM}},
+)
+async def list_events(
+    request: Request,
+    view: Found,
+    port: Port,
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    last_event_id: LastEventId = None,
+) -> Any:
+    """A page of the history; with `Accept: text/event-stream` the history and then whatever comes."""
+    start = after if last_event_id is None else last_event_id
+    if EVENT_STREAM in request.headers.get("accept", ""):
+        return _stream(request, start)
+    events = await anyio.to_thread.run_sync(lambda: port.events(after=start, limit=limit))
+    return {
+        "events": events,
+        "next": events[-1]["seq"] if events else start,
+        "more": len(events) == limit,
+    }
+
+
+@streams.get(
+    "/jobs/{job:gyre_job}/events/stream",
+    status_code=200,
+    response_class=EventStream,
+    responses={200: {"content": _STREAM}},
+)
+async def stream_events(
+    request: Request, view: Found, after: After = 0, last_event_id: LastEventId = None
+) -> Any:
+    """Server-sent events until the client goes: the history after `after`, then whatever comes."""
+    return _stream(request, after if last_event_id is None else last_event_id)
+
+
+# -- commands ---------------------------------------------------------------------------------------
+
+commands = APIRouter(tags=["commands"])
+
+
+async def _carry(request: Request, job: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    port = _port(request)
+
+    def call() -> dict[str, Any]:
+        job_id = _found(port, job)["job"]["job_id"]
+        return {"job_id": job_id, "seq": port.command(verb, body, by="rest")}
+
+    return await anyio.to_thread.run_sync(call, limiter=request.app.state.command_threads)
+
+
+@commands.post("/jobs/{job:gyre_job}:scale", status_code=202, response_model=schemas.Accepted)
+async def scale(request: Request, job: JobPath, body: schemas.ScaleBody) -> Any:
+    """Have `count` vertices of `role`."""
+    return await _carry(request, job, "scale", {"role": body.role, "count": body.count})
+
+
+@commands.post("/jobs/{job:gyre_job}:pause", status_code=202, response_model=schemas.Accepted)
+async def pause(request: Request, job: JobPath) -> Any:
+    """Hold the trainer at the next step's end."""
+    return await _carry(request, job, "pause", {})
+
+
+@commands.post("/jobs/{job:gyre_job}:resume", status_code=202, response_model=schemas.Accepted)
+async def resume(request: Request, job: JobPath) -> Any:
+    """Let a paused trainer go on."""
+    return await _carry(request, job, "resume", {})
+
+
+@commands.post("/jobs/{job:gyre_job}:stop", status_code=202, response_model=schemas.Accepted)
+async def stop(request: Request, job: JobPath, body: schemas.StopBody | None = None) -> Any:
+    """End the job in order: at the next step's end, or after the drain timeout."""
+    return await _carry(request, job, "stop", {"reason": "" if body is None else body.reason})
+
+
+# -- the root ---------------------------------------------------------------------------------------
+
+root = APIRouter(tags=["operations"])
+
+
+@root.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def prometheus(port: Port) -> Response:
+    """Prometheus text format."""
+    return Response(port.metrics(), media_type=PROMETHEUS)
+
+
+@root.get("/healthz", response_model=schemas.Health)
+async def health() -> Any:
+    """Whether the server answers; it wants no token and says nothing of the job."""
+    return {"ok": True}

@@ -1,0 +1,199 @@
+"""What the REST interface takes and gives, as types: the source of its OpenAPI.
+
+Bodies that come in are strict: an unknown key is refused. What goes out lists the keys that clients may build
+on; a workload's own report and later additions pass through beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Out(BaseModel):
+    model_config = ConfigDict(extra="allow", ser_json_inf_nan="null")
+
+
+class In(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Problem(BaseModel):
+    """RFC 9457. `code` is stable across releases."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    hint: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+class Health(BaseModel):
+    ok: bool = True
+
+
+class JobItem(Out):
+    """One job of a list. Times in seconds since 1970."""
+
+    job_id: str
+    name: str
+    phase: str
+    reason: str = ""
+    message: str = ""
+    epoch: int = 0
+    step: int = 0
+    version: int = -1
+    submitted_at: float = 0.0
+    ended_at: float | None = None
+
+
+class JobList(BaseModel):
+    jobs: list[JobItem]
+
+
+class Job(JobItem):
+    """The job's record as the journal keeps it."""
+
+    started_at: float | None = None
+    paused: bool = False
+    roles: dict[str, int] = Field(default_factory=dict)
+    checkpoint_step: int = -1
+    checkpoint_path: str = ""
+    result: dict[str, Any] = Field(default_factory=dict)
+    error: str = ""
+    """The traceback or sentence that ended the job."""
+
+
+class Master(Out):
+    pid: int
+    epoch: int
+    url: str
+    node: str
+    answering: bool
+
+
+class Vertex(Out):
+    """One instance of a role. `version`: of the weights that it serves."""
+
+    id: str
+    role: str
+    rank: int
+    pid: int
+    node: str
+    phase: str
+    reason: str
+    message: str
+    incarnation: int
+    restarts: int
+    since: float
+    version: int | None = None
+    busy: str = ""
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class VertexList(BaseModel):
+    vertices: list[Vertex]
+
+
+class IncidentItem(Out):
+    """One thing that went wrong: evidence, culprit, decision, outcome."""
+
+    id: str
+    at: float
+    vertex: str
+    incarnation: int
+    cause: str
+    scope: str
+    decision: str
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    user_code: bool = False
+    region: list[str] = Field(default_factory=list)
+    detected_after_s: float | None = None
+    recovered_at: float | None = None
+    recovery_s: float | None = None
+    outcome: str
+
+
+class IncidentList(BaseModel):
+    incidents: list[IncidentItem]
+
+
+class StoreHealth(Out):
+    error: str = ""
+    """Why the journal cannot be written, or an empty string."""
+
+
+class JobView(Out):
+    """All there is to see of a job at one moment."""
+
+    job: Job
+    master: Master
+    vertices: list[Vertex]
+    incidents: list[IncidentItem]
+    progress: dict[str, Any]
+    seq: int
+    store: StoreHealth
+
+
+class Event(Out):
+    """One event of the journal; `seq` is the id of its server-sent form."""
+
+    seq: int
+    id: str
+    cause: str | None = None
+    kind: str
+    at: float
+    actor: str = ""
+    body: dict[str, Any]
+
+
+class EventPage(BaseModel):
+    """`next` is the `after` of the following page; `more`: whether this one is full."""
+
+    events: list[Event]
+    next: int
+    more: bool
+
+
+class LogChunk(Out):
+    vertex: str
+    incarnation: int
+    file: str
+    offset: int
+    text: str
+
+
+class LogPage(BaseModel):
+    """`cursor` is where the next page begins."""
+
+    chunks: list[LogChunk]
+    cursor: str
+
+
+class Metrics(BaseModel):
+    job_id: str
+    seq: int
+    step: int
+    version: int
+    progress: dict[str, Any]
+
+
+class ScaleBody(In):
+    """`count` vertices of `role`."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64, examples=["rollout"])]
+    count: Annotated[int, Field(ge=0, le=100_000, examples=[3])]
+
+
+class StopBody(In):
+    reason: Annotated[str, Field(max_length=1000)] = ""
+
+
+class Accepted(BaseModel):
+    """`seq` is the event that records the request in the journal."""
+
+    job_id: str
+    seq: int

@@ -1,0 +1,192 @@
+"""The server beside the control loop: uvicorn on a thread and an event loop of its own.
+
+Invariants:
+- *no token, no door*: an address that is not loopback is refused without a token, before anything is bound;
+- *bound is listening*: `start` returns only when the socket listens and the server takes requests;
+- *a port is never shared*: a port in use is an error, or with `fallback_to_any` another free one is taken: a
+  restarting master wants its earlier address back, but must come up without it too;
+- *the process's signals are its own*: the server installs no handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from gyre.api.loopback import is_loopback
+from gyre.api.rest.app import create_app
+from gyre.errors import ConfigError, Unreachable
+from gyre.master.port import MasterPort
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+
+
+class _Server(uvicorn.Server):
+    """Says when it takes requests."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready.set()
+
+
+class RestServer:
+    """`start()` → url, `stop()`. A server is started once."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        *,
+        fallback_to_any: bool = False,
+        advertise: str | None = None,
+    ) -> None:
+        """`advertise` is the host name in the url; by default `host`, or this machine's name for a wildcard.
+
+        Raises ConfigError for an address off loopback without a token.
+        """
+        if not token and not is_loopback(host):
+            raise ConfigError(
+                f"{host or 'all addresses'}: an address off loopback needs a token.",
+                hint="Give a token, or bind to 127.0.0.1.",
+            )
+        self._host, self._port = host, port
+        self._fallback_to_any = fallback_to_any
+        self._advertise = advertise
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: BaseException | None = None
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self.url = ""
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> str:
+        """Bind, serve, and return the url. Raises ConfigError where the address cannot be had."""
+        if self._thread is not None:
+            raise RuntimeError("this server was started before")
+        listener = self._bind()
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            loop="asyncio",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = server = _Server(config)
+        self._thread = threading.Thread(
+            target=self._serve, args=(server, listener), name="gyre-rest", daemon=True
+        )
+        self._thread.start()
+        if not server.ready.wait(timeout_s) or self._error is not None:
+            self.stop(0.0)
+            raise Unreachable(
+                f"The REST server did not come up within {timeout_s:g} s: {self._error or 'no answer'}."
+            )
+        self.url = f"http://{self._shown_host()}:{listener.getsockname()[1]}"
+        return self.url
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End open streams, let requests in flight end, stop the thread. Harmless when it is not running."""
+        if self._thread is None or self._server is None:
+            return
+        self._server.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._app.state.broadcaster.close)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._server.force_exit = True
+            self._thread.join(1.0)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _serve(self, server: _Server, listener: socket.socket) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            await server.serve(sockets=[listener])
+
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            server.ready.set()
+            listener.close()
+
+    # -- the socket ---------------------------------------------------------------------------------
+
+    def _bind(self) -> socket.socket:
+        try:
+            return self._listen(self._port)
+        except OSError as error:
+            if self._fallback_to_any and self._port and error.errno in (errno.EADDRINUSE, errno.EACCES):
+                with suppress(OSError):
+                    return self._listen(0)
+            raise self._unusable(error) from None
+
+    def _listen(self, port: int) -> socket.socket:
+        family, kind, protocol, _, address = self._resolve(port)
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)  # here, not later: it is what fails when another one has the port
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def _resolve(self, port: int) -> Any:
+        found = socket.getaddrinfo(
+            self._host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+        return min(found, key=lambda item: item[0] != socket.AF_INET)
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        where = f"{self._host or '*'}:{self._port}"
+        if error.errno == errno.EADDRINUSE:
+            return ConfigError(
+                f"Port {self._port} on {self._host or '*'} is in use by another program.",
+                hint="Give another port, or 0 for any free one.",
+                details={"port": self._port},
+            )
+        if error.errno == errno.EACCES:
+            return ConfigError(
+                f"{where}: this user may not listen there.", hint="Give a port of 1024 or above."
+            )
+        return ConfigError(
+            f"{where}: cannot listen there: {error.strerror or error}.",
+            hint="Give an address of this machine, such as 127.0.0.1.",
+        )
+
+    def _shown_host(self) -> str:
+        host = self._advertise or self._host
+        if host in ("", "0.0.0.0", "::"):
+            host = socket.gethostname()
+        return f"[{host}]" if ":" in host else host
+
+
+def serve(master: MasterPort, *, host: str, port: int, token: str | None, restarted: bool) -> str:
+    """Serve a master's interface until the process ends; returns the url. What a master is told to start.
+
+    A master that was restarted would rather have its earlier `port`, but takes any free one.
+    """
+    app = create_app(master, token=token)
+    return RestServer(app, host, port, token, fallback_to_any=restarted).start()

@@ -1,0 +1,183 @@
+"""From logical nodes to the machines that there are.
+
+Invariants:
+- *one machine per logical node*: vertices that the plan puts on one logical node stay together;
+- *devices are real for GPUs*: a logical node that uses GPUs has a machine of its own with enough of them. For
+  CPU a device is only a number, so logical nodes may share a machine, and a note says so.
+
+This module must not ask the cluster itself: what it has is an argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gyre.errors import GraphError
+from gyre.graph.model import PlacementPlan, SubGraph
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """A live machine of the cluster and what it can still give."""
+
+    node_id: str
+    ip: str
+    cpu: float
+    memory_bytes: int
+    gpu: float = 0.0
+
+
+@dataclass(slots=True)
+class _Need:
+    node: int
+    cpu: float = 0.0
+    memory_bytes: int = 0
+    gpu: float = 0.0
+
+
+@dataclass(slots=True)
+class _Machine:
+    capacity: NodeCapacity
+    cpu: float
+    memory_bytes: int
+    gpu: float
+    guests: int = 0
+    devices_taken: bool = False
+
+    def holds(self, need: _Need) -> bool:
+        if need.gpu and self.devices_taken:
+            return False
+        tolerance = 1e-6
+        return (
+            need.cpu <= self.cpu + tolerance
+            and need.memory_bytes <= self.memory_bytes
+            and need.gpu <= self.gpu + tolerance
+        )
+
+
+def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> PlacementPlan:
+    """The plan with `assignments`: for each logical node in use, the id of its machine.
+
+    Raises GraphError with required and available where a logical node finds no machine.
+    """
+    if not nodes:
+        raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
+    needs = _needs(plan)
+    machines = [
+        _Machine(node, node.cpu, node.memory_bytes, node.gpu)
+        for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
+    ]
+    gpu_nodes = sum(1 for need in needs if need.gpu)
+    with_gpu = sum(1 for node in nodes if node.gpu)
+    if gpu_nodes > with_gpu:
+        raise GraphError(
+            f"cluster: required {gpu_nodes} machines with GPUs, available {with_gpu}.",
+            hint="Wait for more machines, or lower node_num and raise device_per_node.",
+            details={"required": gpu_nodes, "available": with_gpu},
+        )
+    assignments: dict[int, str] = {}
+    by_size = sorted(needs, key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
+    # The tightest fit for devices keeps big machines free. Without devices, the machine with the fewest guests.
+    _assign([need for need in by_size if need.gpu], machines, lambda machine: machine.gpu, assignments)
+    _assign([need for need in by_size if not need.gpu], machines, lambda machine: machine.guests, assignments)
+    ordered = {need.node: assignments[need.node] for need in needs}
+    return replace(
+        plan,
+        sub_graphs=tuple(_relaxed(sub_graph, ordered) for sub_graph in plan.sub_graphs),
+        notes=(*plan.notes, *_notes(ordered, nodes)),
+        assignments=ordered,
+    )
+
+
+def _assign(
+    needs: Sequence[_Need],
+    machines: Sequence[_Machine],
+    preference: Callable[[_Machine], float],
+    assignments: dict[int, str],
+) -> None:
+    """Each need to the machine with the least `preference` that holds it; equal ones by most CPU, then by order."""
+
+    def entry(number: int) -> tuple[float, float, int]:
+        return preference(machines[number]), -machines[number].cpu, number
+
+    heap = [entry(number) for number in range(len(machines))]
+    heapq.heapify(heap)
+    for need in needs:
+        passed = []
+        while heap and not machines[heap[0][2]].holds(need):
+            passed.append(heapq.heappop(heap))
+        if not heap:
+            raise _no_machine(need, machines)
+        number = heap[0][2]
+        chosen = machines[number]
+        chosen.guests += 1
+        chosen.cpu -= need.cpu
+        chosen.memory_bytes -= need.memory_bytes
+        chosen.gpu -= need.gpu
+        chosen.devices_taken = chosen.devices_taken or bool(need.gpu)
+        assignments[need.node] = chosen.capacity.node_id
+        if need.gpu:
+            heapq.heappop(heap)  # its devices are numbered once, so no other node with devices stands on it
+        else:
+            heapq.heapreplace(heap, entry(number))
+        for item in passed:
+            heapq.heappush(heap, item)
+
+
+def _needs(plan: PlacementPlan) -> list[_Need]:
+    """What each logical node in use reserves, by node number."""
+    needs: dict[int, _Need] = {}
+    for sub_graph in plan.sub_graphs:
+        for bundle in sub_graph.bundles:
+            need = needs.setdefault(bundle.node, _Need(bundle.node))
+            need.cpu += bundle.cpu
+            need.memory_bytes += bundle.memory_bytes
+            need.gpu += bundle.accelerator
+    return [needs[node] for node in sorted(needs)]
+
+
+def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
+    required = f"{need.cpu:g} CPU, {need.memory_bytes} bytes of memory" + (
+        f", {need.gpu:g} GPUs" if need.gpu else ""
+    )
+    free = "; ".join(
+        f"{m.capacity.ip}: {m.cpu:g} CPU, {m.memory_bytes} bytes"
+        + (f", {m.gpu:g} GPUs" if m.capacity.gpu else "")
+        for m in machines[:8]
+    )
+    more = f"; and {len(machines) - 8} more" if len(machines) > 8 else ""
+    return GraphError(
+        f"cluster: logical node {need.node} required {required} on one machine, available: {free}{more}.",
+        hint="Lower the roles' resources, or add machines.",
+    )
+
+
+def _relaxed(sub_graph: SubGraph, assignments: dict[int, str]) -> SubGraph:
+    """A strict spread that the machines cannot give becomes an ordinary one."""
+    machines = {assignments[bundle.node] for bundle in sub_graph.bundles}
+    if sub_graph.strategy == "STRICT_SPREAD" and len(machines) < len(sub_graph.bundles):
+        return replace(sub_graph, strategy="SPREAD")
+    return sub_graph
+
+
+def _notes(assignments: dict[int, str], nodes: Sequence[NodeCapacity]) -> list[str]:
+    guests: dict[str, list[int]] = defaultdict(list)
+    for node, node_id in assignments.items():
+        guests[node_id].append(node)
+    ips = {node.node_id: node.ip for node in nodes}
+    shared = [(ips[node_id], found) for node_id, found in guests.items() if len(found) > 1]
+    if not shared:
+        return []
+    where = "; ".join(f"{ip} holds {_some(found)}" for ip, found in shared[:8])
+    return [
+        f"The job asks for {len(assignments)} nodes and the cluster has {len(nodes)}, "
+        f"so logical nodes share machines: {where}."
+    ]
+
+
+def _some(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:8])
+    return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

@@ -1,0 +1,207 @@
+"""From a job as data to what runs: resolve the roles, build the graph, check it, place it.
+
+Invariants:
+- *pure*: the same spec gives an equal result, and the spec that was given is not changed;
+- *resolved*: in `CompiledJob.spec` every role has its entrypoint and its final gang flag, and compiling it again
+  gives the same graph and plan;
+- *nothing imported*: the user's classes are known by name only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd
+
+from gyre.config import TRAINER, EdgeSpec, JobSpec, RoleSpec
+from gyre.errors import GraphError, nearest
+from gyre.graph.dataflow import Imbalance, repetition_vector
+from gyre.graph.execution import ExecutionGraph
+from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
+from gyre.graph.placement import plan_placement
+from gyre.graph.recipes import recipe_named
+from gyre.graph.validate import check_affinity, check_dcg, check_every_role_used, check_recipe, check_roles
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledJob:
+    """A job that can run: `spec` is resolved, `plan` fits the nodes that the spec says there are."""
+
+    spec: JobSpec
+    dcg: Dcg
+    graph: ExecutionGraph
+    plan: PlacementPlan
+
+
+def compile_job(spec: JobSpec) -> CompiledJob:
+    """Raises GraphError, as one sentence, for a job that cannot run."""
+    resolved = _with_recipe_defaults(spec)
+    dcg, implicit = _build_dcg(resolved)
+    _mark_gangs(resolved, dcg)
+    check_roles(resolved)
+    check_affinity(resolved)
+    check_dcg(dcg, uncounted=implicit)
+    if resolved.recipe is not None:
+        check_every_role_used(resolved, dcg)
+    gangs = [name for name, role in resolved.roles.items() if role.gang]
+    graph = ExecutionGraph(dcg, {name: range(role.total) for name, role in resolved.roles.items()}, gangs)
+    return CompiledJob(resolved, dcg, graph, plan_placement(resolved))
+
+
+def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
+    resolved = spec.model_copy(deep=True)
+    if resolved.recipe is not None:
+        recipe = recipe_named(resolved.recipe)
+        if TRAINER not in resolved.roles:
+            resolved.roles = {TRAINER: RoleSpec(), **resolved.roles}
+        check_recipe(resolved, recipe)
+        for name, role in resolved.roles.items():
+            if role.entrypoint is None and name in recipe.defaults:
+                role.entrypoint = recipe.defaults[name].model_copy()
+    trainer = resolved.roles.get(TRAINER)
+    if trainer is not None:
+        amount = trainer.resources.accelerator
+        if amount not in (0.0, RoleSpec().resources.accelerator):
+            raise GraphError(
+                f"roles.trainer.resources.accelerator: {amount:g} given, but the trainer takes no device.",
+                hint="Give the devices to a role that the trainer calls, such as actor.",
+            )
+        trainer.resources.accelerator = 0.0
+    return resolved
+
+
+# -- the graph --------------------------------------------------------------------------------------
+
+
+def _build_dcg(spec: JobSpec) -> tuple[Dcg, tuple[Edge, ...]]:
+    """The DCG, and those of its role edges that are plain calls from the trainer."""
+    operators: dict[str, Operator] = {}
+    edges: list[Edge] = []
+    if spec.recipe is not None:
+        built, recipe_edges = recipe_named(spec.recipe).build(spec)
+        operators = {operator.ref: operator for operator in built}
+        edges.extend(recipe_edges)
+    closed = {operator.role for operator in operators.values()}
+    role_edges: list[Edge] = []
+    between_operators: list[Edge] = []
+    for index, given in enumerate(spec.edges):
+        edge = Edge(given.source, given.target, EdgeKind(given.kind), delay=given.delay)
+        for side, end in (("source", given.source), ("target", given.target)):
+            _check_end(f"edges.{index}.{side}", end, spec, operators, closed)
+        if ("." in given.source) != ("." in given.target):
+            raise _half_operator(index, given)
+        if "." not in given.source:
+            role_edges.append(edge)
+            continue
+        for end in (given.source, given.target):
+            operators.setdefault(end, _declared(end, spec))
+        between_operators.append(edge)
+    edges.extend(_with_rates(operators, edges, between_operators))
+    implicit: tuple[Edge, ...] = ()
+    if spec.recipe is None:
+        told = {
+            edge.target for edge in role_edges if edge.source == TRAINER and edge.kind is EdgeKind.CONTROL
+        }
+        implicit = tuple(
+            Edge(TRAINER, role, EdgeKind.CONTROL)
+            for role in spec.roles
+            if role != TRAINER and role not in told and TRAINER in spec.roles
+        )
+    dcg = Dcg(
+        roles=tuple(spec.roles),
+        operators=tuple(operators.values()),
+        edges=tuple(edges),
+        role_edges=(*implicit, *role_edges),
+        recipe=spec.recipe,
+    )
+    return dcg, implicit
+
+
+def _declared(ref: str, spec: JobSpec) -> Operator:
+    """An operator that only the user's edges name."""
+    role, _, method = ref.partition(".")
+    if role == TRAINER:
+        return Operator(role, method, Dispatch.CONTROLLER)
+    return Operator(role, method, Dispatch.GANG if spec.roles[role].gang else Dispatch.ONE)
+
+
+def _check_end(path: str, end: str, spec: JobSpec, operators: dict[str, Operator], closed: set[str]) -> None:
+    """`closed` roles have just the recipe's operators; of other roles any method may be one."""
+    role, dot, method = end.partition(".")
+    if role not in spec.roles:
+        within = f" in {end!r}" if dot else ""
+        raise GraphError(f"{path}: {role!r}{within} is not a role of this job; {nearest(role, spec.roles)}")
+    if not dot:
+        return
+    if not method.isidentifier():
+        raise GraphError(f'{path}: {end!r} given, expected "role" or "role.method".')
+    if role in closed and end not in operators:
+        known = [ref for ref in operators if ref.startswith(f"{role}.")]
+        raise GraphError(
+            f"{path}: {end!r} is not an operator of recipe {spec.recipe!r}; {nearest(end, known)}"
+        )
+
+
+def _half_operator(index: int, given: EdgeSpec) -> GraphError:
+    return GraphError(
+        f"edges.{index}: {given.source!r} → {given.target!r} joins an operator with a whole role.",
+        hint='Write both ends as "role", or both as "role.method".',
+    )
+
+
+def _with_rates(operators: dict[str, Operator], known: list[Edge], added: list[Edge]) -> list[Edge]:
+    """The user's edges with rates that balance with the recipe's.
+
+    An edge between operators that the recipe joins takes the ratio of their firings. An operator that only
+    the user's edges name fires as often as the first known operator that it is joined with.
+    """
+    result = list(added)
+    repetitions = repetition_vector(operators, known) if known else {}
+    if not known or isinstance(repetitions, Imbalance):
+        return result
+    tokens: dict[str, int] = {}
+    firings = {ref: repetitions[ref] for edge in known for ref in (edge.source, edge.target)}
+    for edge in known:
+        if edge.kind is EdgeKind.SAMPLES:
+            tokens.setdefault(edge.source, edge.produce)
+            tokens.setdefault(edge.target, edge.consume)
+    neighbours: dict[str, list[str]] = defaultdict(list)
+    for edge in added:
+        neighbours[edge.source].append(edge.target)
+        neighbours[edge.target].append(edge.source)
+    reached = list(firings)
+    for here in reached:
+        for other in neighbours[here]:
+            if other not in firings:
+                firings[other] = firings[here]
+                if here in tokens:
+                    tokens[other] = tokens[here]
+                reached.append(other)
+    for index, edge in enumerate(result):
+        if edge.source in firings and edge.target in firings:
+            produce, consume = _balanced(edge, firings, tokens)
+            result[index] = Edge(edge.source, edge.target, edge.kind, produce, consume, edge.delay)
+    return result
+
+
+def _balanced(edge: Edge, firings: dict[str, int], tokens: dict[str, int]) -> tuple[int, int]:
+    """Where the source's firing is so many groups, a token of a samples edge is one group."""
+    source, target = firings[edge.source], firings[edge.target]
+    common = gcd(source, target)
+    produce, consume = target // common, source // common
+    if edge.kind is EdgeKind.SAMPLES and edge.source in tokens:
+        scale = Fraction(tokens[edge.source], produce)
+        if scale.denominator == 1:
+            return produce * int(scale), consume * int(scale)
+    return produce, consume
+
+
+def _mark_gangs(spec: JobSpec, dcg: Dcg) -> None:
+    for operator in dcg.operators:
+        if operator.dispatch is Dispatch.GANG:
+            spec.roles[operator.role].gang = True
+    for edge in (*dcg.edges, *dcg.role_edges):
+        if edge.kind is EdgeKind.COLLECTIVE:
+            for end in (edge.source, edge.target):
+                spec.roles[end.partition(".")[0]].gang = True

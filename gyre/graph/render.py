@@ -1,0 +1,279 @@
+"""A compiled job for people and for programs: plain data, tables, Graphviz, Mermaid.
+
+`as_dict` is the whole of it and is stable: `gyre plan --json` and the REST API print it. The other forms show the
+same facts. This module must not decide anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gyre.config import TRAINER
+from gyre.graph.compile import CompiledJob
+from gyre.graph.model import Dcg, Edge, EdgeKind
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_ARROWS = {
+    EdgeKind.SAMPLES: ("solid", "-->"),
+    EdgeKind.WEIGHTS: ("bold", "==>"),
+    EdgeKind.COLLECTIVE: ("dotted", "-.-"),
+    EdgeKind.CONTROL: ("dashed", "-.->"),
+}
+
+
+def as_dict(compiled: CompiledJob) -> dict[str, Any]:
+    """Plain data that `json.dumps` takes. Cycles are lists of edges in the direction of flow."""
+    spec, dcg, plan = compiled.spec, compiled.dcg, compiled.plan
+    regions = [sorted(region, key=_natural) for region in compiled.graph.regions() if len(region) > 1]
+    return {
+        "name": spec.name,
+        "recipe": dcg.recipe,
+        "nodes": {"count": plan.node_num, "devices": plan.device_per_node, "device_type": plan.device_type},
+        "roles": [
+            {
+                "name": name,
+                "entrypoint": str(role.entrypoint),
+                "total": role.total,
+                "per_node": role.per_node,
+                "gang": role.gang,
+                "elastic": role.elastic.model_dump() if role.elastic else None,
+                "resources": role.resources.model_dump(),
+            }
+            for name, role in spec.roles.items()
+        ],
+        "operators": [{"ref": operator.ref, **asdict(operator)} for operator in dcg.operators],
+        "edges": [asdict(edge) for edge in dcg.edges],
+        "role_edges": [asdict(edge) for edge in dcg.role_edges],
+        "cycles": [
+            {"edges": [asdict(edge) for edge in cycle], "delay": sum(edge.delay for edge in cycle)}
+            for cycle in cycles(dcg)
+        ],
+        "regions": {
+            "joined": regions,
+            "single": len(compiled.graph) - sum(len(region) for region in regions),
+        },
+        "sub_graphs": [
+            {
+                "id": sub_graph.id,
+                "strategy": sub_graph.strategy,
+                "bundles": [
+                    {**asdict(bundle), "vertices": list(bundle.vertices)} for bundle in sub_graph.bundles
+                ],
+            }
+            for sub_graph in plan.sub_graphs
+        ],
+        "placement": [
+            {**asdict(found), "devices": list(found.devices), "node_id": plan.assignments.get(found.node)}
+            for found in plan.placements.values()
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def cycles(dcg: Dcg, limit: int = 64) -> list[tuple[Edge, ...]]:
+    """The simple cycles that tokens go round, shortest first, `limit` at most. The trainer's calls are none."""
+    import networkx
+
+    graph = networkx.DiGraph()
+    by_ends: dict[tuple[str, str], Edge] = {}
+    for edge in (*dcg.edges, *dcg.role_edges):
+        called = edge in dcg.role_edges and edge.source == TRAINER and edge.kind is EdgeKind.CONTROL
+        if edge.kind is not EdgeKind.COLLECTIVE and not called:
+            # Of parallel edges the one with the least delay is what limits the cycle.
+            known = by_ends.get((edge.source, edge.target))
+            if known is None or edge.delay < known.delay:
+                by_ends[edge.source, edge.target] = edge
+            graph.add_edge(edge.source, edge.target)
+    order = {name: number for number, name in enumerate(graph)}
+    found: list[tuple[Edge, ...]] = []
+    for nodes in networkx.simple_cycles(graph):
+        first = min(range(len(nodes)), key=lambda at: order[nodes[at]])
+        turned = [*nodes[first:], *nodes[:first]]
+        found.append(tuple(by_ends[a, b] for a, b in zip(turned, [*turned[1:], turned[0]], strict=True)))
+        if len(found) == limit:
+            break
+    return sorted(found, key=lambda cycle: (len(cycle), [order[edge.source] for edge in cycle]))
+
+
+def as_tables(compiled: CompiledJob, rows: int = 64) -> list[Table]:
+    """Rich tables; of vertices at most `rows` are shown, and the last row says how many more there are."""
+    from rich.table import Table
+
+    spec, dcg, plan = compiled.spec, compiled.dcg, compiled.plan
+
+    shares = {vertex.rpartition("-")[0]: place.accelerator for vertex, place in plan.placements.items()}
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None)
+        for column in columns:
+            made.add_column(column, overflow="fold")
+        return made
+
+    def capped(made: Table, lines: list[tuple[str, ...]]) -> Table:
+        for line in lines[:rows]:
+            made.add_row(*line)
+        if len(lines) > rows:
+            made.add_row(f"… and {len(lines) - rows} more")
+        return made
+
+    tables = [
+        capped(
+            table("Roles", "role", "total", "per node", "device share", "gang", "elastic", "class"),
+            [
+                (
+                    name,
+                    str(role.total),
+                    str(role.per_node or "-"),
+                    f"{shares.get(name, 0.0):g}",
+                    "yes" if role.gang else "-",
+                    f"{role.elastic.min} to {role.elastic.max}" if role.elastic else "-",
+                    str(role.entrypoint),
+                )
+                for name, role in spec.roles.items()
+            ],
+        )
+    ]
+    if dcg.operators:
+        tables.append(
+            capped(
+                table("Operators", "operator", "runs on", "ordered"),
+                [(op.ref, str(op.dispatch), "yes" if op.ordered else "-") for op in dcg.operators],
+            )
+        )
+    tables.append(
+        capped(
+            table("Edges", "from", "to", "kind", "produce", "consume", "delay", "room"),
+            [
+                (
+                    edge.source,
+                    edge.target,
+                    str(edge.kind),
+                    str(edge.produce),
+                    str(edge.consume),
+                    str(edge.delay),
+                    str(edge.capacity or "-"),
+                )
+                for edge in (*dcg.edges, *dcg.role_edges)
+            ],
+        )
+    )
+    found = cycles(dcg)
+    if found:
+        tables.append(
+            capped(
+                table("Cycles", "operators", "delay"),
+                [
+                    (" → ".join([*(edge.source for edge in cycle), cycle[0].source]), _delays(cycle))
+                    for cycle in found
+                ],
+            )
+        )
+    joined = [region for region in compiled.graph.regions() if len(region) > 1]
+    if joined:
+        tables.append(
+            capped(
+                table("Regions that restart together", "vertices"),
+                [(_some(sorted(region, key=_natural)),) for region in joined],
+            )
+        )
+    tables.append(
+        capped(
+            table("Sub-graphs", "sub-graph", "strategy", "bundles", "logical nodes"),
+            [
+                (
+                    sub_graph.id,
+                    sub_graph.strategy,
+                    str(len(sub_graph.bundles)),
+                    _some([str(node) for node in sorted({bundle.node for bundle in sub_graph.bundles})]),
+                )
+                for sub_graph in plan.sub_graphs
+            ],
+        )
+    )
+    tables.append(
+        capped(
+            table("Placement", "vertex", "node", "machine", "devices", "share"),
+            [
+                (
+                    place.vertex,
+                    str(place.node),
+                    plan.assignments.get(place.node, "-"),
+                    ",".join(str(device) for device in place.devices) or "-",
+                    f"{place.accelerator:g}",
+                )
+                for place in plan.placements.values()
+            ],
+        )
+    )
+    if plan.notes:
+        tables.append(capped(table("Notes", ""), [(note,) for note in plan.notes]))
+    return tables
+
+
+def as_dot(compiled: CompiledJob) -> str:
+    """Graphviz, one cluster per role."""
+    dcg = compiled.dcg
+    lines = ["digraph job {", "  rankdir=LR;", "  node [shape=box];"]
+    for role in dcg.roles:
+        lines += [f"  subgraph cluster_{role} {{", f'    label="{_label(compiled, role)}";']
+        refs = [operator.ref for operator in dcg.operators if operator.role == role]
+        if not refs or _in_role_edges(dcg, role):
+            lines.append(f'    "{role}";')
+        lines += [f'    "{ref}" [label="{ref.partition(".")[2]}"];' for ref in refs]
+        lines.append("  }")
+    for edge in (*dcg.edges, *dcg.role_edges):
+        style, _ = _ARROWS[edge.kind]
+        lines.append(f'  "{edge.source}" -> "{edge.target}" [label="{_edge_label(edge)}", style={style}];')
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def as_mermaid(compiled: CompiledJob) -> str:
+    """A Mermaid flowchart, one subgraph per role."""
+    dcg = compiled.dcg
+    lines = ["flowchart LR"]
+    for role in dcg.roles:
+        lines.append(f'  subgraph role_{role}["{_label(compiled, role)}"]')
+        refs = [operator.ref for operator in dcg.operators if operator.role == role]
+        if not refs or _in_role_edges(dcg, role):
+            lines.append(f'    {_id(role)}["{role}"]')
+        lines += [f'    {_id(ref)}["{ref.partition(".")[2]}"]' for ref in refs]
+        lines.append("  end")
+    for edge in (*dcg.edges, *dcg.role_edges):
+        _, arrow = _ARROWS[edge.kind]
+        lines.append(f'  {_id(edge.source)} {arrow}|"{_edge_label(edge)}"| {_id(edge.target)}')
+    return "\n".join(lines) + "\n"
+
+
+def _in_role_edges(dcg: Dcg, role: str) -> bool:
+    return any(role in (edge.source, edge.target) for edge in dcg.role_edges)
+
+
+def _label(compiled: CompiledJob, role: str) -> str:
+    total = compiled.spec.roles[role].total
+    return f"{role} × {total}" + (", gang" if compiled.spec.roles[role].gang else "")
+
+
+def _edge_label(edge: Edge) -> str:
+    rates = f" {edge.produce}:{edge.consume}" if (edge.produce, edge.consume) != (1, 1) else ""
+    return f"{edge.kind}{rates}" + (f", delay {edge.delay}" if edge.delay else "")
+
+
+def _id(ref: str) -> str:
+    return "op_" + ref.replace(".", "__")
+
+
+def _delays(cycle: tuple[Edge, ...]) -> str:
+    delayed = [f"{edge.delay} on {edge.source} → {edge.target}" for edge in cycle if edge.delay]
+    return ", ".join(delayed) or "0"
+
+
+def _natural(vertex_id: str) -> tuple[str, int]:
+    role, _, rank = vertex_id.rpartition("-")
+    return role, int(rank)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" … {names[-1]} ({len(names)})" if len(names) > 8 else "")

@@ -1,0 +1,119 @@
+"""One vertex more, one vertex less, and nobody else moves.
+
+Invariants:
+- *others stay*: what was placed keeps its node, devices and sub-graph;
+- *same rules*: a new vertex is placed by the affinities and on the devices that a plan made from scratch would obey.
+
+Only elastic roles scale: each of their vertices is a sub-graph of its own. This module must not know which
+vertices live, only which are planned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from gyre.config import JobSpec
+from gyre.errors import GraphError, NotFound, nearest
+from gyre.graph.model import PlacementPlan, SubGraph
+from gyre.graph.placement import LogicalNode, bundle_of
+from gyre.graph.units import SHARE, Unit, units_of
+
+
+def with_vertices(plan: PlacementPlan, spec: JobSpec, role: str, ranks: Iterable[int]) -> PlacementPlan:
+    """The plan with these ranks of an elastic role added; those that are in it already stay.
+
+    `spec` is the resolved one (`CompiledJob.spec`). Roles that are collocated with it grow along. Raises GraphError
+    where the role does not scale or no node has room, NotFound for an unknown role.
+    """
+    unit = _unit_of(spec, role)
+    nodes = _occupied(plan)
+    residents: dict[int, set[int]] = defaultdict(set)
+    for place in plan.placements.values():
+        if place.vertex.rpartition("-")[0] == unit.roles[0]:
+            residents[place.node].add(place.local_rank)
+    placements, sub_graphs = dict(plan.placements), list(plan.sub_graphs)
+    for rank in sorted(set(ranks)):
+        if f"{role}-{rank}" in placements:
+            continue
+        node = _choose(unit, nodes, residents)
+        taken = residents[node.index]
+        local = next(number for number in range(len(taken) + 1) if number not in taken)
+        bundle, places = bundle_of(plan.device_type, unit, rank, node.index, local, node.take(unit.width))
+        taken.add(local)
+        node.load += 1
+        node.tenants.update(unit.roles)
+        sub_graphs.append(SubGraph(f"{unit.id}-{rank}", (bundle,), "PACK"))
+        placements.update({place.vertex: place for place in places})
+    return replace(plan, sub_graphs=tuple(sub_graphs), placements=placements)
+
+
+def without_vertices(plan: PlacementPlan, vertices: Collection[str]) -> PlacementPlan:
+    """The plan without the sub-graphs of these vertices. Raises GraphError where others would go with them."""
+    gone = set(vertices)
+    kept = []
+    for sub_graph in plan.sub_graphs:
+        inside = set(sub_graph.vertices)
+        if not inside & gone:
+            kept.append(sub_graph)
+        elif not inside <= gone:
+            left = ", ".join(sorted(inside - gone)[:4])
+            raise GraphError(
+                f"sub-graph {sub_graph.id}: {', '.join(sorted(inside & gone)[:4])} cannot leave it without {left}.",
+                hint="Only elastic roles scale.",
+            )
+    placements = {vertex: place for vertex, place in plan.placements.items() if vertex not in gone}
+    return replace(plan, sub_graphs=tuple(kept), placements=placements)
+
+
+def _unit_of(spec: JobSpec, role: str) -> Unit:
+    if role not in spec.roles:
+        raise NotFound(f"{role!r} is not a role of this job; {nearest(role, spec.roles)}")
+    unit = next(unit for unit in units_of(spec) if role in unit.roles)
+    if not unit.single:
+        raise GraphError(
+            f"roles.{role}: does not scale, for it is not elastic.", hint="Give it .elastic(min, max)."
+        )
+    return unit
+
+
+def _occupied(plan: PlacementPlan) -> list[LogicalNode]:
+    """The plan's nodes, with what its vertices take of them."""
+    used: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    nodes = [LogicalNode(index, []) for index in range(plan.node_num)]
+    for place in plan.placements.values():
+        nodes[place.node].tenants.add(place.vertex.rpartition("-")[0])
+        nodes[place.node].load += 1
+        for device in place.devices:
+            used[place.node][device] += round(place.accelerator * SHARE) // len(place.devices)
+    for node in nodes:
+        for device in range(plan.device_per_node - 1, -1, -1):
+            left = SHARE - used[node.index][device]
+            if left == SHARE:
+                node.free.append(device)
+            elif left > 0:
+                node.remainders.setdefault(left, []).insert(0, device)
+    return nodes
+
+
+def _choose(unit: Unit, nodes: list[LogicalNode], residents: dict[int, set[int]]) -> LogicalNode:
+    fitting = [
+        node
+        for node in nodes
+        if not node.tenants & unit.apart
+        and (unit.per_node is None or len(residents[node.index]) < unit.per_node)
+        and (unit.width == 0 or node.room(unit.width))
+    ]
+    if not fitting:
+        limit = f", at most {unit.per_node} on a node" if unit.per_node else ""
+        raise GraphError(
+            f"roles.{unit.id}: one more required {unit.width / SHARE:g} devices on a node{limit}; "
+            f"available on none of {len(nodes)}.",
+            hint="Scale another role down first, or submit the job with more nodes.",
+        )
+    if unit.pack:
+        return min(fitting, key=lambda node: (-len(residents[node.index]), node.index))
+    if unit.spread or unit.width == 0:
+        return min(fitting, key=lambda node: (len(residents[node.index]), node.load, node.index))
+    return fitting[0]

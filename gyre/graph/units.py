@@ -1,0 +1,124 @@
+"""What is placed together: a role by itself, or collocated roles rank by rank, and their shares of devices.
+
+Invariant: *shares fit*: within a bundle, what its vertices take of a device never sums to more than 1, counted in
+whole 1/10,000, which is what Ray counts in. This module must not know nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyre.config import JobSpec
+from gyre.graph.validate import collocated
+
+SHARE = 10_000
+"""One device in the smallest share that Ray can account for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A role's part of a bundle: `count` vertices of it, each wanting `wanted` and given `share` of the devices."""
+
+    role: str
+    count: int
+    wanted: int
+    share: int
+    cpu: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Roles that are placed together: one role, or collocated ones. `width` is the devices of one bundle."""
+
+    members: tuple[Member, ...]
+    bundles: int
+    per_node: int | None
+    width: int
+    gang: bool
+    elastic: bool
+    spread: bool
+    pack: bool
+    apart: frozenset[str]
+    """Roles that must not be on the same node."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(member.role for member in self.members)
+
+    @property
+    def id(self) -> str:
+        return "+".join(self.roles)
+
+    @property
+    def single(self) -> bool:
+        """Each bundle is a sub-graph of its own, so that the unit scales one by one."""
+        return self.elastic and not self.gang
+
+
+def units_of(spec: JobSpec) -> list[Unit]:
+    groups = collocated(spec)
+    affinity = spec.affinity
+    units = []
+    for name in spec.roles:
+        group = next((group for group in groups if name in group), [name])
+        if group[0] != name:
+            continue
+        roles = {role: spec.roles[role] for role in group}
+        base = min(role.total for role in roles.values())
+        counts = {role: found.total // base for role, found in roles.items()}
+        wanted = {role: round(found.resources.accelerator * SHARE) for role, found in roles.items()}
+        width, shares = _shares(counts, wanted)
+        members = tuple(
+            Member(
+                role,
+                counts[role],
+                wanted[role],
+                shares[role],
+                found.resources.cpu,
+                found.resources.memory_bytes,
+            )
+            for role, found in roles.items()
+        )
+        nodes = next((found.total // found.per_node for found in roles.values() if found.per_node), None)
+        units.append(
+            Unit(
+                members=members,
+                bundles=base,
+                per_node=base // nodes if nodes else None,
+                width=width,
+                gang=any(found.gang for found in roles.values()),
+                elastic=any(found.elastic for found in roles.values()),
+                spread=any(role in affinity.spread for role in group),
+                pack=any(role in affinity.pack for role in group),
+                apart=frozenset(
+                    other
+                    for names in affinity.separate
+                    if any(role in names for role in group)
+                    for other in names
+                    if other not in group
+                ),
+            )
+        )
+    return units
+
+
+def _shares(counts: dict[str, int], wanted: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """The devices of one bundle, and the share of one vertex of each role, in 1/10,000 of a device.
+
+    What was asked for stays where it fits one device together. Otherwise a bundle is as wide as its widest role
+    and each role has an equal part of it, rounded down; above one device Ray wants whole ones.
+    """
+    total = sum(counts[role] * amount for role, amount in wanted.items())
+    takers = sum(1 for amount in wanted.values() if amount)
+    if total <= SHARE:
+        return total, dict(wanted)
+    width = max(counts[role] * amount for role, amount in wanted.items())
+    width = -(-width // SHARE) * SHARE
+    if takers <= 1:
+        return width, dict(wanted)
+    shares = {}
+    for role, amount in wanted.items():
+        share = amount // takers
+        shares[role] = share // SHARE * SHARE if share > SHARE else share
+    return width, shares

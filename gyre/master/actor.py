@@ -1,0 +1,88 @@
+"""The master as a Ray actor: detached, named, restarted by Ray without limit.
+
+Its constructor only starts a thread: Ray restarts an actor whose process dies, but never one whose constructor
+raised. Everything else runs on that thread's own event loop, which Ray's machinery cannot stall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gyre.master.master import FAULT_EXIT, JobMaster
+
+NAMESPACE = "gyre"
+
+
+def master_name(job_id: str) -> str:
+    return f"{job_id}/master"
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSettings:
+    """What a master is told at its first start, and again at every restart."""
+
+    job_id: str
+    store_url: str
+    directory: str
+    device_type: str
+    surface: str = ""
+    """`module:function` that serves a MasterPort: called with the master, host, port and token, returns the url."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+
+
+class MasterActor:
+    def __init__(self, settings: MasterSettings) -> None:
+        import ray
+
+        self._settings = settings
+        self._self = ray.get_runtime_context().current_actor
+        self._master: JobMaster | None = None
+        threading.Thread(target=self._main, name="gyre-master", daemon=True).start()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _main(self) -> None:
+        from gyre.master.ray_cluster import RayCluster
+        from gyre.workloads.host import redirect_output
+
+        settings = self._settings
+        directory = Path(settings.directory)
+        redirect_output(directory / "logs" / f"master-0.{os.getpid()}.log")
+        try:
+            self._master = JobMaster(
+                job_id=settings.job_id,
+                store_url=settings.store_url,
+                directory=directory,
+                cluster=RayCluster(settings.job_id, device_type=settings.device_type, master=self._self),
+                serve=self._serve if settings.surface else None,
+            )
+            asyncio.run(self._master.run())
+        except BaseException:
+            # The process ends and Ray starts a new one, which reads the journal afresh.
+            import time
+            import traceback
+
+            traceback.print_exc()
+            time.sleep(1.0)
+            os._exit(FAULT_EXIT)
+
+    def _serve(self, master: JobMaster, earlier_port: int) -> str:
+        module, _, function = self._settings.surface.partition(":")
+        serve: Any = getattr(importlib.import_module(module), function)
+        url: str = serve(
+            master,
+            host=self._settings.host,
+            port=self._settings.port or earlier_port,
+            token=self._settings.token,
+            restarted=earlier_port != 0,
+        )
+        return url

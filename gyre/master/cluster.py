@@ -1,0 +1,81 @@
+"""What the master asks of a cluster: one small interface between its decisions and Ray.
+
+`RayCluster` is the real one, `gyre.testing.FakeCluster` the test double; nothing else in the master knows Ray.
+Every call has a deadline, and a death shows as `ProcessDied` at whatever call is pending.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gyre.graph import NodeCapacity, SubGraph
+
+
+class ProcessDied(Exception):
+    """The process of a vertex is gone. `detail` is what the cluster says of its end."""
+
+    def __init__(self, detail: str, *, node_lost: bool = False) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.node_lost = node_lost
+
+
+class NotAnswering(Exception):
+    """No answer within the deadline; whether the process lives is not known."""
+
+
+class CannotPlace(Exception):
+    """The cluster has no room: the message says what is required and what is available."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One incarnation of a vertex."""
+
+    vertex: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    pid: int
+    node: str
+    bound: bool
+    """An earlier master had set it up already."""
+
+
+class Cluster(Protocol):
+    async def nodes(self) -> list[NodeCapacity]: ...
+
+    async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
+        """Reserve a sub-graph's bundles, once. Raises CannotPlace."""
+        ...
+
+    async def release(self, sub_graph_id: str) -> None: ...
+
+    async def spawn(
+        self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
+    ) -> Spawned:
+        """The process of this incarnation, started or found. Raises ProcessDied, NotAnswering, CannotPlace."""
+        ...
+
+    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
+        """A control method of the vertex's host. Raises ProcessDied, NotAnswering, and what the host raises."""
+        ...
+
+    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
+        """`bind` of the vertex's host, which runs on its work thread. Raises as `call`."""
+        ...
+
+    async def kill(self, address: Address, *, pid: int, node: str) -> None:
+        """End the process at once, also one that is stopped, and return when it is gone. Idempotent."""
+        ...
+
+    async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
+        """What the process's threads are doing, without its help. Never raises: says what it could not see."""
+        ...
+
+    async def end(self) -> None:
+        """Release everything that is the job's, and end the master's own process for good."""
+        ...

@@ -1,0 +1,175 @@
+"""Watches every running vertex, takes in what it reports, and names the ones that are stuck.
+
+One pending watch call per vertex does three things at once: its failure is the detection of a death, its answer
+carries progress and reports, and its silence is the detection of a hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from gyre.config import TRAINER, JobSpec
+from gyre.errors import Fenced
+from gyre.failover import Cause, JobState, Observation, Suspicion, VertexPhase, diagnose
+from gyre.failover.events import VertexLost, event_from
+from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
+from gyre.master.job_context import JobContext
+from gyre.master.scheduler import Scheduler
+from gyre.workloads.protocol import Report
+
+WATCH_PATIENCE = 1.5
+"""A watch call may take this many silence timeouts before it is made again: the suspicion comes first."""
+
+
+class DiagnosisManager:
+    def __init__(
+        self,
+        spec: JobSpec,
+        context: JobContext,
+        cluster: Cluster,
+        scheduler: Scheduler,
+        *,
+        monotonic: Callable[[], float],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._spec = spec
+        self._context = context
+        self._cluster = cluster
+        self._scheduler = scheduler
+        self._monotonic = monotonic
+        self._on_fault = on_fault
+        self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._observations: dict[str, Observation] = {}
+        self._condemned: set[tuple[str, int]] = set()
+        self.telemetry: dict[str, dict[str, Any]] = {}
+        """What each vertex last reported, by id: version, busy, fields. Readable from any thread."""
+
+    def follow(self, state: JobState) -> None:
+        """Watch exactly the vertices that run in this state."""
+        wanted = {
+            (vertex.id, vertex.incarnation): vertex
+            for vertex in state.vertices.values()
+            if vertex.phase is VertexPhase.RUNNING
+        }
+        for key in [key for key in self._watches if key not in wanted]:
+            self._watches.pop(key).cancel()
+            if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
+                del self._observations[key[0]]
+                self.telemetry.pop(key[0], None)
+        for key, vertex in wanted.items():
+            if key in self._watches:
+                continue
+            self._scheduler.remember(vertex.id, vertex.incarnation, vertex.pid, vertex.node)
+            now = self._monotonic()
+            self._observations[vertex.id] = Observation(
+                vertex.id, vertex.role, vertex.incarnation, heard_at=now, progressed_at=now
+            )
+            task = asyncio.get_running_loop().create_task(self._watch(Address(*key)))
+            self._watches[key] = task
+            task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        tasks = list(self._watches.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def look(self) -> None:
+        """One pass of diagnosis over what was observed."""
+        for suspicion in diagnose(self._observations, self._spec, self._monotonic()):
+            key = (suspicion.vertex, suspicion.incarnation)
+            if key not in self._condemned:
+                self._condemned.add(key)
+                await self._accuse(suspicion)
+
+    async def _accuse(self, suspicion: Suspicion) -> None:
+        address = Address(suspicion.vertex, suspicion.incarnation)
+        evidence = {"error": suspicion.detail, "stack": await self._scheduler.stacks(address)}
+        await self._context.submit(
+            VertexLost(
+                suspicion.vertex,
+                suspicion.incarnation,
+                suspicion.cause,
+                evidence,
+                detected_after_s=round(suspicion.after_s, 3),
+            ),
+            actor="diagnosis",
+        )
+
+    async def _watch(self, address: Address) -> None:
+        failover = self._spec.failover
+        acknowledged = 0
+        timeout_s = failover.silence_timeout_s * WATCH_PATIENCE + failover.report_interval_s
+        while True:
+            try:
+                report = await self._cluster.call(
+                    address,
+                    "watch",
+                    self._context.epoch,
+                    acknowledged,
+                    failover.report_interval_s,
+                    timeout_s=timeout_s,
+                )
+            except ProcessDied as error:
+                await self._context.submit(
+                    VertexLost(
+                        address.vertex,
+                        address.incarnation,
+                        Cause.NODE_LOST if error.node_lost else Cause.DIED,
+                        {"error": error.detail, "last_report": self.telemetry.get(address.vertex, {})},
+                    ),
+                    actor="diagnosis",
+                )
+                return
+            except NotAnswering:
+                # The diagnosis counts the silence; here the question is only asked again.
+                await asyncio.sleep(failover.report_interval_s)
+                continue
+            acknowledged = await self._take_in(address, report, acknowledged)
+
+    async def _take_in(self, address: Address, report: Report, acknowledged: int) -> int:
+        now = self._monotonic()
+        role = address.vertex.rpartition("-")[0]
+        self._observations[address.vertex] = Observation(
+            address.vertex,
+            role,
+            address.incarnation,
+            heard_at=now,
+            busy=report.busy,
+            ticks=report.ticks,
+            progressed_at=now - report.still_s,
+        )
+        self.telemetry[address.vertex] = {
+            "version": report.version,
+            "busy": report.busy,
+            "fields": report.fields,
+        }
+        written = None
+        for number, kind, body in report.outbox:
+            if number <= acknowledged:
+                continue
+            written = self._context.submit(
+                event_from(kind, {**body, "report": number}),
+                actor=address.vertex,
+                event_id=f"{address.vertex}/{address.incarnation}/{number}",
+            )
+            acknowledged = number
+        if written is not None:
+            await written  # acknowledged to the vertex only once it is in the journal
+        return acknowledged
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """The trainer's own report. Readable from any thread."""
+        return dict(self.telemetry.get(f"{TRAINER}-0", {}).get("fields", {}))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault(error)
+
+
+def is_fenced(error: BaseException) -> bool:
+    """Whether a vertex or the journal said that a newer master exists."""
+    return isinstance(error, Fenced)

@@ -1,0 +1,214 @@
+"""The job's state and its journal, together: the only way in which control state changes.
+
+`submit(event)` decides, and queues event, changed snapshot rows and commands as one entry for one transaction.
+Commands are handed out after their commit, in order. The state in memory may run ahead of the journal by what is
+queued; nothing outside sees that: views, commands and acknowledgements all wait for the commit.
+
+Invariants:
+- *decided once*: one loop thread submits, so events have one order;
+- *nothing before its commit*: no command runs and no caller hears of an event that a crash could still lose;
+- *a full disk loses nothing*: entries that could not be written are kept and written again, in order, while the
+  data plane goes on; a journal owned by a newer epoch ends this master at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gyre.errors import Fenced, GyreError
+from gyre.failover import FailoverCoordinator, JobState, row_of, state_from
+from gyre.failover.commands import Command, command_body, command_from, command_kind
+from gyre.failover.events import Event, body_of, event_from, kind_of
+from gyre.store import Command as StoredCommand
+from gyre.store import Entry, GroupCommitWriter, Journal
+
+RETRY_S = 1.0
+"""Between attempts to write a journal that could not be written: a full disk is emptied by people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A command with the id that makes it idempotent."""
+
+    id: str
+    command: Command
+
+
+@dataclass(slots=True)
+class _Queued:
+    entry: Entry
+    state: JobState
+    issued: list[Issued]
+    done: asyncio.Future[int]
+
+
+class JobContext:
+    """Belongs to the control loop's thread, except what says otherwise."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        coordinator: FailoverCoordinator,
+        *,
+        clock: Callable[[], float],
+        on_commands: Callable[[list[Issued]], None],
+        on_fenced: Callable[[GyreError], None],
+    ) -> None:
+        self.journal = journal
+        self.coordinator = coordinator
+        self.epoch = 0
+        self.state = JobState()
+        """As decided: may be ahead of the journal."""
+        self.committed = JobState()
+        """As the journal has it. Readable from any thread."""
+        self.seq = 0
+        """Of the last committed event. Readable from any thread."""
+        self.error = ""
+        """Why the journal cannot be written; empty when it can. Readable from any thread."""
+        self.news = threading.Condition()
+        """Notified at every commit, for readers on other threads."""
+        self._clock = clock
+        self._on_commands = on_commands
+        self._on_fenced = on_fenced
+        self._next_seq = 1
+        self._queued: deque[_Queued] = deque()
+        self._finished: list[str] = []
+        self._writer: GroupCommitWriter | None = None
+        self._counter = 0
+        self._retrying = False
+
+    # -- taking over --------------------------------------------------------------------------------
+
+    def open(self, *, pid: int) -> list[Issued]:
+        """Raise the epoch, load the state, and return the commands that an earlier master left undone.
+
+        The snapshot is the fold of the events by invariant; events past it, if there were any, are folded on.
+        """
+        self.epoch = self.journal.take_over(now=self._clock(), pid=pid)
+        rows = self.journal.snapshot()
+        self.seq = self.journal.last_seq()
+        if rows:
+            state = state_from(rows)
+        else:
+            state = JobState()
+            for row in self.journal.events():
+                state = self.coordinator.decide(state, event_from(row.kind, row.body), row.at).state
+        self.state = self.committed = state
+        self._next_seq = self.seq + 1
+        self._writer = GroupCommitWriter(self.journal, self.epoch)
+        return [Issued(row.id, command_from(row.kind, row.body)) for row in self.journal.pending_commands()]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    # -- deciding -----------------------------------------------------------------------------------
+
+    def submit(
+        self, event: Event, *, cause: str | None = None, actor: str = "master", event_id: str | None = None
+    ) -> asyncio.Future[int]:
+        """Decide an event. The future is done with its seq when it is in the journal."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[int] = loop.create_future()
+        if self.coordinator.is_repeated(self.state, event):
+            done.set_result(self.seq)
+            return done
+        now = self._clock()
+        decision = self.coordinator.decide(self.state, event, now)
+        if event_id is None:
+            self._counter += 1
+            event_id = f"e{self.epoch}.{self._counter}"
+        issued = [Issued(f"{event_id}/{n}", command) for n, command in enumerate(decision.commands)]
+        upserts: dict[tuple[str, str], dict[str, Any]] = {}
+        deletes = []
+        for key in decision.changed:
+            row = row_of(decision.state, key)
+            if row is None:
+                deletes.append(key)
+            else:
+                upserts[key] = row
+        entry = Entry(
+            seq=self._next_seq,
+            event_id=event_id,
+            cause=cause,
+            kind=kind_of(event),
+            at=now,
+            actor=actor,
+            body=body_of(event),
+            upserts=upserts,
+            deletes=deletes,
+            commands=[
+                StoredCommand(item.id, command_kind(item.command), command_body(item.command))
+                for item in issued
+            ],
+            done=self._finished,
+        )
+        self._finished = []
+        self._next_seq += 1
+        self.state = decision.state
+        queued = _Queued(entry, decision.state, issued, done)
+        self._queued.append(queued)
+        if not self._retrying:
+            self._write(queued)
+        return done
+
+    def finished(self, command_id: str) -> None:
+        """The command need not be run again. Noted with the next event; until then a repetition is harmless."""
+        self._finished.append(command_id)
+
+    # -- committing ---------------------------------------------------------------------------------
+
+    def _write(self, queued: _Queued) -> None:
+        assert self._writer is not None
+        loop = asyncio.get_running_loop()
+        try:
+            future = self._writer.submit(queued.entry)
+        except GyreError as error:
+            self._failed(error)
+            return
+
+        def tell(written: Any) -> None:
+            error = written.exception()
+            if error is None:
+                loop.call_soon_threadsafe(self._written, queued)
+            else:
+                loop.call_soon_threadsafe(self._failed, error)
+
+        future.add_done_callback(tell)
+
+    def _written(self, queued: _Queued) -> None:
+        if not self._queued or self._queued[0] is not queued:
+            return
+        self._queued.popleft()
+        with self.news:
+            self.committed = queued.state
+            self.seq = queued.entry.seq
+            self.error = ""
+            self.news.notify_all()
+        if not queued.done.done():
+            queued.done.set_result(queued.entry.seq)
+        if queued.issued:
+            self._on_commands(queued.issued)
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, Fenced):
+            self._on_fenced(error)
+            return
+        self.error = str(error)
+        if not self._retrying:
+            self._retrying = True
+            asyncio.get_running_loop().call_later(RETRY_S, self._again)
+
+    def _again(self) -> None:
+        assert self._writer is not None
+        self._writer.resume()
+        self._retrying = False
+        for queued in list(self._queued):
+            if self._retrying:
+                return
+            self._write(queued)

@@ -1,0 +1,174 @@
+"""Carries out the commands of decisions, through the Scheduler and the Executor, and repairs what was missed.
+
+Commands run as tasks of the control loop, each at most once at a time. The reconciliation pass compares what the
+state wants with what runs and starts again what got lost between the two: it is the backstop, not the path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from gyre.config import TRAINER
+from gyre.errors import Fenced
+from gyre.failover import JobPhase, VertexPhase
+from gyre.failover.commands import (
+    Command,
+    FinishJob,
+    SetTimer,
+    StartRegion,
+    StartTrainer,
+    StopVertex,
+)
+from gyre.failover.events import TimerFired
+from gyre.master.cluster import NotAnswering, ProcessDied
+from gyre.master.executor import Executor
+from gyre.master.job_context import Issued, JobContext
+from gyre.master.scheduler import Scheduler
+
+
+class JobManager:
+    def __init__(
+        self,
+        context: JobContext,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        clock: Callable[[], float],
+        on_finish: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._context = context
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._on_finish = on_finish
+        self._on_fault = on_fault
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._starting: set[tuple[str, int]] = set()
+        self._stopping: set[tuple[str, int]] = set()
+        self._repairs = 0
+
+    def run(self, commands: Iterable[Issued]) -> None:
+        for issued in commands:
+            if issued.id in self._tasks:
+                continue
+            # Claimed now, not when the task first runs: the reconciliation must see it as under way.
+            self._claim(issued.command)
+            task = asyncio.get_running_loop().create_task(self._run(issued))
+            self._tasks[issued.id] = task
+            task.add_done_callback(lambda done, key=issued.id: self._ended(key, done))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def reconcile(self) -> None:
+        """Start again what the committed state wants and nothing is doing."""
+        state = self._context.committed
+        if state.job.phase.ended or self._context.state is not state:
+            return  # what is still being written will be acted on by itself
+        lost: list[Command] = []
+        for vertex in state.vertices.values():
+            key = (vertex.id, vertex.incarnation)
+            if vertex.phase is VertexPhase.STARTING and key not in self._starting:
+                region = self._context.coordinator.region(vertex.id)
+                members = {
+                    member: state.vertices[member].incarnation
+                    for member in sorted(region)
+                    if member in state.vertices and state.vertices[member].phase is VertexPhase.STARTING
+                }
+                if not any((member, number) in self._starting for member, number in members.items()):
+                    lost.append(StartRegion(vertex.id, members))
+                    self._starting.update(members.items())
+            elif vertex.phase is VertexPhase.STOPPING and key not in self._stopping:
+                lost.append(StopVertex(vertex.id, vertex.incarnation))
+        trainer = state.vertices.get(f"{TRAINER}-0")
+        if (
+            state.job.trainer_started
+            and state.job.phase is not JobPhase.STOPPING
+            and trainer is not None
+            and trainer.phase is VertexPhase.RUNNING
+            and self._executor.told_serial < state.job.serial
+        ):
+            running = {
+                vertex.id: vertex.incarnation
+                for vertex in state.vertices.values()
+                if vertex.phase is VertexPhase.RUNNING and vertex.role != TRAINER
+            }
+            lost.append(
+                StartTrainer(
+                    trainer.incarnation, state.job.paused, state.job.serial, running, dict(state.job.roles)
+                )
+            )
+        for command in lost:
+            self._repairs += 1
+            self.run([Issued(f"reconcile/{self._context.epoch}.{self._repairs}", command)])
+
+    def _claim(self, command: Command) -> None:
+        if isinstance(command, StartRegion):
+            self._starting.update(command.vertices.items())
+        elif isinstance(command, StopVertex):
+            self._stopping.add((command.vertex, command.incarnation))
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault(error)
+
+    async def _run(self, issued: Issued) -> None:
+        command = issued.command
+        try:
+            match command:
+                case StartRegion():
+                    await self._start_region(issued.id, command)
+                case StopVertex():
+                    await self._stop_vertex(issued.id, command)
+                case SetTimer():
+                    await asyncio.sleep(max(0.0, command.at - self._clock()))
+                    await self._context.submit(TimerFired(command.timer), cause=issued.id)
+                case FinishJob():
+                    await self._scheduler.release_all()
+                    self._on_finish()
+                case _:
+                    await self._executor.run(command)
+        except (ProcessDied, NotAnswering):
+            pass  # of the trainer: its death is an event of its own, its silence is the reconciliation's
+        except Fenced as error:
+            self._on_fault(error)
+        finally:
+            if not issued.id.startswith("reconcile/"):
+                self._context.finished(issued.id)
+
+    async def _start_region(self, command_id: str, command: StartRegion) -> None:
+        pairs = set(command.vertices.items())
+        try:
+            records = self._context.state.vertices
+            current = {
+                vertex: incarnation
+                for vertex, incarnation in pairs
+                if vertex in records
+                and records[vertex].incarnation == incarnation
+                and records[vertex].phase is VertexPhase.STARTING
+            }
+            if len(current) == len(pairs):
+                async for event in self._scheduler.start_region(command):
+                    await self._context.submit(event, cause=command_id)
+        finally:
+            self._starting -= pairs
+
+    async def _stop_vertex(self, command_id: str, command: StopVertex) -> None:
+        key = (command.vertex, command.incarnation)
+        try:
+            record = self._context.state.vertices.get(command.vertex)
+            if (
+                record is not None
+                and record.incarnation == command.incarnation
+                and record.phase is VertexPhase.STOPPING
+            ):
+                event = await self._scheduler.stop_vertex(command)
+                await self._context.submit(event, cause=command_id)
+        finally:
+            self._stopping.discard(key)

@@ -1,0 +1,327 @@
+"""The master: one control loop for one job.
+
+It opens the journal, raises the epoch, takes over what lives and starts what is missing, and from then on turns
+observations into events, events into decisions and decisions into calls. It holds nothing that is not in the
+journal; killed at any moment, its successor goes on from there, and the data plane does not wait for either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from gyre.config import JobSpec, parse_job
+from gyre.errors import ConfigError, Conflict, Fenced, GyreError, Unreachable
+from gyre.failover import FailoverCoordinator, JobPhase
+from gyre.failover.events import (
+    Event,
+    JobSubmitted,
+    MasterStarted,
+    PauseRequested,
+    ResumeRequested,
+    ScaleRequested,
+    StopRequested,
+)
+from gyre.graph import as_dict, compile_job
+from gyre.master.cluster import Cluster
+from gyre.master.diagnosis_manager import DiagnosisManager
+from gyre.master.executor import Executor
+from gyre.master.job_context import Issued, JobContext
+from gyre.master.job_manager import JobManager
+from gyre.master.logs import read_logs
+from gyre.master.metrics import prometheus_text
+from gyre.master.port import View, view_of
+from gyre.master.scheduler import Scheduler
+from gyre.store import JobFields, Store, open_store
+
+RECONCILE_S = 1.0
+LOOK_S = 0.25
+"""Between diagnosis passes: a fraction of the shortest sensible deadline."""
+
+LINGER_S = 3.0
+"""How long an ended job's master still answers, so that whoever watches sees the end from it."""
+
+FAULT_EXIT = 70
+CRASH_PAUSE_S = 1.0
+"""Before a master that failed ends its process and is started again: a fault that stays must not spin."""
+
+
+class JobMaster:
+    """Runs on one event loop; the methods of MasterPort may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        store_url: str,
+        directory: Path,
+        cluster: Cluster,
+        serve: Callable[[JobMaster, int], str] | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        exit_process: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.job_id = job_id
+        self._store_url = store_url
+        self._directory = directory
+        self._cluster = cluster
+        self._serve = serve
+        self._clock = clock
+        self._monotonic = monotonic
+        self._exit = exit_process
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._finished = asyncio.Event()
+        self._row: dict[str, Any] = {}
+        self.ready = threading.Event()
+        self._store: Store
+        self._spec: JobSpec
+        self._context: JobContext
+        self._scheduler: Scheduler
+        self._manager: JobManager
+        self._diagnosis: DiagnosisManager
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """From taking over to the job's end."""
+        self._loop = asyncio.get_running_loop()
+        self._finished = asyncio.Event()
+        self._store = open_store(self._store_url)
+        row = self._store.job(self.job_id)
+        self._spec = parse_job(row.spec)
+        self._build(row.name)
+        undone = self._context.open(pid=os.getpid())
+        first = not self._context.state.vertices
+        if self._context.state.job.phase.ended:
+            await self._cluster.end()
+            return
+        url = ""
+        if self._serve is not None:
+            url = await asyncio.to_thread(self._serve, self, _port_of(row.url))
+        if first:
+            roles = {role: spec.total for role, spec in self._spec.roles.items()}
+            self._context.submit(JobSubmitted(self.job_id, row.name, roles), actor="user")
+        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url))
+        self._manager.run(self._still_meant(undone))
+        self.ready.set()
+        await self._control()
+
+    def _build(self, name: str) -> None:
+        graph = compile_job(self._spec)
+        self._compiled = graph
+        coordinator = FailoverCoordinator(graph.spec, _regions(graph.graph))
+        self._spec = graph.spec
+        self._context = JobContext(
+            self._store.journal(self.job_id),
+            coordinator,
+            clock=self._clock,
+            on_commands=lambda issued: self._manager.run(issued),
+            on_fenced=self._fenced,
+        )
+        self._scheduler = Scheduler(
+            graph.spec,
+            self._cluster,
+            job_id=self.job_id,
+            directory=self._directory,
+            store_url=self._store_url,
+            state=lambda: self._context.state,
+            epoch=lambda: self._context.epoch,
+            clock=self._clock,
+        )
+        executor = Executor(self._cluster, lambda: self._context.epoch)
+        self._manager = JobManager(
+            self._context,
+            self._scheduler,
+            executor,
+            clock=self._clock,
+            on_finish=self._finished.set,
+            on_fault=self._fault,
+        )
+        self._diagnosis = DiagnosisManager(
+            graph.spec,
+            self._context,
+            self._cluster,
+            self._scheduler,
+            monotonic=self._monotonic,
+            on_fault=self._fault,
+        )
+
+    def _still_meant(self, undone: list[Issued]) -> list[Issued]:
+        """Of an earlier master's commands, those whose moment has not passed. The rest is reconciled."""
+        return [issued for issued in undone if type(issued.command).__name__ in _RESUMED]
+
+    async def _control(self) -> None:
+        next_reconcile = 0.0
+        while not self._finished.is_set():
+            self._diagnosis.follow(self._context.committed)
+            await self._diagnosis.look()
+            now = self._monotonic()
+            if now >= next_reconcile:
+                next_reconcile = now + RECONCILE_S
+                self._manager.reconcile()
+            await self._update_row()
+            await self._pause_for_news()
+        await self._end()
+
+    async def _pause_for_news(self) -> None:
+        """Until something was committed, at most LOOK_S: a start is followed by its watch at once."""
+        seq = self._context.seq
+        deadline = self._monotonic() + LOOK_S
+        while self._monotonic() < deadline and not self._finished.is_set():
+            await asyncio.sleep(0.02)
+            if self._context.seq != seq:
+                return
+
+    async def _update_row(self) -> None:
+        """Keep the directory of jobs in step with what is committed."""
+        job = self._context.committed.job
+        fields: JobFields = {
+            "phase": job.phase.value,
+            "reason": job.reason.value,
+            "message": job.message[:500],
+            "url": job.master_url,
+            "ended_at": job.ended_at,
+        }
+        if job.job_id and dict(fields) != self._row:
+            try:
+                fenced: JobFields = {**fields, "epoch": self._context.epoch}
+                await asyncio.to_thread(lambda: self._store.update_job(self.job_id, **fenced))
+                self._row = dict(fields)
+            except Fenced as error:
+                self._fenced(error)
+            except GyreError as error:
+                # The journal says why, and its retry is the one that counts; this row follows it.
+                self._context.error = self._context.error or str(error)
+
+    async def _end(self) -> None:
+        await self._diagnosis.close()
+        await self._manager.close()
+        await self._update_row()
+        await asyncio.sleep(LINGER_S)
+        self._context.close()
+        self._store.close()
+        await self._cluster.end()
+
+    def _fenced(self, error: BaseException) -> None:
+        print(f"this master was replaced: {error}", file=sys.stderr, flush=True)
+        self._exit(0)
+
+    def _fault(self, error: BaseException) -> None:
+        """A defect in the control loop. A fresh master from the journal is better than half of this one."""
+        if isinstance(error, Fenced):
+            self._fenced(error)
+            return
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        time.sleep(CRASH_PAUSE_S)
+        self._exit(FAULT_EXIT)
+
+    # -- MasterPort ---------------------------------------------------------------------------------
+
+    def view(self) -> View:
+        return view_of(
+            self._context.committed,
+            seq=self._context.seq,
+            telemetry=self._diagnosis.telemetry,
+            progress=self._diagnosis.progress,
+            store_error=self._context.error,
+        )
+
+    def spec(self) -> dict[str, Any]:
+        return self._spec.model_dump(mode="json")
+
+    def graph(self) -> dict[str, Any]:
+        return as_dict(self._scheduler.compiled(self._context.committed.job.roles))
+
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        return [
+            {
+                "seq": row.seq,
+                "id": row.event_id,
+                "cause": row.cause,
+                "kind": row.kind,
+                "at": row.at,
+                "actor": row.actor,
+                "body": row.body,
+            }
+            for row in self._context.journal.events(after=after, limit=limit)
+        ]
+
+    def wait_for_events(self, *, after: int, timeout_s: float) -> bool:
+        with self._context.news:
+            return self._context.news.wait_for(lambda: self._context.seq > after, timeout_s)
+
+    def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
+        loop = self._loop
+        if loop is None:
+            raise Unreachable("the master is still starting.", hint="Try again in a moment.")
+        future: Future[int] = asyncio.run_coroutine_threadsafe(self._command(verb, body, by), loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise Unreachable(
+                f"{verb} was not in the journal within {timeout_s:g} s.",
+                hint=self._context.error or "The master is busy; look at `gyre show`.",
+            ) from None
+
+    async def _command(self, verb: str, body: Mapping[str, Any], by: str) -> int:
+        state = self._context.state
+        if state.job.phase.ended:
+            raise Conflict(f"job {state.job.name} has ended ({state.job.phase}).")
+        event: Event
+        if verb == "scale":
+            role, count = str(body["role"]), int(body["count"])
+            self._context.coordinator.check_scale(state, role, count)
+            self._scheduler.compiled({**state.job.roles, role: count})
+            event = ScaleRequested(role, count, by)
+        elif verb == "stop":
+            event = StopRequested(str(body.get("reason") or "asked for"), by)
+        elif verb in ("pause", "resume"):
+            if state.job.phase is JobPhase.STOPPING:
+                raise Conflict(f"job {state.job.name} is stopping.")
+            event = PauseRequested(by) if verb == "pause" else ResumeRequested(by)
+        else:
+            raise ConfigError(f"{verb!r} is not a command; known: scale, pause, resume, stop.")
+        return await self._context.submit(event, actor=by)
+
+    def logs(
+        self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+    ) -> dict[str, Any]:
+        return read_logs(self._directory / "logs", role=role, rank=rank, after=after, limit_bytes=limit_bytes)
+
+    def metrics(self) -> bytes:
+        return prometheus_text(self.view())
+
+
+_RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex")
+
+
+def _regions(graph: Any) -> Callable[[str], frozenset[str]]:
+    def region(vertex: str) -> frozenset[str]:
+        # A vertex that scaling added stands in no compiled graph; only roles without peers can be scaled.
+        return graph.region(vertex) if vertex in graph else frozenset((vertex,))
+
+    return region
+
+
+def _port_of(url: str | None) -> int:
+    """The port of an earlier master's address, which clients may still hold; 0 where there was none."""
+    if not url:
+        return 0
+    tail = url.rstrip("/").rpartition(":")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _hostname() -> str:
+    import socket
+
+    return socket.gethostname()

@@ -1,0 +1,83 @@
+"""A job's view as Prometheus metrics. Names carry their units; labels are few and bounded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from gyre.failover import JobPhase, VertexPhase
+
+
+class _ViewCollector:
+    def __init__(self, view: dict[str, Any]) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view
+        job, progress = view["job"], view["progress"]
+        name = job["name"]
+
+        phase = GaugeMetricFamily(
+            "gyre_job_phase", "1 for the phase that the job is in", labels=["job", "phase"]
+        )
+        for known in JobPhase:
+            phase.add_metric([name, known.value], float(job["phase"] == known.value))
+        yield phase
+
+        vertices = GaugeMetricFamily(
+            "gyre_vertices", "Vertices by role and phase", labels=["job", "role", "phase"]
+        )
+        counts = Counter((vertex["role"], vertex["phase"]) for vertex in view["vertices"])
+        for role in {vertex["role"] for vertex in view["vertices"]}:
+            for stage in VertexPhase:
+                vertices.add_metric([name, role, stage.value], float(counts[(role, stage.value)]))
+        yield vertices
+
+        restarts = CounterMetricFamily("gyre_vertex_restarts", "Restarts of vertices", labels=["job", "role"])
+        by_role: Counter[str] = Counter()
+        for vertex in view["vertices"]:
+            by_role[vertex["role"]] += vertex["restarts"]
+        for role, count in by_role.items():
+            restarts.add_metric([name, role], float(count))
+        yield restarts
+
+        incidents = CounterMetricFamily(
+            "gyre_incidents", "Incidents by cause and scope", labels=["job", "cause", "scope"]
+        )
+        kinds = Counter((incident["cause"], incident["scope"]) for incident in view["incidents"])
+        for (cause, scope), count in kinds.items():
+            incidents.add_metric([name, cause, scope], float(count))
+        yield incidents
+
+        for key, text, value in (
+            ("gyre_master_epoch", "Masters that have owned the job", view["master"]["epoch"]),
+            ("gyre_optimizer_step", "Optimizer steps in the ledger", job["step"]),
+            ("gyre_policy_version", "Newest published policy version", job["version"]),
+            ("gyre_checkpoint_step", "Step of the newest checkpoint", job["checkpoint_step"]),
+            ("gyre_events_committed", "Events in the journal", view["seq"]),
+            ("gyre_reward_mean", "Mean reward of the last step", progress.get("reward")),
+            ("gyre_heldout_accuracy_ratio", "Held-out exact match", progress.get("accuracy")),
+            ("gyre_generated_tokens_per_second", "Generated tokens", progress.get("tokens_per_s")),
+        ):
+            if isinstance(value, int | float):
+                gauge = GaugeMetricFamily(key, text, labels=["job"])
+                gauge.add_metric([name], float(value))
+                yield gauge
+
+        waits = GaugeMetricFamily(
+            "gyre_wait_ratio", "Share of recent time that a role waited for another", labels=["job", "who"]
+        )
+        for who, share in (progress.get("waits") or {}).items():
+            waits.add_metric([name, who], float(share))
+        yield waits
+
+
+def prometheus_text(view: dict[str, Any]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_ViewCollector(view))
+    return generate_latest(registry)

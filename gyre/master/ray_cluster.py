@@ -1,0 +1,260 @@
+"""The one class that makes the master's Ray calls.
+
+Vertices are detached actors named `job/vertex/incarnation`, `max_restarts=0`, in detached placement groups: they
+outlive the master, and the control plane alone restarts them. A pending call to such an actor fails 12 ms after
+its process is killed; that is the detection of deaths.
+
+What is pinned to the Ray version in `constraints.txt` is here and nowhere else, with a contract test each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from gyre.graph import NodeCapacity, SubGraph
+from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.master.inspect_process import describe_process
+from gyre.workloads.host import VertexHost
+from gyre.workloads.transport import NAMESPACE, actor_name
+
+TOKEN_CPU = 0.001
+"""What a bundle without a CPU reservation holds: Ray takes no empty bundle."""
+
+CONTROL_THREADS = 4
+"""Of each vertex: one for the pending watch call, the others so that it can be spoken to meanwhile."""
+
+REMOVAL_DEADLINE_S = 10.0
+
+
+class RayCluster:
+    def __init__(self, job_id: str, *, device_type: str, master: Any = None) -> None:
+        self._job_id = job_id
+        self._gpu = device_type == "GPU"
+        self._master = master
+        self._groups: dict[str, PlacementGroup] = {}
+        self._actors: dict[Address, Any] = {}
+        remote: Any = ray.remote  # its stubs do not know concurrency groups
+        self._host = remote(
+            num_cpus=0,
+            max_restarts=0,
+            concurrency_groups={"control": CONTROL_THREADS},
+            enable_task_events=False,
+        )(VertexHost)
+
+    # -- nodes and placement ------------------------------------------------------------------------
+
+    async def nodes(self) -> list[NodeCapacity]:
+        found = await asyncio.to_thread(ray.nodes)
+        return [
+            NodeCapacity(
+                node_id=node["NodeID"],
+                ip=node["NodeManagerAddress"],
+                cpu=float(node["Resources"].get("CPU", 0)),
+                memory_bytes=int(node["Resources"].get("memory", 0)),
+                gpu=float(node["Resources"].get("GPU", 0)),
+            )
+            for node in found
+            if node["Alive"]
+        ]
+
+    async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
+        if sub_graph.id in self._groups:
+            return
+        name = f"{self._job_id}/{sub_graph.id}"
+        group = await asyncio.to_thread(self._find_or_create, name, sub_graph)
+        try:
+            await asyncio.wait_for(_as_future(group.ready()), timeout_s)
+        except TimeoutError:
+            available = await asyncio.to_thread(ray.available_resources)
+            shown = {key: value for key, value in available.items() if key in ("CPU", "GPU", "memory")}
+            await asyncio.to_thread(remove_placement_group, group)
+            raise CannotPlace(
+                f"{sub_graph.id} found no room in {timeout_s:g} s: required {self._bundles(sub_graph)} "
+                f"({sub_graph.strategy}), available {shown}"
+            ) from None
+        self._groups[sub_graph.id] = group
+
+    def _find_or_create(self, name: str, sub_graph: SubGraph) -> PlacementGroup:
+        group: PlacementGroup
+        try:
+            group = get_placement_group(name)
+        except ValueError:  # Ray's way of saying that there is none
+            group = placement_group(
+                self._bundles(sub_graph), strategy=sub_graph.strategy, name=name, lifetime="detached"
+            )
+        return group
+
+    def _bundles(self, sub_graph: SubGraph) -> list[dict[str, float]]:
+        out = []
+        for bundle in sub_graph.bundles:
+            resources: dict[str, float] = {"CPU": max(bundle.cpu, TOKEN_CPU)}
+            if bundle.memory_bytes:
+                resources["memory"] = float(bundle.memory_bytes)
+            if self._gpu and bundle.accelerator:
+                resources["GPU"] = bundle.accelerator
+            out.append(resources)
+        return out
+
+    async def release(self, sub_graph_id: str) -> None:
+        group = self._groups.pop(sub_graph_id, None)
+        if group is None:
+            try:
+                group = await asyncio.to_thread(get_placement_group, f"{self._job_id}/{sub_graph_id}")
+            except ValueError:
+                return  # never made, or gone already
+        await asyncio.to_thread(remove_placement_group, group)
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    async def spawn(
+        self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
+    ) -> Spawned:
+        await self.place(sub_graph, timeout_s)
+        accelerator = next(
+            (b.accelerator / max(1, len(b.vertices)) for b in sub_graph.bundles if b.index == bundle), 0.0
+        )
+        options: dict[str, Any] = {
+            "name": actor_name(self._job_id, address.vertex, address.incarnation),
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._groups[sub_graph.id], placement_group_bundle_index=bundle
+            ),
+        }
+        if self._gpu and accelerator:
+            options["num_gpus"] = accelerator
+        actor = await asyncio.to_thread(
+            lambda: self._host.options(**options).remote(address.vertex, address.incarnation, epoch)
+        )
+        self._actors[address] = actor
+        told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        node = await asyncio.to_thread(_node_of, actor)
+        return Spawned(pid=told["pid"], node=node, bound=told["bound"])
+
+    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
+        actor = await self._actor(address)
+        reference = getattr(actor, method).options(concurrency_group="control").remote(*args)
+        return await self._answer(reference, address, timeout_s)
+
+    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
+        actor = await self._actor(address)
+        return await self._answer(actor.bind.remote(*args), address, timeout_s)
+
+    async def _actor(self, address: Address) -> Any:
+        if address not in self._actors:
+            name = actor_name(self._job_id, address.vertex, address.incarnation)
+            try:
+                self._actors[address] = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            except ValueError as error:  # no living actor of that name
+                raise ProcessDied(f"no actor {name}: {error}") from None
+        return self._actors[address]
+
+    async def _answer(self, reference: Any, address: Address, timeout_s: float) -> Any:
+        try:
+            return await asyncio.wait_for(_as_future(reference), timeout_s)
+        except (TimeoutError, GetTimeoutError):
+            raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s") from None
+        except ActorUnavailableError as error:
+            # A suspicion only: the connection broke, and whether the process did is not known yet.
+            raise NotAnswering(str(error)[:500]) from None
+        except ActorUnschedulableError as error:
+            raise CannotPlace(str(error)[:500]) from None
+        except (ActorDiedError, RayActorError) as error:
+            self._actors.pop(address, None)
+            detail = str(error)
+            raise ProcessDied(detail[:2000], node_lost="node has died" in detail) from None
+        except RayTaskError as error:
+            raise error.cause from None
+
+    async def kill(self, address: Address, *, pid: int, node: str) -> None:
+        try:
+            actor = await self._actor(address)
+        except ProcessDied:
+            return
+        if pid:
+            # Ray asks the process to end itself, which one that is stopped cannot do.
+            await self._signal(pid, node)
+        await asyncio.to_thread(ray.kill, actor, no_restart=True)
+        self._actors.pop(address, None)
+        deadline = asyncio.get_running_loop().time() + REMOVAL_DEADLINE_S
+        name = actor_name(self._job_id, address.vertex, address.incarnation)
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            except ValueError:
+                return
+            await asyncio.sleep(0.02)
+
+    async def _signal(self, pid: int, node: str) -> None:
+        if node == _own_node():
+            _kill_process(pid)
+            return
+        remote: Any = ray.remote(num_cpus=0, max_retries=0)(_kill_process)
+        reference = remote.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(pid)
+        await _within(reference, 5.0)
+
+    async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
+        if not pid:
+            return "(no process id)"
+        if node == _own_node():
+            return await asyncio.to_thread(describe_process, pid, timeout_s)
+        remote: Any = ray.remote(num_cpus=0, max_retries=0)(describe_process)
+        reference = remote.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(pid, timeout_s)
+        return await _within(reference, timeout_s + 5.0) or f"(node {node} did not answer)"
+
+    async def end(self) -> None:
+        if self._master is not None:
+            await asyncio.to_thread(ray.kill, self._master, no_restart=True)
+
+
+def _as_future(reference: Any) -> asyncio.Future[Any]:
+    return asyncio.wrap_future(reference.future())
+
+
+async def _within(reference: Any, timeout_s: float) -> Any:
+    """The result of a helper task, or None: its node may be gone, and its work is only a help."""
+    try:
+        return await asyncio.wait_for(_as_future(reference), timeout_s)
+    except (TimeoutError, RayActorError, RayTaskError, ray.exceptions.RayError):
+        return None
+
+
+def _own_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _kill_process(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # gone already is what was wanted
+        os.kill(pid, signal.SIGKILL)
+
+
+def _node_of(actor: Any) -> str:
+    """The node that an actor runs on, from Ray's actor table."""
+    table = ray._private.state.actors(actor._actor_id.hex())
+    return str(table.get("Address", {}).get("NodeID", ""))

@@ -1,0 +1,244 @@
+"""Starts and stops vertices: placement, processes, set-up. What it does comes as commands, what came of it goes
+back as events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from gyre.config import TRAINER, JobSpec
+from gyre.errors import GyreError
+from gyre.failover import Cause, JobState
+from gyre.failover.commands import StartRegion, StopVertex
+from gyre.failover.events import Event, VertexLost, VertexStarted, VertexStartFailed, VertexStopped
+from gyre.graph import CompiledJob, PlacementPlan, SubGraph, VertexPlacement, compile_job, fit_to_cluster
+from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
+from gyre.workloads.protocol import Binding, Failure
+
+PLACE_TIMEOUT_S = 60.0
+"""How long a sub-graph may wait for room: long enough for an autoscaler's node, short enough to be told."""
+
+CONTROL_TIMEOUT_S = 30.0
+"""For control calls that a healthy vertex answers in milliseconds, on a machine that is starting many others."""
+
+
+class Scheduler:
+    def __init__(
+        self,
+        spec: JobSpec,
+        cluster: Cluster,
+        *,
+        job_id: str,
+        directory: Path,
+        store_url: str,
+        state: Callable[[], JobState],
+        epoch: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._job_id = job_id
+        self._directory = directory
+        self._store_url = store_url
+        self._state = state
+        self._epoch = epoch
+        self._clock = clock
+        self._plans: dict[tuple[tuple[str, int], ...], CompiledJob] = {}
+        self._fitted: dict[tuple[tuple[str, int], ...], PlacementPlan] = {}
+        self._used: set[str] = set()
+        self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
+
+    # -- plans --------------------------------------------------------------------------------------
+
+    def compiled(self, roles: Mapping[str, int]) -> CompiledJob:
+        """The job compiled with so many vertices of each role. Raises GraphError where they do not fit."""
+        key = tuple(sorted(roles.items()))
+        if key not in self._plans:
+            spec = self._spec.model_copy(deep=True)
+            for role, count in roles.items():
+                spec.roles[role].total = max(1, count)
+                if spec.roles[role].per_node is not None and count % (spec.roles[role].per_node or 1):
+                    spec.roles[role].per_node = None  # scaled by hand to what per_node does not divide
+            self._plans[key] = compile_job(spec)
+        return self._plans[key]
+
+    async def plan(self) -> PlacementPlan:
+        """The plan for the vertices wanted now, laid onto the machines that there are."""
+        roles = self._state().job.roles
+        key = tuple(sorted(roles.items()))
+        if key not in self._fitted:
+            self._fitted[key] = fit_to_cluster(self.compiled(roles).plan, await self._cluster.nodes())
+        return self._fitted[key]
+
+    async def _placement(self, vertex: str) -> tuple[VertexPlacement, SubGraph]:
+        plan = await self.plan()
+        placement = plan.placements[vertex]
+        sub_graph = next(sub for sub in plan.sub_graphs if sub.id == placement.sub_graph)
+        return placement, sub_graph
+
+    # -- starting -----------------------------------------------------------------------------------
+
+    async def start_region(self, command: StartRegion) -> AsyncIterator[Event]:
+        """Kill what is replaced, spawn, rendezvous, set up. Yields each vertex's event as it comes."""
+        wait_s = command.not_before - self._clock()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        await asyncio.gather(
+            *(self._kill_old(vertex, incarnation) for vertex, incarnation in command.replaces.items())
+        )
+        addresses = [Address(vertex, incarnation) for vertex, incarnation in command.vertices.items()]
+        spawned: dict[Address, Spawned] = {}
+        for address, outcome in zip(
+            addresses, await asyncio.gather(*(self._spawn(address) for address in addresses)), strict=True
+        ):
+            if isinstance(outcome, Event):
+                yield outcome
+                return
+            spawned[address] = outcome
+        rendezvous: tuple[str, int] | None = None
+        if len(addresses) > 1:
+            try:
+                rendezvous = await self._cluster.call(
+                    addresses[0], "address", self._epoch(), timeout_s=CONTROL_TIMEOUT_S
+                )
+            except (ProcessDied, NotAnswering) as error:
+                yield _lost(addresses[0], error)
+                return
+        tasks = [
+            asyncio.ensure_future(self._bind(address, spawned[address], rendezvous)) for address in addresses
+        ]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _kill_old(self, vertex: str, incarnation: int) -> None:
+        pid, node = self._last_seen.pop((vertex, incarnation), (0, ""))
+        await self._cluster.kill(Address(vertex, incarnation), pid=pid, node=node)
+
+    async def _spawn(self, address: Address) -> Spawned | Event:
+        placement, sub_graph = await self._placement(address.vertex)
+        self._used.add(sub_graph.id)
+        try:
+            spawned = await self._cluster.spawn(
+                address,
+                sub_graph=sub_graph,
+                bundle=placement.bundle,
+                epoch=self._epoch(),
+                timeout_s=PLACE_TIMEOUT_S,
+            )
+        except (ProcessDied, NotAnswering) as error:
+            return _lost(address, error)
+        except CannotPlace as error:
+            return VertexStartFailed(address.vertex, address.incarnation, error=str(error))
+        self._last_seen[(address.vertex, address.incarnation)] = (spawned.pid, spawned.node)
+        return spawned
+
+    async def _bind(self, address: Address, spawned: Spawned, rendezvous: tuple[str, int] | None) -> Event:
+        role = address.vertex.rpartition("-")[0]
+        placement, _ = await self._placement(address.vertex)
+        binding = self._binding(address, placement, rendezvous)
+        try:
+            status, value = await self._cluster.bind(
+                address, self._epoch(), binding, timeout_s=self._spec.roles[role].setup_timeout_s
+            )
+        except ProcessDied as error:
+            return _lost(address, error)
+        except NotAnswering:
+            limit = self._spec.roles[role].setup_timeout_s
+            return VertexLost(
+                address.vertex,
+                address.incarnation,
+                Cause.STALLED,
+                {
+                    "error": f"setup() did not return within {limit:g} s",
+                    "stack": await self.stacks(address),
+                },
+                detected_after_s=limit,
+            )
+        if status == "error":
+            failure: Failure = value
+            return VertexStartFailed(
+                address.vertex,
+                address.incarnation,
+                error=failure.error,
+                traceback=failure.traceback,
+                user_code=failure.user_code,
+            )
+        return VertexStarted(address.vertex, address.incarnation, pid=spawned.pid, node=spawned.node)
+
+    def _binding(
+        self, address: Address, placement: VertexPlacement, rendezvous: tuple[str, int] | None
+    ) -> Binding:
+        role, _, rank = address.vertex.rpartition("-")
+        spec = self._spec.roles[role]
+        entrypoint = spec.entrypoint
+        if entrypoint is None:
+            raise GyreError(f"role {role!r} has no class.", hint="compile_job gives every role one.")
+        world = self._state().job.roles.get(role, spec.total)
+        devices = {"GYRE_DEVICES": ",".join(str(device) for device in placement.devices)}
+        return Binding(
+            job_id=self._job_id,
+            job_name=self._state().job.name,
+            role=role,
+            rank=int(rank),
+            world_size=world,
+            local_rank=placement.local_rank,
+            incarnation=address.incarnation,
+            module=entrypoint.module,
+            name=entrypoint.name,
+            file=entrypoint.file,
+            config=self._spec.config,
+            env={**devices, **self._spec.env, **spec.env},
+            python_path=self._spec.python_path,
+            directory=str(self._directory),
+            log_path=str(self._directory / "logs" / f"{address.vertex}.{address.incarnation}.log"),
+            orphan_timeout_s=self._spec.failover.orphan_timeout_s,
+            master_addr=rendezvous[0] if rendezvous else None,
+            master_port=rendezvous[1] if rendezvous else None,
+            spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
+            store_url=self._store_url if role == TRAINER else "",
+        )
+
+    # -- stopping -----------------------------------------------------------------------------------
+
+    async def stop_vertex(self, command: StopVertex) -> Event:
+        address = Address(command.vertex, command.incarnation)
+        # Gone or stuck: either way the kill below is what ends it.
+        with contextlib.suppress(ProcessDied, NotAnswering):
+            await self._cluster.call(
+                address, "shutdown", self._epoch(), command.grace_s, timeout_s=command.grace_s + 2.0
+            )
+        pid, node = self._last_seen.pop((command.vertex, command.incarnation), (0, ""))
+        await self._cluster.kill(address, pid=pid, node=node)
+        return VertexStopped(command.vertex, command.incarnation)
+
+    async def release_all(self) -> None:
+        plan = await self.plan()
+        names = self._used | {sub_graph.id for sub_graph in plan.sub_graphs}
+        await asyncio.gather(*(self._cluster.release(name) for name in names))
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def remember(self, vertex: str, incarnation: int, pid: int, node: str) -> None:
+        """Where a vertex that an earlier master started runs."""
+        self._last_seen[(vertex, incarnation)] = (pid, node)
+
+    async def stacks(self, address: Address) -> str:
+        """What the vertex is doing: by its own word, or from outside where it does not answer."""
+        try:
+            return str(await self._cluster.call(address, "stacks", self._epoch(), timeout_s=1.0))
+        except (ProcessDied, NotAnswering):
+            pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
+            return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)
+
+
+def _lost(address: Address, error: ProcessDied | NotAnswering) -> VertexLost:
+    if isinstance(error, ProcessDied):
+        cause = Cause.NODE_LOST if error.node_lost else Cause.DIED
+        return VertexLost(address.vertex, address.incarnation, cause, {"error": error.detail})
+    return VertexLost(address.vertex, address.incarnation, Cause.SILENT, {"error": str(error)})

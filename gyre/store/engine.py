@@ -1,0 +1,449 @@
+"""Opening a database: pragmas, transactions, migration, and the one translation of its errors.
+
+Invariants:
+    Lock-before-read    a writing transaction holds SQLite's write lock before its first read (BEGIN
+                        IMMEDIATE). With the driver's own BEGIN, SQLAlchemy loses updates silently: 8 threads
+                        of 50 read-modify-writes left 126 of 400.
+    Durable-on-return   when a `durable` transaction has returned, its rows survive a power cut
+                        (synchronous=FULL; PostgreSQL's synchronous_commit=on). A `relaxed` one survives the
+                        death of any process, and a power cut only once a later durable one has returned.
+    Migrate-once        the check and the migration are one transaction under the database's own write lock
+                        (PostgreSQL: an advisory lock), so of many processes that open at once one migrates.
+    Never-overwritten   a file that is not a Gyre store is neither written to, moved nor deleted.
+    Always-ours         whatever a driver raises leaves this package as a GyreError (`translate`).
+
+This file must not know the tables' meaning, only their version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, func, inspect, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from gyre.errors import GyreError, SchemaTooNew, StoreCorrupt, StoreError, StoreFull
+from gyre.store.tables import HEAD, KNOWN_REVISIONS, VERSION_TABLE
+
+BUSY_TIMEOUT_S = 10.0
+"""How long a writer waits for SQLite's one write lock. Our own transactions hold it for milliseconds (81 ms
+was the worst seen under contention), a checkpoint of the WAL for a slow disk's second, a migration for a few:
+ten is beyond all of these, and still short of the deadlines after which a job is taken for dead."""
+
+CONNECT_TIMEOUT_S = 10
+MIGRATION_LOCK = 0x67797265  # "gyre": the key of PostgreSQL's advisory lock
+_NEARLY_NOTHING_BYTES = 256 * 1024
+
+Fault = Callable[[str], None]
+
+
+def no_fault(point: str) -> None:
+    """The default fault hook: nothing happens at any point."""
+
+
+class Database:
+    """One database as connections: `write` and `read` are the only ways to a transaction.
+
+    `fault` is called with the name of each point that a crash could fall on (`append.before_commit`, ...);
+    tests replace it by something that kills the process.
+    """
+
+    def __init__(self, url: URL, *, read_only: bool) -> None:
+        self.url = url
+        self.read_only = read_only
+        self.where = url.render_as_string(hide_password=True)
+        self.path = Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+        self.fault: Fault = no_fault
+        self._engine = _sqlite_engine(url, read_only) if self.path else _postgres_engine(url)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.path is not None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def write(self, name: str, *, relaxed: bool = False) -> Iterator[Connection]:
+        """A transaction that commits on leaving and rolls back on any exception."""
+        if self.read_only:
+            raise StoreError(f"{self.where} was opened for reading.", hint="Open it without read_only=True.")
+        with translated(self), self._engine.connect() as connection:
+            connection = connection.execution_options(gyre_relaxed=relaxed)
+            with connection.begin():
+                self.fault(f"{name}.begun")
+                yield connection
+                self.fault(f"{name}.before_commit")
+        self.fault(f"{name}.after_commit")
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that sees one state of the database throughout and takes no write lock."""
+        options: dict[str, Any] = {"gyre_read": True}
+        if not self.is_sqlite:
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with translated(self), self._engine.connect() as connection:
+            connection = connection.execution_options(**options)
+            with connection.begin():
+                yield connection
+
+    def upsert(self, table: Table, *, keep_if_null: tuple[str, ...] = ()) -> Any:
+        """INSERT ... ON CONFLICT(primary key) DO UPDATE of all other columns; a null in one of
+        `keep_if_null` leaves what is stored."""
+        insert = sqlite.insert if self.is_sqlite else postgresql.insert
+        statement: Any = insert(table)
+        keys = [column.name for column in table.primary_key.columns]
+        changes: dict[str, Any] = {}
+        for column in table.columns:
+            if column.name in keys:
+                continue
+            new = statement.excluded[column.name]
+            changes[column.name] = func.coalesce(new, column) if column.name in keep_if_null else new
+        return statement.on_conflict_do_update(index_elements=keys, set_=changes)
+
+
+# -- opening ---------------------------------------------------------------------------------------------
+
+
+def open_database(url: str, *, create: bool, read_only: bool) -> Database:
+    """Check the address, connect, and bring the schema to HEAD. Errors: see `gyre.store.open_store`."""
+    parsed = _parse(url)
+    path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+    if path is not None:
+        _check_path(path, create=create and not read_only)
+    database = Database(parsed, read_only=read_only)
+    try:
+        _bring_to_head(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _parse(url: str) -> URL:
+    examples = "Examples: sqlite:////var/lib/gyre/jobs.db, postgresql+psycopg://user:password@host/database."
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(f"{url!r} is not a store's address.", hint=examples) from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if parsed.database in (None, "", ":memory:"):
+            raise StoreError("A store in memory would not survive what it is for.", hint=examples)
+        return parsed.set(drivername="sqlite+pysqlite", database=os.path.abspath(str(parsed.database)))
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    raise StoreError(f"Gyre keeps its journal in SQLite or PostgreSQL, not in {backend!r}.", hint=examples)
+
+
+def _check_path(path: Path, *, create: bool) -> None:
+    """Say in words what SQLite would only call `unable to open database file`."""
+    hint = "Give a path whose folder exists or can be made, on a local disk, writable by this user."
+    if path.is_dir():
+        raise StoreError(f"{path} is a directory, not a database file.", hint=f"Try {path / 'gyre.db'}.")
+    if not path.exists():
+        if not create:
+            raise StoreError(
+                f"There is no store at {path}.", hint="Check the path, or open it with create=True."
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _full(str(path), error) from error
+            raise StoreError(f"Cannot create {path}: {error.strerror}.", hint=hint) from error
+        return
+    try:
+        with path.open("rb") as file:
+            header = file.read(16)
+    except OSError as error:
+        raise StoreError(f"Cannot read {path}: {error.strerror}.", hint=hint) from error
+    wal = Path(f"{path}-wal")
+    if not header and wal.exists() and wal.stat().st_size > 0 and not path.stat().st_size:
+        # SQLite would take an empty file for a new database and delete the log that still holds its rows.
+        raise _corrupt(str(path), "the file is empty although its write-ahead log is not")
+    if not header and not create:
+        raise _corrupt(str(path), "the file is empty")
+    if header and header != b"SQLite format 3\x00":
+        raise _corrupt(str(path), "it is not an SQLite database")
+
+
+def _sqlite_engine(url: URL, read_only: bool) -> Engine:
+    path = Path(str(url.database))
+
+    def connect() -> sqlite3.Connection:
+        # isolation_level=None: the driver issues no BEGIN of its own; `_on_begin` does (Lock-before-read).
+        mode = "ro" if read_only else "rw"
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode={mode}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        if not read_only:
+            connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    engine = create_engine(url, creator=connect, pool_size=4, max_overflow=12)
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("gyre_read") or read_only:
+            connection.exec_driver_sql("BEGIN")
+            return
+        wanted = "NORMAL" if options.get("gyre_relaxed") else "FULL"
+        if connection.info.get("synchronous", "FULL") != wanted:
+            connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
+            connection.info["synchronous"] = wanted
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgres_engine(url: URL) -> Engine:
+    if "connect_timeout" not in url.query:
+        url = url.update_query_dict({"connect_timeout": str(CONNECT_TIMEOUT_S)})
+    try:
+        # pre-ping: a server that was restarted while we were idle costs one round trip, not a failed commit.
+        engine = create_engine(url, pool_pre_ping=True, pool_size=4, max_overflow=12)
+    except (ImportError, NoSuchModuleError) as error:
+        raise StoreError(
+            f"PostgreSQL needs a driver that is not installed: {error}.",
+            hint="pip install 'gyre-rl[postgres]'.",
+        ) from error
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("gyre_relaxed"):
+            connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+
+    return engine
+
+
+# -- schema ----------------------------------------------------------------------------------------------
+
+
+def _bring_to_head(database: Database) -> None:
+    with database.read() as connection:
+        revision = _revision(connection)
+    _check_revision(database, revision)
+    if revision == HEAD:
+        return
+    if database.read_only:
+        if revision is None:
+            raise StoreError(f"{database.where} holds no Gyre store.", hint="Open it once for writing.")
+        raise StoreError(
+            f"{database.where} has schema {revision}, older than {HEAD} which this Gyre reads.",
+            hint="Open it once for writing: that migrates it.",
+        )
+    if database.is_sqlite:
+        _switch_to_wal(database)
+    with database.write("migrate") as connection:
+        if not database.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        revision = _revision(connection)  # again, now that nobody else can be migrating
+        _check_revision(database, revision)
+        if revision == HEAD:
+            return
+        strangers = [name for name in inspect(connection).get_table_names() if not name.startswith("gyre_")]
+        if database.is_sqlite and revision is None and strangers:
+            raise StoreError(
+                f"{database.where} is another program's database (it has {', '.join(strangers[:3])}).",
+                hint="Give Gyre a file of its own.",
+            )
+        _upgrade(connection)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    rows = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
+    return str(max(rows)) if rows else None
+
+
+def _check_revision(database: Database, revision: str | None) -> None:
+    if revision is not None and revision not in KNOWN_REVISIONS:
+        raise SchemaTooNew(
+            f"{database.where} has schema {revision}; this Gyre knows schemas up to {HEAD}.",
+            hint="A newer Gyre wrote it: upgrade gyre here, or give this one another store.",
+            details={"stored": revision, "known": HEAD},
+        )
+
+
+def _switch_to_wal(database: Database) -> None:
+    """WAL is a property of the file. The switch wants the file alone and, unlike BEGIN, does not wait for
+    that: of several processes that create the store at once all but one are told `locked`, and ask again."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            with translated(database), contextlib.closing(database._engine.raw_connection()) as connection:
+                cursor = connection.cursor()
+                cursor.execute("PRAGMA journal_mode=WAL")
+                mode = str((cursor.fetchone() or [""])[0]).lower()
+                cursor.close()
+        except StoreError as error:
+            if not error.details.get("busy") or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+            continue
+        if mode != "wal":
+            raise StoreError(
+                f"{database.where}: SQLite stays in journal mode {mode!r} instead of WAL.",
+                hint="WAL needs shared memory, which network disks lack: use a local one, or PostgreSQL.",
+            )
+        return
+
+
+def _upgrade(connection: Connection) -> None:
+    # Imported here: Alembic costs a quarter of a second that only the first open of a store should pay.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def translated(database: Database) -> Iterator[None]:
+    """Everything that touches the database runs in here; a GyreError passes unchanged."""
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        raise translate(error, database) from error
+
+
+def translate(error: Exception, database: Database) -> GyreError:
+    """The GyreError that a driver's, SQLAlchemy's or the operating system's error amounts to."""
+    cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    if isinstance(cause, sqlite3.Error):
+        return _translate_sqlite(cause, database)
+    sqlstate = getattr(cause, "sqlstate", None)
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _full(database.where, cause)
+    if isinstance(error, PoolTimeout):
+        return StoreError(
+            f"{database.where}: no free connection: {error}.", hint="Too many threads use one Store at once."
+        )
+    if isinstance(error, DBAPIError):
+        return _translate_postgres(sqlstate, cause, error, database)
+    return StoreError(
+        f"{database.where}: {error}", hint="This is not an error that Gyre knows; see its cause."
+    )
+
+
+def _translate_sqlite(cause: sqlite3.Error, database: Database) -> GyreError:
+    extended = getattr(cause, "sqlite_errorcode", None) or 0
+    code, path = extended & 0xFF, str(database.path)
+    details = {"sqlite": getattr(cause, "sqlite_errorname", ""), "path": path}
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _disk_is_full(path)):
+        return _full(path, cause)
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return _corrupt(path, str(cause))
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreError(
+            f"{path}: another process held the write lock for more than {BUSY_TIMEOUT_S:.0f} s ({cause}).",
+            hint="See who has the file open (fuser, lsof); a backup tool or a stopped process can hold it.",
+            details=details | {"busy": True},
+        )
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return StoreError(
+            f"{path} cannot be opened for writing: {cause}.",
+            hint="The file and its folder must be writable by this user, on a disk that is not read-only.",
+            details=details,
+        )
+    if code == sqlite3.SQLITE_IOERR:
+        return StoreError(
+            f"{path}: the disk failed: {cause} ({details['sqlite']}).",
+            hint="See the kernel's log; what was acknowledged before is in the file.",
+            details=details,
+        )
+    return StoreError(f"{path}: {cause} ({details['sqlite']}).", hint="See the cause.", details=details)
+
+
+def _translate_postgres(sqlstate: str | None, cause: Any, error: DBAPIError, database: Database) -> GyreError:
+    said = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    details = {"sqlstate": sqlstate or ""}
+    state = sqlstate or ""
+    if state == "53100":
+        return _full(database.where, cause)
+    if state in ("XX001", "XX002"):
+        return StoreCorrupt(
+            f"{database.where}: PostgreSQL found damaged data: {said}.",
+            hint="Restore the database from a backup.",
+            details=details,
+        )
+    if state.startswith("28"):
+        return StoreError(
+            f"{database.where} refused the login: {said}.", hint="Check user and password.", details=details
+        )
+    if state == "3D000":
+        return StoreError(
+            f"{database.where}: {said}.", hint="Create the database (createdb) first.", details=details
+        )
+    if state in ("42501", "25006"):
+        return StoreError(
+            f"{database.where} does not let this user write: {said}.",
+            hint="Grant CREATE on the schema and connect to the primary, not to a standby.",
+            details=details,
+        )
+    lost = error.connection_invalidated or state[:2] in ("08", "57") or state == "53300"
+    if lost or (not state and type(cause).__name__ in ("OperationalError", "ConnectionTimeout")):
+        return StoreError(
+            f"{database.where} cannot be reached: {said}.",
+            hint="Check that the server runs and that host and port are right; it is safe to try again.",
+            details=details | {"unreachable": True},
+        )
+    return StoreError(f"{database.where}: {said} ({state}).", hint="See the cause.", details=details)
+
+
+def is_unique_violation(error: GyreError) -> bool:
+    """Whether a translated error came from a unique index or a primary key."""
+    return error.details.get("sqlstate") == "23505" or error.details.get("sqlite") in (
+        "SQLITE_CONSTRAINT_UNIQUE",
+        "SQLITE_CONSTRAINT_PRIMARYKEY",
+    )
+
+
+def _full(where: str, cause: Exception) -> StoreFull:
+    return StoreFull(
+        f"No space left for {where}: {cause}.",
+        hint="Free some space; what was acknowledged before is safe, and the same entries can be sent again.",
+        details={"path": where},
+    )
+
+
+def _corrupt(path: str, said: str) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path} is not a readable Gyre store: {said}.",
+        hint="Restore it from a copy, or move it (with its -wal and -shm files) aside and start anew; "
+        "Gyre has left it as it is.",
+        details={"path": path},
+    )
+
+
+def _disk_is_full(path: str) -> bool:
+    """SQLite reports some forms of `no space` (its shared memory, say) as an I/O error."""
+    try:
+        free = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return False
+    return free.f_bavail * free.f_frsize < _NEARLY_NOTHING_BYTES

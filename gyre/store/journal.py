@@ -1,0 +1,494 @@
+"""The journal of one job: its events, the snapshot that they fold to, and the commands that they caused.
+
+Invariants:
+    One-transaction     the events of an append, their snapshot rows and their commands become visible, and
+                        durable, together or not at all.
+    One-writer          an append carries the epoch of its writer. `take_over` raises the stored epoch, and
+                        from then on every append with an older one is Fenced and changes nothing.
+    Seq-is-dense        an append begins at `last_seq() + 1` and has no hole.
+    Re-send-is-safe     entries that are already stored (same number, same event id) are accepted again and
+                        change nothing, so after a failure of unknown outcome the same entries are sent again.
+    Prefix-only         every way of reading events yields a prefix of the history after a given number, for
+                        a fold of anything else means nothing.
+
+This file must not know what an event means, nor when a command is done: the caller says both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
+
+from gyre.errors import Fenced, GyreError, NotFound, StoreError
+from gyre.store import tables
+from gyre.store.engine import Database, is_unique_violation
+from gyre.store.tables import check_text, decode_body, encode_body
+
+_KEYS_PER_STATEMENT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Something to be done after the commit. `id` is unique in its job: it is what makes doing idempotent."""
+
+    id: str
+    kind: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event with everything that must be committed together with it.
+
+    `seq` is the event's number, `cause` the id of what led to it, `at` the time in seconds since 1970,
+    `upserts` and `deletes` the snapshot rows by (kind, key), `commands` what is to be done next, `done` the
+    ids of the commands whose results this event is.
+    """
+
+    seq: int
+    event_id: str
+    cause: str | None
+    kind: str
+    at: float
+    actor: str
+    body: dict[str, Any]
+    upserts: Mapping[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    deletes: Sequence[tuple[str, str]] = ()
+    commands: Sequence[Command] = ()
+    done: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"event {self.seq} ({self.kind}, {self.event_id})"
+
+
+class EventRow(NamedTuple):
+    """One stored event. (A named tuple: a replay makes a hundred thousand of them.)"""
+
+    seq: int
+    event_id: str
+    cause: str | None
+    kind: str
+    at: float
+    actor: str
+    epoch: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """One command of the outbox that is not done; `seq` is the event that caused it."""
+
+    seq: int
+    id: str
+    kind: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEntry:
+    """An `Entry` whose bodies are JSON text already: encoding needs no lock, so it happens before one."""
+
+    seq: int
+    event_id: str
+    cause: str | None
+    kind: str
+    at: float
+    actor: str
+    body: str
+    upserts: tuple[tuple[tuple[str, str], str], ...]
+    deletes: tuple[tuple[str, str], ...]
+    commands: tuple[tuple[str, str, str], ...]
+    done: tuple[str, ...]
+
+
+def encode_entry(entry: Entry) -> EncodedEntry:
+    """StoreError if something in the entry cannot be stored. Snapshot keys in both `upserts` and `deletes`
+    are refused: what was meant cannot be told."""
+    _check_names(entry)
+    for address in entry.deletes:
+        if address in entry.upserts:
+            raise StoreError(f"{entry} both writes and deletes the snapshot row {address}.")
+    return EncodedEntry(
+        seq=entry.seq,
+        event_id=entry.event_id,
+        cause=entry.cause,
+        kind=entry.kind,
+        at=entry.at,
+        actor=entry.actor,
+        body=encode_body(entry.body, entry),
+        upserts=tuple((address, encode_body(body, entry)) for address, body in entry.upserts.items()),
+        deletes=tuple(entry.deletes),
+        commands=tuple(
+            (command.id, command.kind, encode_body(command.body, entry)) for command in entry.commands
+        ),
+        done=tuple(entry.done),
+    )
+
+
+def _check_names(entry: Entry) -> None:
+    texts = [entry.event_id, entry.cause or "", entry.kind, entry.actor, *entry.done]
+    for address in (*entry.upserts, *entry.deletes):
+        texts += address
+    for command in entry.commands:
+        texts += (command.id, command.kind)
+    together = "".join(texts)
+    if not together.isascii() or "\x00" in together:  # seldom: look at each, to name the bad one
+        for each in texts:
+            check_text(entry, {"An id, kind or key": each})
+
+
+class Journal:
+    """The journal of `job_id`. Safe to use from many threads; every call is one transaction of its own.
+
+    Fault points: take_over and append, each `.begun`, `.before_commit`, `.after_commit`; and within append,
+    `append.events`, `append.snapshot`, `append.outbox` after each group of rows.
+    """
+
+    def __init__(self, database: Database, job_id: str) -> None:
+        self.job_id = job_id
+        self._database = database
+        self._upsert_snapshot = database.upsert(tables.snapshot)
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def take_over(self, *, now: float, pid: int) -> int:
+        """Raise the epoch by one and return it: whoever held the old one is Fenced from now on."""
+        journals, jobs = tables.journals, tables.jobs
+        with self._database.write("take_over") as connection:
+            epoch = connection.execute(
+                update(journals)
+                .where(journals.c.job_id == self.job_id)
+                .values(epoch=journals.c.epoch + 1, taken_at=now)
+                .returning(journals.c.epoch)
+            ).scalar_one_or_none()
+            if epoch is None:
+                raise self._unknown()
+            connection.execute(update(jobs).where(jobs.c.job_id == self.job_id).values(master_pid=pid))
+        return int(epoch)
+
+    def append(self, epoch: int, entries: Sequence[Entry]) -> None:
+        """Commit all the entries in one transaction, durably.
+
+        Fenced if a newer epoch has taken the job over; StoreError if the numbers do not follow the stored
+        ones or an id is used twice; StoreFull if there is no space (send the same entries again later).
+        """
+        self.append_encoded(epoch, [encode_entry(entry) for entry in entries])
+
+    def append_encoded(self, epoch: int, entries: Sequence[EncodedEntry]) -> None:
+        """`append`, for a caller that has encoded the entries itself."""
+        if not entries:
+            return
+        self._check_batch(entries)
+        try:
+            with self._database.write("append") as connection:
+                fresh = self._claim(connection, epoch, entries)
+                if fresh:
+                    self._insert(connection, epoch, fresh)
+        except StoreError as error:
+            if is_unique_violation(error):
+                raise self._name_duplicate(entries, error) from error
+            raise
+
+    def _check_batch(self, entries: Sequence[EncodedEntry]) -> None:
+        first = entries[0].seq
+        for offset, entry in enumerate(entries):
+            if entry.seq != first + offset:
+                raise StoreError(
+                    f"Event {entry.event_id} of job {self.job_id} is numbered {entry.seq} where "
+                    f"{first + offset} must follow.",
+                    hint="The entries of one append are consecutive.",
+                )
+
+    def _claim(
+        self, connection: Connection, epoch: int, entries: Sequence[EncodedEntry]
+    ) -> Sequence[EncodedEntry]:
+        """Check epoch and number and move `last_seq`, in one statement (which also locks the row on
+        PostgreSQL). Returns the entries that are not stored yet."""
+        first, last = entries[0].seq, entries[-1].seq
+        if self._advance(connection, epoch, first - 1, last):
+            return entries
+        journals = tables.journals
+        row = connection.execute(
+            select(journals.c.epoch, journals.c.last_seq)
+            .where(journals.c.job_id == self.job_id)
+            .with_for_update()
+        ).one_or_none()
+        if row is None:
+            raise self._unknown()
+        stored_epoch, stored_seq = int(row[0]), int(row[1])
+        if stored_epoch != epoch:
+            raise Fenced(
+                f"Job {self.job_id} is at epoch {stored_epoch}; this writer has epoch {epoch}.",
+                hint="Another master has taken the job over: stop.",
+                details={"stored": stored_epoch, "given": epoch},
+            )
+        fresh = self._without_stored(connection, entries, stored_seq)
+        if fresh:
+            self._advance(connection, epoch, stored_seq, last)
+        return fresh
+
+    def _advance(self, connection: Connection, epoch: int, from_seq: int, to_seq: int) -> bool:
+        journals = tables.journals
+        moved = connection.execute(
+            update(journals)
+            .where(
+                journals.c.job_id == self.job_id,
+                journals.c.epoch == epoch,
+                journals.c.last_seq == from_seq,
+            )
+            .values(last_seq=to_seq)
+        )
+        return moved.rowcount == 1
+
+    def _without_stored(
+        self, connection: Connection, entries: Sequence[EncodedEntry], stored_seq: int
+    ) -> Sequence[EncodedEntry]:
+        first = entries[0].seq
+        if first > stored_seq + 1:
+            raise StoreError(
+                f"Event {first} of job {self.job_id} would leave a hole: the last stored is {stored_seq}.",
+                hint="Send the entries between them first.",
+                details={"last_seq": stored_seq, "given": first},
+            )
+        events = tables.events
+        stored: dict[int, str] = dict(
+            connection.execute(
+                select(events.c.seq, events.c.event_id).where(
+                    events.c.job_id == self.job_id,
+                    events.c.seq >= first,
+                    events.c.seq <= entries[-1].seq,
+                )
+            ).all()
+        )
+        for entry in entries:
+            if entry.seq in stored and stored[entry.seq] != entry.event_id:
+                raise StoreError(
+                    f"Number {entry.seq} of job {self.job_id} belongs to event {stored[entry.seq]}, "
+                    f"not to {entry.event_id}.",
+                    hint="Two writers share an epoch, or the state was not folded up to last_seq().",
+                    details={"last_seq": stored_seq, "given": entry.seq},
+                )
+        return [entry for entry in entries if entry.seq > stored_seq]
+
+    def _insert(self, connection: Connection, epoch: int, entries: Sequence[EncodedEntry]) -> None:
+        job_id, fault = self.job_id, self._database.fault
+        connection.execute(
+            insert(tables.events),
+            [
+                {
+                    "job_id": job_id,
+                    "seq": entry.seq,
+                    "event_id": entry.event_id,
+                    "cause": entry.cause,
+                    "kind": entry.kind,
+                    "at": entry.at,
+                    "actor": entry.actor,
+                    "epoch": epoch,
+                    "body": entry.body,
+                }
+                for entry in entries
+            ],
+        )
+        fault("append.events")
+        self._write_snapshot(connection, entries)
+        fault("append.snapshot")
+        self._write_outbox(connection, entries)
+        fault("append.outbox")
+
+    def _write_snapshot(self, connection: Connection, entries: Sequence[EncodedEntry]) -> None:
+        latest: dict[tuple[str, str], tuple[int, str | None]] = {}
+        for entry in entries:
+            for address, body in entry.upserts:
+                latest[address] = (entry.seq, body)
+            for address in entry.deletes:
+                latest[address] = (entry.seq, None)
+        # Sorted: the same rows are always locked in the same order.
+        written = [
+            {"job_id": self.job_id, "kind": kind, "key": key, "seq": seq, "body": body}
+            for (kind, key), (seq, body) in sorted(latest.items())
+            if body is not None
+        ]
+        if written:
+            connection.execute(self._upsert_snapshot, written)
+        deleted = sorted(address for address, (_, body) in latest.items() if body is None)
+        rows = tables.snapshot
+        for start in range(0, len(deleted), _KEYS_PER_STATEMENT):
+            connection.execute(
+                rows.delete().where(
+                    rows.c.job_id == self.job_id,
+                    tuple_(rows.c.kind, rows.c.key).in_(deleted[start : start + _KEYS_PER_STATEMENT]),
+                )
+            )
+
+    def _write_outbox(self, connection: Connection, entries: Sequence[EncodedEntry]) -> None:
+        outbox = tables.outbox
+        issued = [
+            {
+                "job_id": self.job_id,
+                "command_id": command_id,
+                "seq": entry.seq,
+                "position": position,
+                "kind": kind,
+                "body": body,
+                "done_seq": None,
+            }
+            for entry in entries
+            for position, (command_id, kind, body) in enumerate(entry.commands)
+        ]
+        if issued:
+            connection.execute(insert(outbox), issued)
+        done = [
+            {"the_job": self.job_id, "the_id": command_id, "by_seq": entry.seq}
+            for entry in entries
+            for command_id in entry.done
+        ]
+        if done:
+            # The first result counts: a command that is done already stays as it is, and an id that is not
+            # in the outbox (a command of the state before the journal began) is no error.
+            connection.execute(
+                update(outbox)
+                .where(
+                    outbox.c.job_id == bindparam("the_job"),
+                    outbox.c.command_id == bindparam("the_id"),
+                    outbox.c.done_seq.is_(None),
+                )
+                .values(done_seq=bindparam("by_seq")),
+                done,
+            )
+
+    def _name_duplicate(self, entries: Sequence[EncodedEntry], error: GyreError) -> StoreError:
+        """Say which id is there twice, and where. In a transaction of its own: the failed one is gone."""
+        ids = {entry.event_id: entry.seq for entry in entries}
+        commands = [command[0] for entry in entries for command in entry.commands]
+        found: list[str] = []
+        if len(ids) < len(entries):
+            found.append("one event id is used twice in this append")
+        if len(set(commands)) < len(commands):
+            found.append("one command id is used twice in this append")
+        for start in range(0, len(entries), _KEYS_PER_STATEMENT):
+            part = list(ids)[start : start + _KEYS_PER_STATEMENT]
+            found += [f"event {event_id} is stored as number {seq}" for seq, event_id in self._seqs_of(part)]
+        outbox = tables.outbox
+        for start in range(0, len(commands), _KEYS_PER_STATEMENT):
+            with self._database.read() as connection:
+                taken = connection.execute(
+                    select(outbox.c.command_id, outbox.c.seq).where(
+                        outbox.c.job_id == self.job_id,
+                        outbox.c.command_id.in_(commands[start : start + _KEYS_PER_STATEMENT]),
+                    )
+                ).all()
+            found += [f"command {command_id} was issued by event {seq}" for command_id, seq in taken]
+        return StoreError(
+            f"An id of job {self.job_id} is there already: {'; '.join(found[:5]) or error.message}.",
+            hint="Event and command ids are unique in a job; nothing of this append was stored.",
+            details={"duplicate": True},
+        )
+
+    def _seqs_of(self, event_ids: Sequence[str]) -> Sequence[tuple[int, str]]:
+        events = tables.events
+        with self._database.read() as connection:
+            return connection.execute(
+                select(events.c.seq, events.c.event_id).where(
+                    events.c.job_id == self.job_id, events.c.event_id.in_(event_ids)
+                )
+            ).all()
+
+    def _unknown(self) -> NotFound:
+        return NotFound(
+            f"Job {self.job_id} has no journal in {self._database.where}.", hint="create_job comes first."
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        until: int | None = None,
+        limit: int | None = None,
+        until_time: float | None = None,
+    ) -> list[EventRow]:
+        """The events numbered after `after` and up to `until`, in order, at most `limit`.
+
+        `until_time` ends before the first event that is later (in seconds since 1970), even if a clock that
+        was set back gave a following one an earlier time (Prefix-only).
+        """
+        table = tables.events
+        query = (
+            select(
+                table.c.seq,
+                table.c.event_id,
+                table.c.cause,
+                table.c.kind,
+                table.c.at,
+                table.c.actor,
+                table.c.epoch,
+                table.c.body,
+            )
+            .where(table.c.job_id == self.job_id, table.c.seq > after)
+            .order_by(table.c.seq)
+        )
+        if until is not None:
+            query = query.where(table.c.seq <= until)
+        if limit is not None:
+            query = query.limit(limit)
+        with self._database.read() as connection:
+            if until_time is not None:
+                later = connection.execute(
+                    select(func.min(table.c.seq)).where(
+                        table.c.job_id == self.job_id, table.c.at > until_time
+                    )
+                ).scalar()
+                if later is not None:
+                    query = query.where(table.c.seq < later)
+            rows = connection.execute(query).all()
+        return [
+            EventRow(seq, event_id, cause, kind, at, actor, epoch, decode_body(body, f"event {seq}"))
+            for seq, event_id, cause, kind, at, actor, epoch, body in rows
+        ]
+
+    def last_seq(self) -> int:
+        """The number of the last event; 0 if there is none."""
+        return self._number("last_seq")
+
+    def epoch(self) -> int:
+        """The epoch of the present writer; 0 if nobody has taken the job over yet."""
+        return self._number("epoch")
+
+    def _number(self, column: str) -> int:
+        journals = tables.journals
+        with self._database.read() as connection:
+            value = connection.execute(
+                select(journals.c[column]).where(journals.c.job_id == self.job_id)
+            ).scalar_one_or_none()
+        if value is None:
+            raise self._unknown()
+        return int(value)
+
+    def snapshot(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The snapshot rows, (kind, key) to body: what the fold of all the events amounts to."""
+        table = tables.snapshot
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(table.c.kind, table.c.key, table.c.body)
+                .where(table.c.job_id == self.job_id)
+                .order_by(table.c.kind, table.c.key)
+            ).all()
+        return {(kind, key): decode_body(body, f"snapshot row {(kind, key)}") for kind, key, body in rows}
+
+    def pending_commands(self) -> list[CommandRow]:
+        """The commands that are not done, in the order in which they were issued."""
+        outbox = tables.outbox
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(outbox.c.seq, outbox.c.command_id, outbox.c.kind, outbox.c.body)
+                .where(outbox.c.job_id == self.job_id, outbox.c.done_seq.is_(None))
+                .order_by(outbox.c.seq, outbox.c.position)
+            ).all()
+        return [
+            CommandRow(seq, command_id, kind, decode_body(body, f"command {command_id}"))
+            for seq, command_id, kind, body in rows
+        ]

@@ -1,0 +1,411 @@
+"""The sample ledger: where a group of samples is, which step trained it, what a checkpoint covers.
+
+Invariants:
+    One-writer            a write carries its writer's term; after `take_over` with a greater one it is
+                          Fenced and changes nothing.
+    Covered-by-checkpoint a group is covered when it is `trained` at a step not after the newest stored
+                          checkpoint. Only a covered group loses its payload; what is not covered is loaded.
+    Durable-when-trained  a write that says `trained`, stores a checkpoint, drops payloads or changes the
+                          writer is durable on return. Any other may be lost in a power cut, with all later
+                          ones and never without them: then a few groups are generated or delivered again,
+                          which costs work and breaks no promise, whereas a lost `trained` under a restored
+                          newer checkpoint would train a group twice. So the frequent small writes do not
+                          wait for the disk (SQLite synchronous=NORMAL, PostgreSQL synchronous_commit=off).
+                          The death of any process, short of the machine's, loses nothing either way.
+
+This file must not know what is in a payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, literal_column, select, text, update
+
+from gyre.errors import Fenced, StoreError
+from gyre.store import tables
+from gyre.store.engine import Database
+from gyre.store.tables import check_text, decode_body, encode_body
+
+STATUSES = ("queued", "done", "delivered", "trained")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group of samples. A `payload` (its prompt, later its samples) or version bound of None leaves what
+    is stored; a `step` of None takes the group out of its step."""
+
+    group_id: int
+    status: str
+    step: int | None = None
+    version_min: int | None = None
+    version_max: int | None = None
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One optimizer step and the groups that it trained; `digest` is that of the weights after it."""
+
+    step: int
+    version: int | None
+    digest: str | None
+    group_ids: list[int]
+    metrics: dict[str, Any]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint that is complete on disk: it covers every step up to and including `step`."""
+
+    step: int
+    path: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRows:
+    """What a new writer starts from. `groups` are those not covered, by id, with their payloads."""
+
+    term: int
+    cursor: int
+    groups: list[GroupRow]
+    steps: list[StepRow]
+    checkpoints: list[CheckpointRow]
+
+    @property
+    def covered_step(self) -> int | None:
+        """The step of the newest checkpoint."""
+        return self.checkpoints[-1].step if self.checkpoints else None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAudit:
+    """What SQL says about a ledger, independently of the code that wrote it.
+
+    `duplicates` maps a group to the steps that list it, if that is more than one listing; `gaps` are the
+    inclusive ranges of group ids from 0 up to the cursor that have no row; `unlisted` counts groups that
+    are `trained` at a step which is stored but does not list them.
+    """
+
+    counts: dict[str, int]
+    duplicates: dict[int, list[int]]
+    gaps: list[tuple[int, int]]
+    unlisted: int
+    cursor: int
+
+    @property
+    def clean(self) -> bool:
+        return not self.duplicates and not self.gaps and not self.unlisted
+
+
+class LedgerStore:
+    """The ledger of `job_id`. Fault points: `ledger` and `ledger_take_over`, as in `Journal`."""
+
+    def __init__(self, database: Database, job_id: str) -> None:
+        self.job_id = job_id
+        self._database = database
+        self._upsert_groups = database.upsert(
+            tables.ledger_groups, keep_if_null=("payload", "version_min", "version_max")
+        )
+        self._upsert_steps = database.upsert(tables.ledger_steps)
+        self._upsert_checkpoint = database.upsert(tables.ledger_checkpoints)
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def take_over(self, *, term: int) -> None:
+        """Become the writer. Fenced if a greater term is stored; the same term again is accepted, for the
+        term is handed out by the one who starts writers (the master's epoch and a count)."""
+        ledgers = tables.ledgers
+        with self._database.write("ledger_take_over") as connection:
+            connection.execute(
+                text(
+                    "INSERT INTO gyre_ledgers (job_id, term, cursor) VALUES (:job_id, :term, 0) "
+                    "ON CONFLICT (job_id) DO UPDATE SET term = excluded.term "
+                    "WHERE gyre_ledgers.term < excluded.term"
+                ),
+                {"job_id": self.job_id, "term": term},
+            )
+            stored = connection.execute(
+                select(ledgers.c.term).where(ledgers.c.job_id == self.job_id)
+            ).scalar_one()
+            if stored != term:
+                raise self._fenced(term, stored)
+
+    def write(
+        self,
+        term: int,
+        *,
+        groups: Sequence[GroupRow] = (),
+        steps: Sequence[StepRow] = (),
+        checkpoint: CheckpointRow | None = None,
+        cursor: int | None = None,
+        drop_payloads_through_step: int | None = None,
+        rewind_to_step: int | None = None,
+    ) -> None:
+        """Upsert everything in one transaction. Fenced if another term is stored.
+
+        `cursor` is the next group id to be drawn from the data. `drop_payloads_through_step` forgets the
+        payloads of groups trained up to that step, and never of one that no checkpoint covers.
+        `rewind_to_step` is for a trainer that restored that step's checkpoint: what is recorded of later
+        steps and checkpoints is removed first, and their groups are `done` again (`queued` if the payload is gone).
+        """
+        group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
+        durable = (
+            checkpoint is not None
+            or drop_payloads_through_step is not None
+            or rewind_to_step is not None
+            or any(group.status == "trained" for group in groups)
+        )
+        with self._database.write("ledger", relaxed=not durable) as connection:
+            self._claim(connection, term, cursor)
+            if rewind_to_step is not None:
+                for table in (tables.ledger_steps, tables.ledger_checkpoints):
+                    connection.execute(
+                        table.delete().where(table.c.job_id == self.job_id, table.c.step > rewind_to_step)
+                    )
+                self._untrain(connection, rewind_to_step)
+            if group_rows:
+                connection.execute(self._upsert_groups, group_rows)
+            if step_rows:
+                connection.execute(self._upsert_steps, step_rows)
+            if checkpoint is not None:
+                check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
+                connection.execute(
+                    self._upsert_checkpoint,
+                    [
+                        {
+                            "job_id": self.job_id,
+                            "step": checkpoint.step,
+                            "path": checkpoint.path,
+                            "at": checkpoint.at,
+                        }
+                    ],
+                )
+            if drop_payloads_through_step is not None:
+                self._drop_payloads(connection, drop_payloads_through_step)
+
+    def _claim(self, connection: Connection, term: int, cursor: int | None) -> None:
+        """Check the term and move the cursor in one statement, which locks the row on PostgreSQL."""
+        ledgers = tables.ledgers
+        claimed = connection.execute(
+            update(ledgers)
+            .where(ledgers.c.job_id == self.job_id, ledgers.c.term == term)
+            .values(cursor=func.coalesce(bindparam("moved_to", cursor), ledgers.c.cursor))
+        )
+        if claimed.rowcount == 1:
+            return
+        stored = connection.execute(
+            select(ledgers.c.term).where(ledgers.c.job_id == self.job_id)
+        ).scalar_one_or_none()
+        raise self._fenced(term, stored)
+
+    def _fenced(self, term: int, stored: int | None) -> Fenced:
+        if stored is None:
+            return Fenced(
+                f"Nobody has taken over the ledger of job {self.job_id} yet.", hint="take_over first."
+            )
+        return Fenced(
+            f"The ledger of job {self.job_id} is at term {stored}; this writer has term {term}.",
+            hint="Another rollout manager has taken over: stop.",
+            details={"stored": stored, "given": term},
+        )
+
+    def _group_rows(self, groups: Sequence[GroupRow]) -> list[dict[str, Any]]:
+        latest: dict[int, dict[str, Any]] = {}
+        for group in groups:
+            if group.status not in STATUSES:
+                raise StoreError(
+                    f"Group {group.group_id} cannot be {group.status!r}.",
+                    hint=f"One of {', '.join(STATUSES)}.",
+                )
+            row = {
+                "job_id": self.job_id,
+                "group_id": group.group_id,
+                "status": group.status,
+                "step": group.step,
+                "version_min": group.version_min,
+                "version_max": group.version_max,
+                "payload": group.payload,
+            }
+            # A statement of many rows may touch a row once only (PostgreSQL): the last one counts.
+            for kept in ("payload", "version_min", "version_max"):
+                if row[kept] is None and group.group_id in latest:
+                    row[kept] = latest[group.group_id][kept]
+            latest[group.group_id] = row
+        return list(latest.values())
+
+    def _step_rows(self, steps: Sequence[StepRow]) -> list[dict[str, Any]]:
+        latest: dict[int, dict[str, Any]] = {}
+        for step in steps:
+            what = f"step {step.step}"
+            check_text(what, {"digest": step.digest})
+            latest[step.step] = {
+                "job_id": self.job_id,
+                "step": step.step,
+                "version": step.version,
+                "digest": step.digest,
+                "group_ids": encode_body(step.group_ids, what),
+                "metrics": encode_body(step.metrics, what),
+                "at": step.at,
+            }
+        return list(latest.values())
+
+    def _untrain(self, connection: Connection, after_step: int) -> None:
+        groups = tables.ledger_groups
+        connection.execute(
+            update(groups)
+            .where(groups.c.job_id == self.job_id, _trained, groups.c.step > after_step)
+            .values(status=case((groups.c.payload.is_(None), "queued"), else_="done"), step=None)
+        )
+
+    def _drop_payloads(self, connection: Connection, through_step: int) -> None:
+        groups, checkpoints = tables.ledger_groups, tables.ledger_checkpoints
+        newest = (
+            select(func.max(checkpoints.c.step)).where(checkpoints.c.job_id == self.job_id).scalar_subquery()
+        )
+        connection.execute(
+            update(groups)
+            .where(
+                groups.c.job_id == self.job_id,
+                _trained,
+                groups.c.step <= through_step,
+                groups.c.step <= newest,
+                groups.c.payload.is_not(None),
+            )
+            .values(payload=None)
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def load(self) -> LedgerRows:
+        """Everything that a new writer needs, of one moment. Empty, at term 0, if there is no ledger yet."""
+        ledgers, groups = tables.ledgers, tables.ledger_groups
+        steps, checkpoints = tables.ledger_steps, tables.ledger_checkpoints
+        columns = (
+            groups.c.group_id,
+            groups.c.status,
+            groups.c.step,
+            groups.c.version_min,
+            groups.c.version_max,
+            groups.c.payload,
+        )
+        with self._database.read() as connection:
+            head = connection.execute(
+                select(ledgers.c.term, ledgers.c.cursor).where(ledgers.c.job_id == self.job_id)
+            ).one_or_none()
+            checkpoint_rows = connection.execute(
+                select(checkpoints.c.step, checkpoints.c.path, checkpoints.c.at)
+                .where(checkpoints.c.job_id == self.job_id)
+                .order_by(checkpoints.c.step)
+            ).all()
+            step_rows = connection.execute(
+                select(
+                    steps.c.step,
+                    steps.c.version,
+                    steps.c.digest,
+                    steps.c.group_ids,
+                    steps.c.metrics,
+                    steps.c.at,
+                )
+                .where(steps.c.job_id == self.job_id)
+                .order_by(steps.c.step)
+            ).all()
+            covered = checkpoint_rows[-1][0] if checkpoint_rows else None
+            # Two queries, each with the partial index made for it.
+            open_rows = connection.execute(
+                select(*columns).where(groups.c.job_id == self.job_id, _not_trained)
+            ).all()
+            uncovered = select(*columns).where(groups.c.job_id == self.job_id, _trained)
+            if covered is not None:
+                uncovered = uncovered.where(groups.c.step.is_(None) | (groups.c.step > covered))
+            uncovered_rows = connection.execute(uncovered).all()
+        return LedgerRows(
+            term=head[0] if head else 0,
+            cursor=head[1] if head else 0,
+            groups=sorted(
+                (
+                    GroupRow(group_id, status, step, low, high, None if payload is None else bytes(payload))
+                    for group_id, status, step, low, high, payload in (*open_rows, *uncovered_rows)
+                ),
+                key=lambda group: group.group_id,
+            ),
+            steps=[
+                StepRow(
+                    step,
+                    version,
+                    digest,
+                    decode_body(ids, f"step {step}"),
+                    decode_body(metrics, f"step {step}"),
+                    at,
+                )
+                for step, version, digest, ids, metrics, at in step_rows
+            ],
+            checkpoints=[CheckpointRow(step, path, at) for step, path, at in checkpoint_rows],
+        )
+
+    def audit(self) -> LedgerAudit:
+        """Count and cross-check, in SQL."""
+        dialect = "sqlite" if self._database.is_sqlite else "postgresql"
+        mine = {"job_id": self.job_id}
+        with self._database.read() as connection:
+            counts = connection.execute(text(_COUNTS), mine).all()
+            cursor = connection.execute(text(_CURSOR), mine).scalar()
+            twice = connection.execute(text(_LISTED[dialect] + _DUPLICATES), mine).all()
+            gaps = connection.execute(text(_GAPS), mine).all()
+            unlisted = connection.execute(text(_LISTED[dialect] + _UNLISTED), mine).scalar_one()
+        duplicates: dict[int, list[int]] = {}
+        for group_id, step in twice:
+            duplicates.setdefault(group_id, []).append(step)
+        return LedgerAudit(
+            counts=dict.fromkeys(STATUSES, 0) | dict(counts),
+            duplicates=duplicates,
+            gaps=[(first, last) for first, last in gaps],
+            unlisted=unlisted,
+            cursor=cursor or 0,
+        )
+
+
+# Literals, not parameters: only so can the planner see that a partial index fits.
+_trained: ColumnElement[Any] = literal_column("gyre_ledger_groups.status = 'trained'")
+_not_trained: ColumnElement[Any] = literal_column("gyre_ledger_groups.status <> 'trained'")
+
+_COUNTS = "SELECT status, count(*) FROM gyre_ledger_groups WHERE job_id = :job_id GROUP BY status"
+_CURSOR = "SELECT cursor FROM gyre_ledgers WHERE job_id = :job_id"
+
+_LISTED = {
+    "sqlite": (
+        "WITH listed AS (SELECT s.step AS step, g.value AS group_id"
+        " FROM gyre_ledger_steps s, json_each(s.group_ids) g WHERE s.job_id = :job_id) "
+    ),
+    "postgresql": (
+        "WITH listed AS (SELECT s.step AS step, CAST(g.value AS bigint) AS group_id"
+        " FROM gyre_ledger_steps s, jsonb_array_elements_text(CAST(s.group_ids AS jsonb)) AS g(value)"
+        " WHERE s.job_id = :job_id) "
+    ),
+}
+
+_DUPLICATES = (
+    "SELECT group_id, step FROM listed WHERE group_id IN"
+    " (SELECT group_id FROM listed GROUP BY group_id HAVING count(*) > 1) ORDER BY group_id, step"
+)
+
+_UNLISTED = (
+    "SELECT count(*) FROM gyre_ledger_groups g"
+    " JOIN gyre_ledger_steps s ON s.job_id = g.job_id AND s.step = g.step"
+    " WHERE g.job_id = :job_id AND g.status = 'trained' AND NOT EXISTS"
+    " (SELECT 1 FROM listed l WHERE l.step = g.step AND l.group_id = g.group_id)"
+)
+
+# A hole lies between two neighbours that differ by more than one; -1 and the cursor are the outermost ones.
+_GAPS = (
+    "WITH known AS (SELECT -1 AS id UNION ALL"
+    " SELECT group_id FROM gyre_ledger_groups WHERE job_id = :job_id AND group_id >= 0 AND group_id <"
+    " (SELECT cursor FROM gyre_ledgers WHERE job_id = :job_id)"
+    " UNION ALL SELECT cursor FROM gyre_ledgers WHERE job_id = :job_id),"
+    " pairs AS (SELECT id, lead(id) OVER (ORDER BY id) AS following FROM known)"
+    " SELECT id + 1, following - 1 FROM pairs WHERE following > id + 1 ORDER BY id"
+)

@@ -1,0 +1,1 @@
+"""One file a revision, numbered; a released one is never changed."""

@@ -1,0 +1,120 @@
+"""Calls to a gang: every rank at once, all of them or none.
+
+The ranks of a gang are peers of a collective, so one call goes to all of them and has ended when all have
+answered. If one of them dies the others fail too, with whatever their collective library raises; those
+failures are symptoms, and the death, which may be heard of a moment later, is the cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from gyre.errors import Fenced, VertexLost
+from gyre.workloads.protocol import Failure
+from gyre.workloads.roster import Member, Roster
+from gyre.workloads.transport import Transport
+
+SETTLE_S = 2.0
+"""How long a failed gang call waits to hear of a dead peer before a surviving rank is blamed."""
+
+Outcome = tuple[str, Any]
+
+
+class GangLost(Exception):
+    """The gang cannot go on as it is. `blamed` is None where a rank died: the master knows of that by itself."""
+
+    def __init__(self, blamed: tuple[Member, str, Failure] | None = None) -> None:
+        super().__init__(blamed)
+        self.blamed = blamed
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A role's ranks, in rank order, as one caller sees them. `number` tells one gang from its successors."""
+
+    number: int
+    role: str
+    members: tuple[Member, ...]
+    roster: Roster
+    transport: Transport
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def submit(
+        self, method: str, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any
+    ) -> list[Future[Outcome]]:
+        return [
+            self.transport.submit(*member, method, *args, **kwargs)
+            for member, args in zip(self.members, per_rank, strict=True)
+        ]
+
+    def call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
+        """The same arguments to every rank; results in rank order. Raises GangLost and Fenced."""
+        return self.gather(method, self.submit(method, [args] * self.size, **kwargs), timeout_s=timeout_s)
+
+    def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        """Rank 0 alone: for what is equal on every rank."""
+        member = self.members[0]
+        future = self.transport.submit(*member, method, *args, **kwargs)
+        return Gang(self.number, self.role, (member,), self.roster, self.transport).gather(
+            method, [future], timeout_s=timeout_s
+        )[0]
+
+    def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
+        """Wait for every rank. Raises GangLost, with whom to blame where no rank died, and Fenced."""
+        _, missing = wait(futures, timeout=timeout_s)
+        if missing:
+            late = self.members[futures.index(next(iter(missing)))]
+            text = f"{method} did not return within {timeout_s:g} s"
+            raise GangLost((late, method, Failure(error=text, traceback="", user_code=False)))
+        return self.settle(method, [outcome_of(future) for future in futures])
+
+    def settle(self, method: str, outcomes: Sequence[Outcome | VertexLost]) -> list[Any]:
+        """The values of a call that has ended on every rank. Raises as `gather`."""
+        lost = [
+            member for member, got in zip(self.members, outcomes, strict=True) if isinstance(got, VertexLost)
+        ]
+        for member in lost:
+            self.roster.doubt(*member)
+        if lost:
+            raise GangLost
+        failures = [
+            (member, method, got[1])
+            for member, got in zip(self.members, outcomes, strict=True)
+            if not isinstance(got, VertexLost) and got[0] == "error"
+        ]
+        if not failures:
+            return [got[1] for got in outcomes if not isinstance(got, VertexLost)]
+        for _, _, failure in failures:
+            if failure.fenced:
+                raise Fenced(failure.error)
+        if all(failure.collective or not failure.user_code for _, _, failure in failures):
+            self._await_a_death()
+        # A rank with an error of its own explains more than one that only lost its peer.
+        raise GangLost(min(failures, key=lambda found: found[2].collective))
+
+    def _await_a_death(self) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            if not self.is_current():
+                raise GangLost
+            time.sleep(0.05)
+
+    def is_current(self) -> bool:
+        """Whether the roster still has exactly these incarnations."""
+        return tuple(self.roster.members(self.role)) == self.members
+
+
+def outcome_of(future: Future[Outcome]) -> Outcome | VertexLost:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, VertexLost):
+        return error
+    raise error

@@ -1,0 +1,45 @@
+"""What the torch workloads raise beyond `ConfigError` and `WeightMismatch`.
+
+    GyreError
+    ├── WeightsNotLoaded     an operator was called before any weights came
+    ├── OlderWeights         weights older than those being served
+    ├── StepGap              an optimizer step was called out of its order
+    ├── MicroBatchMismatch   a step was applied with other micro-batches than it accumulated
+    ├── TrainedTwice         a group would be trained a second time
+    ├── NotFinite            a gradient holds NaN or infinity
+    └── CheckpointMismatch   a checkpoint is not this actor's
+
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from gyre.errors import GyreError
+
+
+class WeightsNotLoaded(GyreError):
+    code = "weights.not_loaded"
+
+
+class OlderWeights(GyreError):
+    code = "weights.older"
+
+
+class StepGap(GyreError):
+    code = "actor.step_gap"
+
+
+class MicroBatchMismatch(GyreError):
+    code = "actor.micro_batch_mismatch"
+
+
+class TrainedTwice(GyreError):
+    code = "trained_twice"
+
+
+class NotFinite(GyreError):
+    code = "actor.not_finite"
+
+
+class CheckpointMismatch(GyreError):
+    code = "actor.checkpoint_mismatch"

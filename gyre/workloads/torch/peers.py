@@ -1,0 +1,67 @@
+"""The ranks of one role as collective peers over Gloo; with one rank, nothing at all.
+
+Invariants:
+- *every wait has a deadline*: a peer that is gone turns into an error after `timeout_s`, never into a hang;
+- *same order*: every rank makes the same calls in the same order.
+
+This module must not know what is reduced.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from gyre.errors import ConfigError
+from gyre.workloads.base import WorkloadContext
+
+
+class Peers:
+    """A process group of its own for `context`'s ranks, with rank 0's store at `master_addr:master_port`."""
+
+    def __init__(self, context: WorkloadContext, timeout_s: float) -> None:
+        self.rank = context.rank
+        self.world_size = context.world_size
+        self._joined = False
+        if self.world_size == 1:
+            return
+        if context.master_addr is None or context.master_port is None:
+            raise ConfigError(
+                f"{context.role} has {self.world_size} ranks but no master address.",
+                hint="Declare its ranks as collective peers.",
+            )
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{context.master_addr}:{context.master_port}",
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self._joined = True
+
+    def all_reduce_sum(self, buffer: torch.Tensor) -> None:
+        """Replace `buffer` by its sum over the ranks, the same bits on every rank."""
+        if self._joined:
+            dist.all_reduce(buffer)
+
+    def broadcast(self, buffer: torch.Tensor) -> None:
+        """Replace `buffer` by rank 0's."""
+        if self._joined:
+            dist.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """Leave the group. Safe to call twice."""
+        if self._joined:
+            self._joined = False
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

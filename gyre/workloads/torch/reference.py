@@ -1,0 +1,64 @@
+"""The reference policy in plain torch: log-probs of samples under weights that do not change with the steps.
+
+This module must not know what the log-probs are used for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gyre.rollouts.samples import Group
+from gyre.weights.manifest import WeightManifest
+from gyre.workloads.arithmetic import ArithmeticTask
+from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.torch.errors import WeightsNotLoaded
+from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.torch.policy import Policy, model_config, next_policy
+from gyre.workloads.torch.settings import TorchSettings
+
+
+class TorchReference(BaseWorkload):
+    """Adds `extras["ref_logprobs"]` to samples."""
+
+    def setup(self) -> None:
+        self.settings = TorchSettings.read(self.config)
+        torch.set_num_threads(self.settings.threads)
+        self.model_config = model_config(self.settings, ArithmeticTask(self.config))
+        self._policy: Policy | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The policy version of the reference; None before the first load."""
+        return self._policy.version if self._policy is not None else None
+
+    @operator(kind="weights")
+    def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
+        """Take the version in `buffer` as the reference; see `TorchRollout.load_weights` for what it refuses."""
+        self._policy = next_policy(
+            self.model_config, self._policy, WeightManifest.from_dict(manifest), buffer
+        )
+        return self._policy.version
+
+    @operator
+    @torch.no_grad()
+    def logprobs(self, groups: list[Group]) -> list[Group]:
+        """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature.
+
+        Raises WeightsNotLoaded before the first load.
+        """
+        if self._policy is None:
+            raise WeightsNotLoaded(
+                f"logprobs was called on {self.role}[{self.rank}] before any weights were loaded.",
+                hint="Call load_weights first.",
+            )
+        for group in groups:
+            if not group.samples:
+                continue
+            batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for sample in group.samples])
+            values, _ = token_logprobs(self._policy.model, batch, self.settings.sampling.temperature)
+            for sample, row in zip(group.samples, values, strict=True):
+                sample.extras["ref_logprobs"] = row[: len(sample.token_ids)].numpy().copy()
+            self.report_progress()
+        return groups

@@ -1,0 +1,207 @@
+"""The settings of the torch workloads and of the arithmetic task, with every default in this one place.
+
+They are read from the job's `config`, section by section. Invariants:
+- *no silent typo*: an unknown key within a section fails with its path and the nearest known key; so does a
+  top-level key that is nearly one of ours. Other top-level keys belong to other workloads.
+- *typed*: a value of the wrong type, or outside its range, fails with its path.
+
+The defaults are tuned together: from the warm start, at about a third of the held-out problems, GRPO with
+`SCHEDULE` takes the model beyond 90 %. This module must not import torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from gyre.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """The decoder's shape. The vocabulary's size comes from the task's tokenizer."""
+
+    layers: int = 2
+    hidden: int = 96
+    heads: int = 4
+    kv_heads: int = 2
+    mlp: int = 256
+    max_positions: int = 32
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+    tied_embeddings: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Arithmetic problems. `digits` bounds both operands, `operators` is a subset of `+-*`.
+
+    One problem in `held_out_every` is never trained on. With `zero_padded`, operands have `digits` digits each;
+    with `reversed_answer`, the answer is written units first, which is easier to learn (arXiv 2307.03381).
+    """
+
+    digits: int = 2
+    operators: str = "+"
+    held_out_every: int = 8
+    zero_padded: bool = True
+    reversed_answer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """`n` samples a prompt. `temperature` 0 is greedy. `max_rows` bounds the rows decoded at once.
+    `max_new_tokens` must hold the longest answer and the end token."""
+
+    n: int = 8
+    temperature: float = 1.0
+    max_new_tokens: int = 4
+    max_rows: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OptimSettings:
+    """AdamW. The rate rises linearly over `warmup_steps`, and falls linearly to `final_lr_ratio` of `lr` at
+    `decay_steps`, where it stays; 0 `decay_steps` leaves it constant. It depends on the step's number alone."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    warmup_steps: int = 5
+    decay_steps: int = 0
+    final_lr_ratio: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """See `gyre.workloads.torch.grpo`. `aggregation` is `token` or `sequence`."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coef: float = 0.0
+    scale_by_std: bool = True
+    aggregation: str = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartSettings:
+    """Supervised steps on fresh problems and a forgetful pupil's answers, who slips in `slips` of the problems
+    (see `ArithmeticTask.demonstrations`), until the rate of exact agreement with the pupil reaches `stop_at`."""
+
+    max_steps: int = 250
+    batch: int = 256
+    lr: float = 3e-3
+    stop_at: float = 0.68
+    slips: float = 0.62
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSettings:
+    """`function` is `package.module:function`, for `PythonReward`."""
+
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """Everything that the torch workloads read. `threads` is torch's intra-op thread count in each process."""
+
+    seed: int = 0
+    threads: int = 1
+    collective_timeout_s: float = 120.0
+    model: ModelSettings = field(default_factory=ModelSettings)
+    task: TaskSettings = field(default_factory=TaskSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> TorchSettings:
+        """The settings that `config` asks for, defaults elsewhere. Raises ConfigError."""
+        known = [entry.name for entry in fields(cls)]
+        for key in config:
+            if key not in known and difflib.get_close_matches(key, known, n=1, cutoff=0.75):
+                raise ConfigError(f"config.{key} is not a setting.", hint=nearest(key, known))
+        settings = _read(cls, {key: config[key] for key in config if key in known}, "config")
+        _check(settings)
+        return settings
+
+
+def _read(kind: type[T], values: Any, path: str) -> T:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} must be a mapping, not {values!r}.")
+    hints = get_type_hints(kind)
+    taken: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise ConfigError(f"{path}.{key} is not a setting.", hint=nearest(str(key), hints))
+        taken[key] = _value(hints[key], value, f"{path}.{key}")
+    return kind(**taken)
+
+
+def _value(kind: Any, value: Any, path: str) -> Any:
+    if is_dataclass(kind):
+        return _read(kind, value, path)  # type: ignore[arg-type]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{path} must be {kind.__name__}, not {value!r}.")
+    return value
+
+
+def _check(settings: TorchSettings) -> None:
+    model, task, sampling = settings.model, settings.task, settings.sampling
+    rules = [
+        (settings.threads >= 1, "config.threads must be at least 1"),
+        (settings.collective_timeout_s > 0, "config.collective_timeout_s must be positive"),
+        (
+            min(model.layers, model.heads, model.kv_heads, model.mlp) >= 1,
+            "config.model sizes must be positive",
+        ),
+        (
+            model.hidden % (2 * model.heads) == 0,
+            "config.model.hidden must be an even multiple of model.heads",
+        ),
+        (model.heads % model.kv_heads == 0, "config.model.heads must be a multiple of model.kv_heads"),
+        (1 <= task.digits <= 9, "config.task.digits must be in 1..9"),
+        (
+            bool(task.operators) and set(task.operators) <= set("+-*"),
+            "config.task.operators must be characters of '+-*'",
+        ),
+        (task.held_out_every >= 2, "config.task.held_out_every must be at least 2"),
+        (
+            min(sampling.n, sampling.max_new_tokens, sampling.max_rows) >= 1,
+            "config.sampling counts must be positive",
+        ),
+        (sampling.temperature >= 0, "config.sampling.temperature must not be negative"),
+        (
+            settings.loss.aggregation in ("token", "sequence"),
+            "config.loss.aggregation must be 'token' or 'sequence'",
+        ),
+        (
+            settings.optim.lr > 0 and settings.optim.clip_norm > 0,
+            "config.optim.lr and clip_norm must be positive",
+        ),
+    ]
+    for holds, sentence in rules:
+        if not holds:
+            raise ConfigError(f"{sentence}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How many optimizer steps of how many prompts the defaults above were tuned for."""
+
+    steps: int = 120
+    prompts_per_step: int = 128
+
+
+SCHEDULE = Schedule()

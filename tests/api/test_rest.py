@@ -1,0 +1,224 @@
+"""The REST interface over a fake master: what it answers, and that every refusal is a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from httpx import Client
+
+from gyre.api.cursor import read_cursor, write_cursor
+from gyre.api.rest import create_app
+from gyre.errors import ConfigError, StoreFull, Unreachable
+from gyre.failover import events as e
+from gyre.master.port import MasterPort
+from gyre.testing.fake_master import FakeMaster
+
+JOB = "/api/v1/jobs/small"
+
+
+def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["status"] == status
+    assert body["code"] == code
+    assert body["type"] == f"urn:gyre:problem:{code}"
+    assert body["title"]
+    assert body["detail"]
+    assert "hint" in body
+    return body
+
+
+def test_the_fake_has_the_whole_protocol(master: FakeMaster) -> None:
+    port: MasterPort = master
+    assert port.view()["job"]["phase"] == "running"
+
+
+@pytest.mark.parametrize("name", ["small", "fake-1"])
+def test_a_job_is_found_by_name_and_by_id(http: Client, master: FakeMaster, name: str) -> None:
+    view = http.get(f"/api/v1/jobs/{name}").json()
+    assert view == {**master.view(), "job": view["job"]}
+    assert view["job"].items() >= {"job_id": "fake-1", "name": "small", "phase": "running"}.items()
+    assert view["master"]["pid"] == 4242
+
+
+def test_the_list_holds_the_one_job(http: Client) -> None:
+    (job,) = http.get("/api/v1/jobs").json()["jobs"]
+    assert (job["job_id"], job["phase"]) == ("fake-1", "running")
+
+
+def test_graph_spec_vertices_incidents_and_metrics(http: Client, master: FakeMaster) -> None:
+    master.progress = {"step": 3, "reward": float("nan")}
+    master.telemetry = {"rollout-0": {"version": 7, "busy": "generate", "fields": {"queue": 2}}}
+    master.record(e.VertexLost("rollout-1", 1, "process_died", {"exit": -9}))
+    assert http.get(f"{JOB}/graph").json()["roles"]["rollout"] == {"total": 2}
+    assert http.get(f"{JOB}/spec").json()["roles"]["actor"]["gang"] is True
+    vertices = {vertex["id"]: vertex for vertex in http.get(f"{JOB}/vertices").json()["vertices"]}
+    assert vertices["rollout-1"]["phase"] == "starting"
+    one = http.get(f"{JOB}/vertices/rollout-0").json()
+    assert one == vertices["rollout-0"]
+    assert one.items() >= {"version": 7, "busy": "generate", "fields": {"queue": 2}, "pid": 1003}.items()
+    (incident,) = http.get(f"{JOB}/incidents").json()["incidents"]
+    assert incident.items() >= {"vertex": "rollout-1", "scope": "vertex", "outcome": "open"}.items()
+    assert http.get(f"{JOB}/metrics").json() == {
+        "job_id": "fake-1",
+        "seq": 9,
+        "step": 0,
+        "version": -1,
+        "progress": {"step": 3, "reward": None},
+    }
+
+
+def test_events_come_in_pages(http: Client) -> None:
+    first = http.get(f"{JOB}/events", params={"limit": 5}).json()
+    assert [event["seq"] for event in first["events"]] == [1, 2, 3, 4, 5]
+    assert (first["next"], first["more"]) == (5, True)
+    rest = http.get(f"{JOB}/events", params={"after": first["next"], "limit": 5}).json()
+    assert [event["seq"] for event in rest["events"]] == [6, 7, 8]
+    assert (rest["next"], rest["more"]) == (8, False)
+
+
+def test_logs_go_on_from_their_cursor(http: Client, master: FakeMaster) -> None:
+    master.log_text = {"rollout-0.1.log": "hello\nworld\n", "reward-0.1.log": "score\n"}
+    page = http.get(f"{JOB}/logs", params={"role": "rollout", "rank": 0, "limit_bytes": 6}).json()
+    assert [chunk["text"] for chunk in page["chunks"]] == ["hello\n"]
+    more = http.get(f"{JOB}/logs", params={"role": "rollout", "cursor": page["cursor"]}).json()
+    assert [(chunk["offset"], chunk["text"]) for chunk in more["chunks"]] == [(6, "world\n")]
+
+
+def test_prometheus_and_health(http: Client) -> None:
+    metrics = http.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "gyre_journal_seq 8" in metrics.text
+    assert http.get("/healthz").json() == {"ok": True}
+
+
+def test_commands_are_in_the_journal_when_they_are_accepted(http: Client, master: FakeMaster) -> None:
+    answer = http.post(f"{JOB}:scale", json={"role": "rollout", "count": 3})
+    assert (answer.status_code, answer.json()) == (202, {"job_id": "fake-1", "seq": 9})
+    assert "rollout-2" in master.state.vertices
+    assert http.post(f"{JOB}:pause").json()["seq"] == 10
+    assert http.post(f"{JOB}:resume").json()["seq"] == 11
+    assert http.post(f"{JOB}:stop", json={"reason": "enough"}).json()["seq"] == 12
+    assert master.state.job.message == "enough"
+    assert [event["actor"] for event in master.events(after=8)] == ["rest"] * 4
+
+
+def test_stop_needs_no_body(http: Client, master: FakeMaster) -> None:
+    assert http.post(f"{JOB}:stop").status_code == 202
+    assert master.state.job.phase == "stopping"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json", "status", "code"),
+    [
+        ("GET", "/api/v1/jobs/smal", None, 404, "not_found"),
+        ("GET", "/api/v1/nothing", None, 404, "not_found"),
+        ("GET", f"{JOB}/vertices/rollout-9", None, 404, "not_found"),
+        ("GET", f"{JOB}:pause", None, 405, "method_not_allowed"),
+        ("DELETE", JOB, None, 405, "method_not_allowed"),
+        ("GET", f"{JOB}/events?after=-1", None, 422, "config"),
+        ("GET", f"{JOB}/logs?cursor=@@", None, 422, "config"),
+        ("POST", f"{JOB}:scale", {"role": "rollout"}, 422, "config"),
+        ("POST", f"{JOB}:scale", {"role": "rollout", "count": 2, "x": 1}, 422, "config"),
+        ("POST", f"{JOB}:scale", {"role": "rollout", "count": 9}, 422, "config"),
+        ("POST", f"{JOB}:scale", {"role": "rolout", "count": 2}, 404, "not_found"),
+        ("POST", f"{JOB}:scale", {"role": "actor", "count": 3}, 409, "conflict"),
+    ],
+)
+def test_every_refusal_is_a_problem(
+    http: Client, method: str, path: str, json: Any, status: int, code: str
+) -> None:
+    assert_problem(http.request(method, path, json=json), status, code)
+
+
+def test_a_405_says_what_is_allowed(http: Client) -> None:
+    assert http.delete(JOB).headers["allow"] == "GET"
+
+
+def test_an_unknown_job_names_the_nearest(http: Client) -> None:
+    assert assert_problem(http.get("/api/v1/jobs/smal"), 404, "not_found")["hint"] == "did you mean 'small'?"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (StoreFull("No space left.", hint="Free some."), 503, "store.full"),
+        (Unreachable("The journal did not answer in 10 s."), 503, "unreachable"),
+        (RuntimeError("a secret of the inside"), 500, "gyre"),
+    ],
+)
+def test_what_the_master_raises_is_a_problem(
+    http: Client, master: FakeMaster, error: Exception, status: int, code: str
+) -> None:
+    master.fail_with = error
+    assert_problem(http.get(JOB), status, code)
+    body = assert_problem(http.post(f"{JOB}:pause"), status, code)
+    assert "secret" not in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Bearer wrong", 401),
+        ("Basic s3cret", 401),
+        ("Bearer", 401),
+        ("Bearer s3crét", 401),
+        ("Bearer s3cret", 200),
+        ("bearer s3cret", 200),
+    ],
+)
+@pytest.mark.parametrize("path", [JOB, "/metrics", "/api/v1/openapi.json"])
+def test_a_token_opens_every_path(
+    master: FakeMaster, connect: Callable[..., Any], header: str | None, status: int, path: str
+) -> None:
+    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    with connect(create_app(master, token="s3cret"), "http://gyre.example") as client:
+        answer = client.get(path, headers=headers)
+        assert answer.status_code == status
+        if status == 401:
+            assert_problem(answer, 401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 202),
+        ({"Host": "localhost:8000"}, 202),
+        ({"Host": "[::1]:8000"}, 202),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1"}, 202),
+    ],
+)
+def test_without_a_token_no_web_page_can_command(http: Client, headers: dict[str, str], status: int) -> None:
+    assert http.post(f"{JOB}:pause", headers=headers).status_code == status
+
+
+def test_openapi_is_complete(http: Client) -> None:
+    paths = http.get("/api/v1/openapi.json").json()["paths"]
+    assert len(paths) == 17
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            assert operation.get("description"), f"{method} {path} has no description"
+            assert any(status.startswith("2") for status in operation["responses"])
+            if path != "/healthz":
+                assert "500" in operation["responses"]
+
+
+@pytest.mark.parametrize("offsets", [{}, {"a.1.log": 0}, {"a.1.log": 5, "ü.2.log": 2**40}])
+def test_a_cursor_reads_back(offsets: dict[str, int]) -> None:
+    assert read_cursor(write_cursor(offsets)) == offsets
+
+
+@pytest.mark.parametrize("cursor", ["x", "e30", "bnVsbA==", "eyJhIjogLTF9", "eyJhIjogdHJ1ZX0="])
+def test_a_made_up_cursor_is_refused(cursor: str) -> None:
+    with pytest.raises(ConfigError):
+        read_cursor(cursor)

@@ -1,0 +1,124 @@
+"""Regions, neighbours, impact."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import grpo_job
+
+from gyre.errors import NotFound
+from gyre.graph import Dcg, Edge, EdgeKind, ExecutionGraph, compile_job
+
+ROLES = ("trainer", "actor", "rollout", "critic")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> ExecutionGraph:
+    edges = tuple(
+        Edge(
+            draw(st.sampled_from(ROLES)), draw(st.sampled_from(ROLES)), draw(st.sampled_from(list(EdgeKind)))
+        )
+        for _ in range(draw(st.integers(0, 5)))
+    )
+    ranks = {role: range(draw(st.integers(0 if role == "rollout" else 1, 3))) for role in ROLES}
+    gangs = draw(st.sets(st.sampled_from(ROLES)))
+    return ExecutionGraph(Dcg(ROLES, role_edges=edges), ranks, gangs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs())
+def test_regions_are_an_equivalence_relation(graph: ExecutionGraph) -> None:
+    ids = [vertex.id for vertex in graph.vertices]
+    for one in ids:
+        assert one in graph.region(one)
+        for other in graph.region(one):
+            assert graph.region(other) == graph.region(one)
+    assert sorted(vertex for region in graph.regions() for vertex in region) == sorted(ids)
+    assert set(graph.regions()) == {graph.region(one) for one in ids}
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs())
+def test_regions_are_what_non_durable_edges_join(graph: ExecutionGraph) -> None:
+    """Against the graph drawn out edge by edge."""
+    import networkx
+
+    drawn = networkx.Graph()
+    drawn.add_nodes_from(vertex.id for vertex in graph.vertices)
+    for edge in graph.role_pairs():
+        if edge.kind is EdgeKind.COLLECTIVE and edge.source != edge.target:
+            for source in graph.of_role(edge.source):
+                drawn.add_edges_from((source.id, target.id) for target in graph.of_role(edge.target))
+    shared = {
+        r
+        for e in graph.role_pairs()
+        if e.kind is EdgeKind.COLLECTIVE and e.source != e.target
+        for r in (e.source, e.target)
+    }
+    for role in graph.gangs | shared:
+        ranks = [vertex.id for vertex in graph.of_role(role)]
+        drawn.add_edges_from(itertools.pairwise(ranks))
+    # A role without vertices still joins the roles on both sides of it.
+    if all(graph.of_role(role) for role in ROLES):
+        assert {frozenset(found) for found in networkx.connected_components(drawn)} == set(graph.regions())
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs())
+def test_upstream_and_downstream_mirror_each_other(graph: ExecutionGraph) -> None:
+    for vertex in graph.vertices:
+        assert all(vertex.id in graph.upstream(other) for other in graph.downstream(vertex.id))
+        assert all(vertex.id in graph.downstream(other) for other in graph.upstream(vertex.id))
+
+
+def test_lost_rollout_restarts_alone_and_its_neighbours_wait() -> None:
+    graph = compile_job(grpo_job({"actor": {"total": 2}, "rollout": {"total": 2}})).graph
+    impact = graph.impact("rollout-1")
+    assert impact.restarts == {"rollout-1"}
+    assert impact.waits == {"trainer-0", "actor-0", "actor-1", "reward-0"}
+
+
+def test_lost_trainer_rank_restarts_its_gang() -> None:
+    graph = compile_job(grpo_job({"actor": {"total": 2}, "rollout": {"total": 2}})).graph
+    impact = graph.impact("actor-1")
+    assert impact.restarts == {"actor-0", "actor-1"}
+    assert impact.waits == {"rollout-0", "rollout-1", "reward-0"}
+
+
+def test_scaled_role_may_have_gaps() -> None:
+    graph = compile_job(grpo_job({"rollout": {"total": 2}})).graph.with_ranks("rollout", [0, 5])
+    assert [vertex.id for vertex in graph.of_role("rollout")] == ["rollout-0", "rollout-5"]
+    assert graph.region("rollout-5") == {"rollout-5"}
+    assert "rollout-5" in graph
+    assert "rollout-1" not in graph
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("rollout-9", "rollout has rollout-0 to rollout-1"),
+        ("rolout-1", "did you mean 'rollout-1'?"),
+        ("rolout-9", "did you mean 'rollout-0'?"),
+        ("x", "known: trainer-0, actor-0, rollout-0, reward-0"),
+    ],
+)
+def test_unknown_vertex_names_the_nearest(name: str, likely: str) -> None:
+    graph = compile_job(grpo_job({"rollout": {"total": 2}})).graph
+    with pytest.raises(NotFound, match=likely.replace("?", r"\?")):
+        graph.vertex(name)
+
+
+def test_unknown_role_names_the_nearest() -> None:
+    with pytest.raises(NotFound, match="did you mean 'rollout'"):
+        compile_job(grpo_job()).graph.of_role("rolout")
+
+
+def test_compiled_job_pickles() -> None:
+    compiled = compile_job(grpo_job())
+    copy = pickle.loads(pickle.dumps(compiled))
+    assert copy.plan == compiled.plan
+    assert copy.graph.vertices == compiled.graph.vertices

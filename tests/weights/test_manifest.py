@@ -1,0 +1,99 @@
+"""Weights are packed to exact bytes, and nothing is read from a buffer that is not its manifest's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+import torch
+
+from gyre.errors import GyreError
+from gyre.weights import TensorSpec, WeightManifest, WeightMismatch, pack_weights, unpack_weights, verify
+
+
+def state():
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(4, 3, generator=generator)
+    return {
+        "b.weight": shared,
+        "a.bias": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "head": shared,
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "empty": torch.zeros(0, 2),
+        "strided": torch.randn(6, 4, generator=generator).T,
+    }
+
+
+def test_unpacking_gives_back_the_same_bits():
+    original = state()
+    manifest, buffer = pack_weights(original, version=7, step=5, base=6)
+    found = unpack_weights(manifest, buffer)
+    assert list(found) == sorted(original)
+    for name, tensor in original.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert (manifest.version, manifest.step, manifest.base) == (7, 5, 6)
+    assert manifest.size_bytes == len(buffer)
+
+
+def test_tied_tensors_take_their_bytes_once():
+    manifest, _ = pack_weights(state(), version=0, step=0)
+    offsets = {spec.name: spec.offset for spec in manifest.tensors}
+    assert offsets["head"] == offsets["b.weight"]
+
+
+def test_equal_weights_have_equal_checksums_whatever_their_order():
+    forward, backward = state(), dict(reversed(list(state().items())))
+    assert pack_weights(forward, version=0, step=0)[0] == pack_weights(backward, version=0, step=0)[0]
+
+
+def test_a_manifest_survives_json():
+    manifest, _ = pack_weights(state(), version=1, step=1)
+    assert WeightManifest.from_dict(json.loads(json.dumps(manifest.to_dict()))) == manifest
+
+
+@pytest.mark.parametrize("damage", [{"step": 1}, {"tensors": [{"name": "x"}]}, {"surplus": 1}])
+def test_what_is_not_a_manifest_is_refused(damage):
+    plain = pack_weights(state(), version=1, step=1)[0].to_dict()
+    plain = {**plain, **damage} if damage.keys() != {"step"} else damage
+    with pytest.raises(WeightMismatch, match="not a weight manifest"):
+        WeightManifest.from_dict(plain)
+
+
+def test_every_flipped_bit_is_noticed():
+    manifest, buffer = pack_weights(state(), version=1, step=1)
+    for position in range(0, len(buffer), 7):
+        damaged = bytearray(buffer)
+        damaged[position] ^= 1
+        with pytest.raises(WeightMismatch, match="damaged"):
+            verify(manifest, damaged)
+
+
+@pytest.mark.parametrize("cut", [slice(0, -1), slice(0, 0)])
+def test_a_short_buffer_is_noticed(cut):
+    manifest, buffer = pack_weights(state(), version=1, step=1)
+    with pytest.raises(WeightMismatch, match="bytes"):
+        unpack_weights(manifest, buffer[cut])
+
+
+@pytest.mark.parametrize(
+    "change", [{"offset": 10**6}, {"offset": -16}, {"dtype": "float"}, {"dtype": "load"}, {"shape": (99,)}]
+)
+def test_a_manifest_that_lies_about_a_tensor_is_noticed(change):
+    manifest, buffer = pack_weights({"x": torch.ones(4, dtype=torch.float64)}, version=1, step=1)
+    spec = dataclasses.replace(manifest.tensors[0], **change)
+    with pytest.raises(WeightMismatch):
+        unpack_weights(dataclasses.replace(manifest, tensors=(spec,)), buffer)
+
+
+def test_the_error_is_gyres_and_pickles():
+    error = pickle.loads(pickle.dumps(WeightMismatch("no.", hint="Again.")))
+    assert isinstance(error, GyreError)
+    assert (error.code, str(error)) == ("weights.mismatch", "no. Again.")
+
+
+def test_a_spec_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TensorSpec("x", (1,), "float32", 0, 4).offset = 1  # type: ignore[misc]

@@ -1,0 +1,229 @@
+"""The actor: one gradient however it is cut, every call idempotent, nothing trained twice, bit-exact restarts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from gyre.workloads.torch.accumulation import micro_batch_gradient
+from gyre.workloads.torch.actor import TorchActor, learning_rate
+from gyre.workloads.torch.errors import (
+    CheckpointMismatch,
+    MicroBatchMismatch,
+    NotFinite,
+    StepGap,
+    TrainedTwice,
+)
+from gyre.workloads.torch.reference import TorchReference
+from gyre.workloads.torch.settings import OptimSettings
+from tests.workloads.torch_workloads import CONFIG, bind, rolled_out, train_as_peer
+
+
+@pytest.fixture
+def actor():
+    return bind(TorchActor())
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return rolled_out(bind(TorchActor()), 0, 6)
+
+
+def ids(groups):
+    return [group.id for group in groups]
+
+
+def one_step(actor, groups, step=None):
+    step = actor.step + 1 if step is None else step
+    actor.accumulate(groups, step=step, index=0)
+    return actor.apply(step=step, indices=1, group_ids=ids(groups))
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_micro_batches_give_the_gradient_of_the_whole_batch(groups, aggregation):
+    config = {**CONFIG, "loss": {"aggregation": aggregation}}
+    whole, cut = bind(TorchActor(), config), bind(TorchActor(), config)
+    expected = one_step(whole, groups)
+    for index, part in enumerate([groups[:1], [], groups[1:4], groups[4:]]):
+        cut.accumulate(part, step=1, index=index)
+    found = cut.apply(step=1, indices=4, group_ids=ids(groups))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for mine, theirs in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_the_gradient_is_that_of_the_loss_by_autograd_on_every_sample(actor, groups):
+    """Samples without advantage are left out of the forward; with a vanishing KL term they are all in it."""
+    lean, lean_tally = micro_batch_gradient(actor.model, groups, actor.settings)
+    reference = bind(TorchReference())
+    reference.load_weights(*actor.export_weights(version=0))
+    settings = bind(TorchActor(), {**CONFIG, "loss": {"kl_coef": 1e-12}}).settings
+    full, full_tally = micro_batch_gradient(actor.model, reference.logprobs(groups), settings)
+    assert torch.allclose(lean, full, atol=1e-5)
+    assert full_tally.scored_tokens == full_tally.tokens == lean_tally.tokens
+    assert full_tally.kl == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_step_makes_what_was_rewarded_likelier(actor, groups):
+    first = one_step(actor, groups)
+    assert first["loss"] == pytest.approx(0.0, abs=0.5)
+    assert first["tokens"] == sum(group.token_count for group in groups)
+    assert first["samples"] == 24
+    again, _ = micro_batch_gradient(actor.model, groups, actor.settings)
+    assert again is not None
+    assert micro_batch_gradient(actor.model, groups, actor.settings)[1].loss < first["loss"] * first["tokens"]
+
+
+def test_repeated_calls_change_nothing_and_return_what_the_first_returned(actor, groups):
+    first = actor.accumulate(groups, step=1, index=0)
+    before = actor._pending.gradient.clone()
+    assert actor.accumulate(groups, step=1, index=0) == first
+    assert torch.equal(actor._pending.gradient, before)
+    applied = actor.apply(step=1, indices=1, group_ids=ids(groups))
+    digest = actor.state()["digest"]
+    assert actor.apply(step=1, indices=1, group_ids=ids(groups)) == applied
+    assert actor.accumulate(groups, step=1, index=0) == {"already_applied": True}
+    assert actor.begin(1) == {"already_applied": True}
+    assert actor.apply(step=0, indices=1, group_ids=[]) == {"already_applied": True}
+    assert actor.state() == {"step": 1, "trained": [[0, 6]], "digest": digest}
+
+
+def test_a_step_out_of_order_is_refused(actor, groups):
+    for call in (
+        lambda: actor.begin(2),
+        lambda: actor.accumulate(groups, step=2, index=0),
+        lambda: actor.apply(step=2, indices=0, group_ids=[]),
+    ):
+        with pytest.raises(StepGap, match="next step is 1"):
+            call()
+
+
+def test_begin_forgets_what_an_earlier_controller_accumulated(actor, groups):
+    actor.accumulate(groups[:3], step=1, index=0)
+    assert actor.begin(1) == {"step": 1, "dropped": 1}
+    fresh = bind(TorchActor())
+    assert one_step(actor, groups) == one_step(fresh, groups)
+    assert actor.state() == fresh.state()
+
+
+def test_nothing_is_trained_twice(actor, groups):
+    one_step(actor, groups)
+    with pytest.raises(TrainedTwice, match="group 0") as caught:
+        actor.accumulate(groups, step=2, index=0)
+    assert caught.value.code == "trained_twice"
+    with pytest.raises(TrainedTwice):
+        actor.apply(step=2, indices=0, group_ids=[5])
+    with pytest.raises(TrainedTwice):
+        actor.apply(step=2, indices=0, group_ids=[9, 9])
+    other = rolled_out(bind(TorchActor()), 6, 1)
+    actor.accumulate(other, step=2, index=0)
+    with pytest.raises(TrainedTwice):
+        actor.accumulate(other, step=2, index=1)
+    assert actor.state()["step"] == 1
+
+
+def test_applying_other_micro_batches_than_were_accumulated_is_refused(actor, groups):
+    actor.accumulate(groups, step=1, index=0)
+    digest = actor.state()["digest"]
+    for indices, group_ids in [(2, ids(groups)), (1, ids(groups)[:-1]), (1, [*ids(groups), 99])]:
+        with pytest.raises(MicroBatchMismatch, match="begin"):
+            actor.apply(step=1, indices=indices, group_ids=group_ids)
+    assert actor.state() == {"step": 0, "trained": [], "digest": digest}
+    assert actor.apply(step=1, indices=1, group_ids=ids(groups))["step"] == 1
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(actor, groups):
+    digest = actor.state()["digest"]
+    actor.accumulate(groups, step=1, index=0)
+    actor._pending.gradient[0] = float("nan")
+    with pytest.raises(NotFinite):
+        actor.apply(step=1, indices=1, group_ids=ids(groups))
+    assert actor.state()["digest"] == digest
+
+
+def test_a_group_without_rewards_is_refused(actor):
+    unscored = rolled_out(actor, 0, 1)
+    unscored[0].samples[2].reward = None
+    with pytest.raises(ValueError, match="group 0 has samples without a reward"):
+        actor.accumulate(unscored, step=1, index=0)
+    assert actor.begin(1)["dropped"] == 0
+
+
+def test_a_restored_checkpoint_goes_on_bit_by_bit(actor, groups, tmp_path):
+    actor.warm_start()
+    one_step(actor, groups[:3])
+    actor.checkpoint(tmp_path)
+    restored = bind(TorchActor(), {**CONFIG, "seed": 99})
+    restored.accumulate(groups[:1], step=1, index=0)
+    restored.restore(tmp_path)
+    assert restored.state() == actor.state()
+    assert restored.apply(step=1, indices=1, group_ids=[]) == actor.apply(step=1, indices=1, group_ids=[])
+    assert restored.warm_start() == actor.warm_start()
+    assert one_step(restored, groups[3:]) == one_step(actor, groups[3:])
+    assert restored.state() == actor.state()
+    assert restored.state()["trained"] == [[0, 6]]
+
+
+def test_a_damaged_or_absent_checkpoint_is_refused(actor, tmp_path):
+    with pytest.raises(CheckpointMismatch, match="no actor checkpoint"):
+        actor.restore(tmp_path)
+    actor.checkpoint(tmp_path)
+    file = tmp_path / "rank_00000.pt"
+    content = torch.load(file, weights_only=True)
+    content["model"]["norm.weight"][0] += 1.0
+    torch.save(content, file)
+    with pytest.raises(CheckpointMismatch, match="not those that were written"):
+        bind(TorchActor()).restore(tmp_path)
+
+
+def test_the_warm_start_runs_once_and_the_same_way(actor):
+    before = actor.state()["digest"]
+    ticks = actor.context.progress.read()[0]
+    first = actor.warm_start()
+    assert first["steps"] == 4
+    assert actor.context.progress.read()[0] >= ticks + 4
+    assert actor.warm_start() == first
+    twin = bind(TorchActor())
+    twin.warm_start()
+    assert twin.state() == actor.state() != {"step": 0, "trained": [], "digest": before}
+
+
+def test_two_ranks_train_as_one(groups):
+    """Unequal and empty shares over two Gloo peers give one rank's weights; a disagreement is refused by both."""
+    alone = bind(TorchActor())
+    warm = alone.warm_start()
+    expected = [one_step(alone, groups[:4]), one_step(alone, groups[4:])]
+    shares = [
+        [[groups[:1], groups[1:3]], [groups[4:5]]],
+        [[[], groups[3:4]], [groups[5:]]],
+    ]
+    group_ids = [ids(groups[:4]), ids(groups[4:])]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        calls = [
+            pool.apply_async(train_as_peer, (rank, 2, port, shares[rank], group_ids)) for rank in range(2)
+        ]
+        results = [call.get(timeout=60) for call in calls]
+        pool.close()
+        pool.join()
+    assert results[0]["state"] == results[1]["state"]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    for result in results:
+        assert result["warm"]["loss"] == warm["loss"]
+        assert result["refusal"] == "actor.micro_batch_mismatch"
+        for found, wanted in zip(result["metrics"], expected, strict=True):
+            assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+        for name, parameter in alone.model.named_parameters():
+            np.testing.assert_allclose(result["weights"][name], parameter.detach().numpy(), atol=1e-5)
+
+
+def test_the_learning_rate_rises_falls_and_stays():
+    optim = OptimSettings(lr=1.0, warmup_steps=2, decay_steps=10, final_lr_ratio=0.5)
+    assert [learning_rate(optim, step) for step in (1, 2, 10, 50)] == pytest.approx([0.475, 0.9, 0.5, 0.5])
+    assert learning_rate(OptimSettings(lr=1.0, warmup_steps=0, decay_steps=0), 1) == 1.0

@@ -1,0 +1,68 @@
+"""Small torch workloads for the tests in this folder: bound and set up, with scored groups to train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gyre.rollouts.samples import Group
+from gyre.workloads.arithmetic import ArithmeticTask
+from gyre.workloads.base import BaseWorkload, WorkloadContext
+from gyre.workloads.torch.actor import TorchActor
+from gyre.workloads.torch.errors import MicroBatchMismatch
+from gyre.workloads.torch.rollout import TorchRollout
+
+CONFIG: dict[str, Any] = {
+    "seed": 11,
+    "model": {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48},
+    "task": {"digits": 2, "zero_padded": False},
+    "sampling": {"n": 4, "max_new_tokens": 4, "temperature": 0.7},
+    "warm_start": {"max_steps": 4, "batch": 16},
+    "collective_timeout_s": 20.0,
+}
+
+
+def bind(workload: BaseWorkload, config: dict[str, Any] | None = None, **context: Any) -> Any:
+    fields = {"job": "j", "role": "role", "rank": 0, "world_size": 1, "config": config or CONFIG, **context}
+    workload.context = WorkloadContext(**fields)
+    workload.setup()
+    return workload
+
+
+def rolled_out(actor: TorchActor, start: int, count: int, version: int = 0) -> list[Group]:
+    """Groups `start..` sampled from the actor's weights, with rewards that differ within every group."""
+    rollout = bind(TorchRollout(), actor.config)
+    rollout.load_weights(*actor.export_weights(version=version))
+    groups = rollout.generate(ArithmeticTask(actor.config).prompts(start, count), step=actor.step + 1)
+    for group in groups:
+        for index, sample in enumerate(group.samples):
+            sample.reward = float((index + group.id) % 3 == 0)
+    return groups
+
+
+def train_as_peer(
+    rank: int, world_size: int, port: int, shares: list[list[list[Group]]], group_ids: list[list[int]]
+) -> dict[str, Any]:
+    """One rank of a gang, in a process of its own: warm start, then a step for each entry of `shares`, which is
+    this rank's micro-batches. Ends with a step whose micro-batches disagree, and reports how that was refused."""
+    actor = bind(TorchActor(), rank=rank, world_size=world_size, master_addr="127.0.0.1", master_port=port)
+    try:
+        warm = actor.warm_start()
+        metrics = []
+        for step, (micro_batches, ids) in enumerate(zip(shares, group_ids, strict=True), start=1):
+            actor.begin(step)
+            for index, groups in enumerate(micro_batches):
+                actor.accumulate(groups, step=step, index=index)
+            metrics.append(actor.apply(step=step, indices=len(micro_batches), group_ids=ids))
+        weights = {name: p.detach().numpy().copy() for name, p in actor.model.named_parameters()}
+        state = actor.state()
+        step = len(shares) + 1
+        if rank == 0:
+            actor.accumulate([], step=step, index=0)
+        try:
+            actor.apply(step=step, indices=1, group_ids=[])
+            refusal = "none"
+        except MicroBatchMismatch as error:
+            refusal = error.code
+        return {"warm": warm, "metrics": metrics, "weights": weights, "state": state, "refusal": refusal}
+    finally:
+        actor.teardown()
