@@ -7,34 +7,22 @@ that is seen and can be stopped.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
-import shutil
-import signal
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gyre.api.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
-from gyre.api.home import Home, home
+from gyre.api.home import home
+from gyre.api.ray_session import NAMESPACE, connect
 from gyre.config import JobSpec
-from gyre.errors import ConfigError, Unauthorized, Unreachable
+from gyre.errors import ConfigError, Unreachable
 from gyre.graph import NodeCapacity, compile_job, fit_to_cluster
 from gyre.store import open_store
 
 MASTER_START_S = 60.0
 """From asking Ray for the master to its first answer: a fresh cluster on a busy machine takes 20 s of it."""
-
-NAMESPACE = "gyre"
-
-_started_here = threading.Event()
-"""This process started the Ray cluster that it uses, and ends it."""
 
 
 def submit_job(
@@ -81,100 +69,14 @@ def submit_job(
         except BaseException:
             # Nothing runs, so the name must not stay taken.
             store.update_job(
-                job_id, phase="failed", reason="not_started", message="its master did not start", ended_at=time.time()
+                job_id,
+                phase="failed",
+                reason="not_started",
+                message="its master did not start",
+                ended_at=time.time(),
             )
             raise
     return JobHandle(job_id, store_url, token)
-
-
-def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
-    """Make sure that this process is connected to a Ray cluster, and return its address."""
-    # A worker's default niceness of 15 starves it beside any other load.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    import ray
-
-    if ray.is_initialized():
-        return str(ray.get_runtime_context().gcs_address)
-    address = ray_address or os.environ.get("RAY_ADDRESS")
-    if address:
-        try:
-            with _quiet():
-                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
-            if "auth" in str(error).lower() and "token" in str(error).lower():
-                raise Unauthorized(f"Ray at {address} refused the token: {error}") from None
-            raise Unreachable(
-                f"no Ray cluster answers at {address}: {error}".rstrip(".") + ".",
-                hint="Start one with `ray start --head`, or correct RAY_ADDRESS.",
-            ) from None
-        return str(ray.get_runtime_context().gcs_address)
-    if not start_local:
-        raise Unreachable(
-            "no Ray cluster to submit to: RAY_ADDRESS is not set.",
-            hint="Start one with `ray start --head`, or use `gyre run`, which starts its own.",
-        )
-    return _start_local(place)
-
-
-def _start_local(place: Home) -> str:
-    import ray
-
-    folder = place.ray_temp_dir()
-    os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
-    # A driver that starts no tasks of its own needs no workers before its vertices ask for them.
-    with _quiet():
-        context: Any = ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=str(folder),
-        )
-    _started_here.set()
-    session = context.address_info.get("session_dir", "")
-    atexit.register(disconnect, session)
-    return str(ray.get_runtime_context().gcs_address)
-
-
-def disconnect(session: str = "") -> None:
-    """Leave the cluster; one that this process started ends with all its processes, and its files go."""
-    import ray
-
-    if ray.is_initialized():
-        ray.shutdown()
-    if _started_here.is_set():
-        _started_here.clear()
-        if session and os.path.basename(session).startswith("session_"):
-            shutil.rmtree(session, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray's start prints notices to stderr that mean nothing to this command's user. Errors are exceptions."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(saved)
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Children started inside do not get the terminal's Ctrl-C: what they do about it is the driver's to say."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _nodes() -> list[NodeCapacity]:

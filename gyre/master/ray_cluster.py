@@ -53,6 +53,7 @@ class RayCluster:
         self._gpu = device_type == "GPU"
         self._master = master
         self._groups: dict[str, PlacementGroup] = {}
+        self._placing: dict[str, asyncio.Lock] = {}
         self._actors: dict[Address, Any] = {}
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         self._host = remote(
@@ -79,6 +80,11 @@ class RayCluster:
         ]
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
+        # Two vertices of one sub-graph ask at the same time; only one may create it.
+        async with self._placing.setdefault(sub_graph.id, asyncio.Lock()):
+            await self._place(sub_graph, timeout_s)
+
+    async def _place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         if sub_graph.id in self._groups:
             return
         name = f"{self._job_id}/{sub_graph.id}"

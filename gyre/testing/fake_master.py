@@ -28,14 +28,18 @@ from gyre.master.port import View, view_of
 
 def small_spec(name: str = "small") -> JobSpec:
     """A trainer, a gang of two actors, two elastic rollouts and a reward: the smallest job with every case."""
+    workload = {"module": "gyre.workloads", "name": "BaseWorkload"}
     return JobSpec.model_validate(
         {
             "name": name,
             "roles": {
-                TRAINER: {"resources": {"accelerator": 0}},
-                "actor": {"total": 2, "gang": True},
-                "rollout": {"total": 2, "elastic": {"min": 1, "max": 4}},
-                "reward": {},
+                TRAINER: {
+                    "entrypoint": {"module": "gyre.workloads", "name": "BaseTrainer"},
+                    "resources": {"accelerator": 0},
+                },
+                "actor": {"entrypoint": workload, "total": 2, "gang": True},
+                "rollout": {"entrypoint": workload, "total": 2, "elastic": {"min": 1, "max": 4}},
+                "reward": {"entrypoint": workload},
             },
         }
     )

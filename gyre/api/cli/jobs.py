@@ -11,16 +11,11 @@ from gyre.api.cli.output import duration, local_time, remark, write_json
 
 if TYPE_CHECKING:
     from gyre.api.handle import JobHandle
-    from gyre.config import JobSpec
 
 STOP_TIMEOUT_S = 60.0
 """How long Ctrl-C waits for a job in the foreground to end in order; a second Ctrl-C does not wait."""
 
-QUIET_KINDS = frozenset({"CommandSucceeded", "WeightsPublished", "TimerFired"})
-
-_SET = click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
-_NAME = click.option("--name", help="The job's name, instead of the file's.")
-_RAY = click.option("--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS].")
+QUIET_KINDS = frozenset({"WeightsPublished", "TimerFired"})
 
 
 @verb()
@@ -36,25 +31,37 @@ def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: 
     return int(run_demo(chaos=chaos, as_json=as_json, steps=steps, seed=seed) or 0)
 
 
+def _job_options(command: Any) -> Any:
+    """What `run` and `submit` both take."""
+    for option in (
+        click.option("--port", type=click.IntRange(0, 65535), default=0, help="The master's port; 0 is any."),
+        click.option("--host", default="127.0.0.1", show_default=True, help="Off loopback it needs --token."),
+        click.option(
+            "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS]."
+        ),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file."
+        ),
+        click.option("--name", help="The job's name, instead of the file's."),
+        click.argument("file", type=click.Path()),
+    ):
+        command = option(command)
+    return command
+
+
 @verb()
-@click.argument("file", type=click.Path())
-@_NAME
-@_SET
-@_RAY
+@_job_options
 @click.option("--json", "as_json", is_flag=True, help="End with one object: the job's view.")
 def run(
     session: Session,
     file: str,
     name: str | None,
     overrides: tuple[str, ...],
-    ray_address: str | None,
     as_json: bool,
+    **where: Any,
 ) -> None:
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job in order."""
-    from gyre.api.submit import submit_job
-
-    spec = _load(session, file, overrides)
-    handle = submit_job(spec, name, foreground=True, ray_address=ray_address)
+    handle = _submit(session, file, name, overrides, start_local=True, **where)
     try:
         _tell(handle)
         view = handle.wait()
@@ -70,42 +77,37 @@ def run(
 
 
 @verb()
-@click.argument("file", type=click.Path())
-@_NAME
-@_SET
-@_RAY
-@click.option("--json", "as_json", is_flag=True, help="The job's id and name.")
+@_job_options
+@click.option("--json", "as_json", is_flag=True, help="The job's id.")
 def submit(
     session: Session,
     file: str,
     name: str | None,
     overrides: tuple[str, ...],
-    ray_address: str | None,
     as_json: bool,
+    **where: Any,
 ) -> None:
-    """Submit a job file to a cluster, and return when its master has it. Prints the job's id."""
-    from gyre.api.submit import submit_job
-
-    spec = _load(session, file, overrides)
-    handle = submit_job(spec, name, foreground=False, ray_address=ray_address)
+    """Submit a job file to a cluster, and return when its master answers. Prints the job's id."""
+    handle = _submit(session, file, name, overrides, start_local=False, **where)
     if as_json:
-        write_json({"job_id": handle.job_id, "name": name or spec.name})
+        write_json({"job_id": handle.job_id})
     else:
         click.echo(handle.job_id)
 
 
-def _load(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:
-    """The file's spec, checked whole, before anything starts."""
+def _submit(
+    session: Session, file: str, name: str | None, overrides: tuple[str, ...], **where: Any
+) -> JobHandle:
+    """Read the file and start its job: the file's mistakes come before anything that takes time."""
     from gyre.api.jobfile import load_job_file
 
-    job = load_job_file(file, overrides)
-    job.plan()
-    spec = job.spec
+    spec = load_job_file(file, overrides).spec
     if session.store is not None:
         spec.store.url = session.store
-    if spec.store.url is None:
-        session.home.check_writable()
-    return spec
+
+    from gyre.api.submit import submit_job
+
+    return submit_job(spec, name, home_path=session.home.path, token=session.token, **where)
 
 
 def _tell(handle: JobHandle) -> None:

@@ -21,9 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gyre.api.loopback import is_loopback
-from gyre.api.rest.app import create_app
 from gyre.errors import ConfigError, Unreachable
-from gyre.master.port import MasterPort
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
@@ -181,12 +179,3 @@ class RestServer:
         if host in ("", "0.0.0.0", "::"):
             host = socket.gethostname()
         return f"[{host}]" if ":" in host else host
-
-
-def serve(master: MasterPort, *, host: str, port: int, token: str | None, restarted: bool) -> str:
-    """Serve a master's interface until the process ends; returns the url. What a master is told to start.
-
-    A master that was restarted would rather have its earlier `port`, but takes any free one.
-    """
-    app = create_app(master, token=token)
-    return RestServer(app, host, port, token, fallback_to_any=restarted).start()

@@ -1,0 +1,209 @@
+"""Writes the golden histories: hand-written events, driven through the real decisions, with their snapshots.
+
+    python tests/failover/build_golden.py [NAME ...]
+
+A golden history is kept for good: it stands for the journals that users have. A change of the decisions that makes
+one of them fold to something else breaks stored jobs, so write a file anew only for a history that never was.
+`tampered` is the one that must not fold to its snapshot: it shows that replay would notice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gyre.config import JobSpec
+from gyre.failover import FailoverCoordinator, JobState, VertexPhase, rows_of
+from gyre.failover import commands as c
+from gyre.failover import events as e
+from gyre.graph import compile_job
+from gyre.testing.fake_master import small_spec
+
+FOLDER = Path(__file__).parent / "golden"
+START_AT = 1_700_000_000.0
+
+
+class World:
+    """Records events one virtual second apart, and answers the commands that end vertices."""
+
+    def __init__(self, spec: JobSpec | None = None) -> None:
+        compiled = compile_job(spec or small_spec("golden"))
+        graph = compiled.graph
+        self.spec = compiled.spec
+        self._coordinator = FailoverCoordinator(
+            compiled.spec, lambda vertex: graph.region(vertex) if vertex in graph else frozenset((vertex,))
+        )
+        self.state = JobState()
+        self.history: list[dict[str, Any]] = []
+        self.now = START_AT
+
+    def record(self, *events: e.Event) -> None:
+        for event in events:
+            self.now += 1.0
+            decision = self._coordinator.decide(self.state, event, self.now)
+            self.state = decision.state
+            self.history.append(
+                {
+                    "seq": len(self.history) + 1,
+                    "id": f"e{len(self.history) + 1}",
+                    "cause": None,
+                    "kind": e.kind_of(event),
+                    "at": self.now,
+                    "actor": "master",
+                    "body": e.body_of(event),
+                }
+            )
+            for command in decision.commands:
+                if isinstance(command, c.StopVertex):
+                    self.record(e.VertexStopped(command.vertex, command.incarnation))
+
+    def submit(self) -> None:
+        self.record(
+            e.JobSubmitted(
+                "golden-1", self.spec.name, {name: role.total for name, role in self.spec.roles.items()}
+            ),
+            e.MasterStarted(1, pid=100, node="n0", url="http://127.0.0.1:8265"),
+        )
+
+    def start_all(self) -> None:
+        """Every vertex that is starting comes up."""
+        for record in list(self.state.vertices.values()):
+            if record.phase is VertexPhase.STARTING:
+                pid = 1000 + len(self.history)
+                self.record(e.VertexStarted(record.id, record.incarnation, pid=pid, node="n0"))
+
+    def step(self, number: int) -> None:
+        trainer = self.state.vertices["trainer-0"].incarnation
+        self.record(
+            e.StepCompleted(trainer, number, number, {"reward": number / 10}),
+            e.WeightsPublished(
+                trainer, number, number, f"xxh3:{number:016x}", 1 << 20, base=number - 1 or None
+            ),
+        )
+
+    def finish(self) -> None:
+        self.record(
+            e.TrainerFinished(self.state.vertices["trainer-0"].incarnation, {"steps": self.state.job.step})
+        )
+
+    def as_dict(self, about: str) -> dict[str, Any]:
+        snapshot = [
+            {"kind": kind, "key": key, "body": body}
+            for (kind, key), body in sorted(rows_of(self.state).items())
+        ]
+        data = {
+            "about": about,
+            "spec": self.spec.model_dump(mode="json"),
+            "events": self.history,
+            "snapshot": snapshot,
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(data))
+        return plain
+
+
+def undisturbed() -> dict[str, Any]:
+    world = World()
+    world.submit()
+    world.start_all()
+    for number in (1, 2, 3):
+        world.step(number)
+    world.record(e.Evaluated(1, 3, 0.75, 64), e.CheckpointCommitted(1, 3, "/checkpoints/3"))
+    world.finish()
+    return world.as_dict("Nothing goes wrong.")
+
+
+def rollout_lost() -> dict[str, Any]:
+    world = World()
+    world.submit()
+    world.start_all()
+    world.step(1)
+    world.record(
+        e.VertexLost("rollout-1", 1, "process_died", {"exit": "SIGKILL"}, detected_after_s=0.02),
+        e.VertexLost("rollout-1", 1, "process_died", {"exit": "SIGKILL"}),
+    )
+    world.start_all()
+    world.step(2)
+    world.finish()
+    return world.as_dict("A rollout dies, the news comes twice, it is replaced.")
+
+
+def actor_lost() -> dict[str, Any]:
+    world = World()
+    world.submit()
+    world.start_all()
+    world.step(1)
+    world.record(
+        e.CheckpointCommitted(1, 1, "/checkpoints/1"),
+        e.VertexLost("actor-1", 1, "stalled", {"stack": "File train.py, line 3"}, detected_after_s=2.5),
+        e.OperatorFailed(1, "actor-0", 1, "actor.update", "peer gone", "Traceback …", user_code=False),
+    )
+    world.start_all()
+    world.step(2)
+    world.finish()
+    return world.as_dict("A rank hangs; its gang restarts together, once.")
+
+
+def user_error() -> dict[str, Any]:
+    world = World()
+    world.submit()
+    world.start_all()
+    trouble = 'Traceback (most recent call last):\n  File "mine.py", line 7\nValueError: no'
+    for report in range(1, 5):
+        reward = world.state.vertices["reward-0"]
+        if reward.phase is VertexPhase.STARTING:
+            world.start_all()
+            reward = world.state.vertices["reward-0"]
+        world.record(
+            e.OperatorFailed(
+                1,
+                "reward-0",
+                reward.incarnation,
+                "reward.score",
+                "ValueError: no",
+                trouble,
+                user_code=True,
+                report=report,
+            )
+        )
+    return world.as_dict("User code raises until its budget is spent: the job fails with its traceback.")
+
+
+def commanded() -> dict[str, Any]:
+    world = World()
+    world.submit()
+    world.start_all()
+    world.record(e.ScaleRequested("rollout", 3))
+    world.start_all()
+    world.record(e.PauseRequested(), e.ResumeRequested(), e.ScaleRequested("rollout", 1))
+    world.record(e.MasterStarted(2, pid=200, node="n0"), e.ScaleRequested("rollout", 2))
+    world.start_all()
+    world.record(e.StopRequested("enough"), e.TimerFired("drain"))
+    return world.as_dict("Scaled up and down, paused, resumed, taken over by a new master, stopped.")
+
+
+def tampered() -> dict[str, Any]:
+    data = rollout_lost()
+    for row in data["snapshot"]:
+        if row["kind"] == "job":
+            row["body"]["step"] = 20
+        if row["key"] == "rollout-1":
+            row["body"]["restarts"] = 0
+    data["snapshot"] = [row for row in data["snapshot"] if row["kind"] != "budget"]
+    return {
+        **data,
+        "about": "As rollout_lost, but somebody has been at the snapshot: must not compare equal.",
+    }
+
+
+HISTORIES: dict[str, Callable[[], dict[str, Any]]] = {
+    build.__name__: build
+    for build in (undisturbed, rollout_lost, actor_lost, user_error, commanded, tampered)
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or HISTORIES:
+        text = json.dumps(HISTORIES[name](), indent=1, sort_keys=True, ensure_ascii=False)
+        (FOLDER / f"{name}.json").write_text(text + "\n")

@@ -1,0 +1,68 @@
+"""Golden histories fold to their snapshots, and the tampered one is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.api.replaying import coordinator_of
+from gyre.config import parse_job
+from gyre.failover import JobState, differences, fold
+from gyre.store import EventRow
+
+FOLDER = Path(__file__).parent / "golden"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+PHASES = {
+    "undisturbed": "succeeded",
+    "rollout_lost": "succeeded",
+    "actor_lost": "succeeded",
+    "user_error": "failed",
+    "commanded": "stopped",
+    "tampered": "succeeded",
+}
+
+
+def load(name: str) -> tuple[dict[str, Any], list[EventRow], dict[tuple[str, str], dict[str, Any]]]:
+    data = json.loads((FOLDER / f"{name}.json").read_text())
+    history = [
+        EventRow(
+            event["seq"],
+            event["id"],
+            event["cause"],
+            event["kind"],
+            event["at"],
+            event["actor"],
+            1,
+            event["body"],
+        )
+        for event in data["events"]
+    ]
+    return data, history, {(row["kind"], row["key"]): row["body"] for row in data["snapshot"]}
+
+
+def test_every_golden_history_is_expected() -> None:
+    assert set(NAMES) == set(PHASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_history_folds_to_its_snapshot(name: str) -> None:
+    data, history, snapshot = load(name)
+    state = fold(coordinator_of(parse_job(data["spec"])), history)
+    assert state.job.phase == PHASES[name]
+    found = differences(state, snapshot)
+    if name == "tampered":
+        assert {difference.key[0] for difference in found} == {"job", "vertex", "budget"}
+    else:
+        assert found == []
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tampered"}))
+def test_folding_in_two_parts_is_folding_at_once(name: str) -> None:
+    data, history, snapshot = load(name)
+    coordinator = coordinator_of(parse_job(data["spec"]))
+    for cut in range(len(history)):
+        state: JobState = fold(coordinator, history[:cut])
+        assert differences(fold(coordinator, history[cut:], state), snapshot) == []
