@@ -57,6 +57,12 @@ class Published:
     checksum: str
     bundle: Any
 
+    @property
+    def identity(self) -> tuple[int, str]:
+        """Both: a step without gradient makes a new version of the same bytes, and a replay that diverged
+        would make other bytes of the same version."""
+        return self.version, self.checksum
+
 
 @dataclass(slots=True)
 class _GangFiring:
@@ -170,7 +176,7 @@ class GraphTrainer(BaseTrainer):
         self.gang_count = 0
         self.gang_not_before = 0.0
         self.gang_tries = 0
-        self.loaded: dict[Member, str] = {}
+        self.loaded: dict[Member, tuple[int, str]] = {}
         self.in_flight: dict[Member, int] = {}
         self.gang_firings: dict[tuple[str, int], _GangFiring] = {}
         self.tries: dict[tuple[str, int], _Tries] = {}
@@ -287,9 +293,9 @@ class GraphTrainer(BaseTrainer):
         if member is None:
             return
         options: dict[str, Any] = {}
-        if needs_weights and published is not None and self.loaded.get(member) != published.checksum:
+        if needs_weights and published is not None and self.loaded.get(member) != published.identity:
             options["bundle"] = published.bundle
-            self.loaded[member] = published.checksum
+            self.loaded[member] = published.identity
         groups = [self.groups[group_id] for group_id in firing.groups]
         if not firing.groups:
             groups = self.held_out(self.run.held_out)

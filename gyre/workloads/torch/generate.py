@@ -125,7 +125,9 @@ def _prefill(
     pads = torch.tensor([longest - len(prompt.token_ids) for prompt in prompts])
     tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
     for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt.token_ids) :] = torch.from_numpy(prompt.token_ids.copy())  # may be a read-only view
+        tokens[row, longest - len(prompt.token_ids) :] = torch.from_numpy(
+            prompt.token_ids.copy()
+        )  # may be a read-only view
     columns = torch.arange(longest)
     causal = columns[None, :] <= columns[:, None]
     # A pad attends to itself, so that no row of the softmax is empty; nothing attends to a pad.

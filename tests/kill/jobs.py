@@ -1,0 +1,49 @@
+"""The small job that the kill tests run: the real recipe on a real Ray cluster, made tiny."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gyre.api import RLJobBuilder
+
+STEPS = 30
+
+
+def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
+    """GRPO with two rollout vertices, a reward vertex and a gang of two actor ranks: about 7 s of work."""
+    builder = (
+        RLJobBuilder()
+        .node_num(1)
+        .device_per_node(8)
+        .device_type("CPU")
+        .recipe("grpo")
+        .config(
+            {
+                "seed": 7,
+                "task": {"digits": 1},
+                "model": {"layers": 1, "hidden": 48, "heads": 2, "kv_heads": 1, "mlp": 96},
+                "sampling": {"n": 4},
+                "warm_start": {"max_steps": 100, "batch": 128, "lr": 5e-3},
+                "pace_s": 0.1,
+                "collective_timeout_s": 60,
+            }
+        )
+        .run(
+            **{
+                "steps": steps,
+                "prompts_per_step": 16,
+                "groups_per_firing": 4,
+                "groups_per_micro_batch": 8,
+                "checkpoint_every": 5,
+                "evaluate_every": 10,
+                "held_out": 32,
+                **overrides.pop("run", {}),
+            }
+        )
+        .failover(**{"silence_timeout_s": 3.0, "backoff_s": 0.1, **overrides.pop("failover", {})})
+    )
+    stall_s = overrides.pop("stall_timeout_s", 20.0)
+    assert not overrides, overrides
+    builder = builder.actor().total(2).stall_timeout(stall_s)
+    builder = builder.rollout("tests.kill.workloads", "PacedRollout").total(2).stall_timeout(stall_s)
+    return builder.reward().total(1).stall_timeout(stall_s).end()
