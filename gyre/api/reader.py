@@ -149,8 +149,8 @@ class JobReader:
                 continue
             if not follow:
                 return
-            if not page and self.has_ended(job_id):
-                yield from self.events(job_id, after=after)
+            if self.has_ended(job_id):
+                yield from self.events(job_id, after=after)  # what came between the two looks
                 return
             yield from self._wait_for_more(job_id, after, poll_s)
 

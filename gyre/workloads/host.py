@@ -18,17 +18,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.protocol import Binding, Failure, Report, failure_of, thread_stacks
+from gyre.workloads.transport import Transport
 
 OUTBOX_LIMIT = 100_000
 """Reports kept for a master that is away; at one a step this is weeks."""
@@ -41,19 +44,33 @@ ORPHANED = 17
 
 
 class VertexHost:
-    def __init__(self, vertex: str, incarnation: int, epoch: int) -> None:
+    def __init__(
+        self,
+        vertex: str,
+        incarnation: int,
+        epoch: int,
+        *,
+        transport: Transport | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        exit_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`transport` carries the calls of a trainer vertex; None takes Ray's."""
         self.vertex = vertex
         self.incarnation = incarnation
         self.progress = Progress()
+        self._transport = transport
+        self._monotonic = monotonic
+        self._exit_process = exit_process
+        self._fence = threading.Lock()
         self._epoch = epoch
         self._term = 0
-        self._heard_at = time.monotonic()
+        self._heard_at = monotonic()
         self._condition = threading.Condition()
         self._outbox: list[tuple[int, str, dict[str, Any]]] = []
         self._outbox_next = 1
         self._busy = ""
         self._last_ticks = 0
-        self._moved_at = time.monotonic()
+        self._moved_at = monotonic()
         self._work = threading.Lock()
         self._workload: Any = None
         self._control_methods: frozenset[str] = frozenset()
@@ -89,7 +106,7 @@ class VertexHost:
                     self._condition.wait(COALESCE_S)
             outbox = list(self._outbox[:1000])
         ticks, fields = self.progress.read()
-        now = time.monotonic()
+        now = self._monotonic()
         if ticks != self._last_ticks:
             self._last_ticks, self._moved_at = ticks, now
         version = getattr(self._workload, "version", None)
@@ -114,13 +131,11 @@ class VertexHost:
             if self._workload is not None:
                 return "ok", {"pid": os.getpid()}
             self._begin("setup")
-            workload_class: type | None = None
             try:
                 redirect_output(Path(binding.log_path))
                 os.environ.update(binding.env)
                 _extend_path(binding.python_path)
-                workload_class = _load_class(binding)
-                workload = workload_class()
+                workload = _load_class(binding)()
                 context = WorkloadContext(
                     job=binding.job_name,
                     role=binding.role,
@@ -146,15 +161,16 @@ class VertexHost:
                 )
                 self._workload = workload
             except Exception as error:  # whatever the user's setup raises is told, not lost
-                return "error", failure_of(error, workload=workload_class)
+                return "error", failure_of(error, module=binding.module)
             finally:
                 self._end()
-        threading.Thread(
-            target=self._leave_when_orphaned,
-            args=(binding.orphan_timeout_s,),
-            name="gyre-orphan",
-            daemon=True,
-        ).start()
+        if math.isfinite(binding.orphan_timeout_s):
+            threading.Thread(
+                target=self._leave_when_orphaned,
+                args=(binding.orphan_timeout_s,),
+                name="gyre-orphan",
+                daemon=True,
+            ).start()
         return "ok", {"pid": os.getpid()}
 
     def shutdown(self, epoch: int, grace_s: float) -> None:
@@ -186,7 +202,7 @@ class VertexHost:
                 function = getattr(self._workload, method)
                 return "ok", function(*args, **_accepted(function, kwargs))
             except Exception as error:  # told to the caller, who decides
-                return "error", failure_of(error, workload=type(self._workload))
+                return "error", failure_of(error, module=type(self._workload).__module__)
             finally:
                 self._end()
 
@@ -206,9 +222,10 @@ class VertexHost:
         if method not in self._control_methods:
             return self.call(term, method, *args, **kwargs)
         try:
-            return "ok", getattr(self._workload, method)(*args, **kwargs)
+            function = getattr(self._workload, method)
+            return "ok", function(*args, **_accepted(function, kwargs))
         except Exception as error:  # as in `call`
-            return "error", failure_of(error, workload=type(self._workload))
+            return "error", failure_of(error, module=type(self._workload).__module__)
 
     # -- the trainer vertex (control) ---------------------------------------------------------------
 
@@ -248,39 +265,44 @@ class VertexHost:
             return
         from gyre.workloads.runtime import TrainerRuntime
 
-        self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
+        self._runtime = TrainerRuntime(
+            binding, workload, context, report=self.report, transport=self._transport
+        )
 
     def _hear(self, epoch: int) -> None:
-        if epoch < self._epoch:
-            raise Fenced(f"{self.vertex} obeys epoch {self._epoch}; a call came with epoch {epoch}.")
-        self._epoch = epoch
-        self._heard_at = time.monotonic()
+        with self._fence:
+            if epoch < self._epoch:
+                raise Fenced(f"{self.vertex} obeys epoch {self._epoch}; a call came with epoch {epoch}.")
+            self._epoch = epoch
+            self._heard_at = self._monotonic()
 
     def _check_term(self, term: int) -> Failure | None:
-        if term < self._term:
-            text = f"{self.vertex} works for term {self._term}; a call came with term {term}."
-            return Failure(error=text, traceback="", user_code=False, fenced=True)
-        self._term = term
+        with self._fence:
+            if term < self._term:
+                text = f"{self.vertex} works for term {self._term}; a call came with term {term}."
+                return Failure(error=text, traceback="", user_code=False, fenced=True)
+            self._term = term
         if self._workload is None:
             return Failure(error=f"{self.vertex} is not set up yet", traceback="", user_code=False)
         return None
 
     def _begin(self, what: str) -> None:
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
         self._busy = what
         self.progress.tick()
 
     def _end(self) -> None:
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
         self._busy = ""
         self.progress.tick()
 
     def _leave_when_orphaned(self, timeout_s: float) -> None:
         while True:
             time.sleep(min(1.0, timeout_s / 4))
-            if time.monotonic() - self._heard_at > timeout_s:
+            if self._monotonic() - self._heard_at > timeout_s:
                 print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
-                os._exit(ORPHANED)
+                self._exit_process(ORPHANED)
+                return
 
 
 def _accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

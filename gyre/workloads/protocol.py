@@ -12,6 +12,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from gyre.errors import ConfigError
+
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl")
@@ -29,15 +31,19 @@ class Failure:
     fenced: bool = False
 
 
-def failure_of(error: BaseException, *, workload: type | None = None) -> Failure:
-    """Tell an exception. Frames of Gyre's own host are left out of the traceback."""
+def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
+    """Tell an exception. Frames of Gyre's own host are left out of the traceback.
+
+    `module` is the workload's. One from outside of Gyre answers for whatever is raised in it, loading it included:
+    a SyntaxError or a missing class leaves no frame of the user's.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not _is_gyre(frame.filename)]
     shown = frames[_first_beyond_host(frames) :] or frames
     text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
     text += "".join(traceback.format_exception_only(error))
     theirs = any(not _is_library(frame.filename) for frame in outside)
-    if workload is not None and not workload.__module__.startswith("gyre."):
+    if not module.startswith("gyre."):
         theirs = True
     message = f"{type(error).__name__}: {error}"
     sign = message.lower()
@@ -89,6 +95,7 @@ class Binding:
     directory: str
     log_path: str
     orphan_timeout_s: float
+    """Infinite for a host whose process goes on without a master."""
     master_addr: str | None = None
     master_port: int | None = None
     spec: dict[str, Any] | None = None

@@ -84,6 +84,12 @@ class TrainerRuntime:
         self._stopping.set()
         self._running.set()
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread of `fit()`. Whether it has ended (or never began)."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
     @property
     def busy(self) -> str:
         """`fit` while the trainer's own code is running; empty while it waits for other vertices or is paused."""
@@ -129,7 +135,7 @@ class TrainerRuntime:
             self.report("TrainerFailed", error=error.message, traceback=error.traceback, user_code=True)
             return
         except BaseException as error:
-            failure = failure_of(error, workload=type(self._trainer))
+            failure = failure_of(error, module=type(self._trainer).__module__)
             self.report(
                 "TrainerFailed",
                 error=failure.error,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from gyre.api.home import Home
 from gyre.api.rest import create_app
+from gyre.store import Entry, open_store
 from gyre.testing.fake_master import FakeMaster
 
 with warnings.catch_warnings():
@@ -42,3 +47,53 @@ def connect() -> Connect:
 def http(master: FakeMaster, connect: Connect) -> Iterator[httpx.Client]:
     with connect(create_app(master, token=None)) as client:
         yield client
+
+
+GOLDEN = Path(__file__).parents[1] / "failover" / "golden"
+Seed = Callable[..., str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A GYRE_HOME of this test's own, and no other address from the environment."""
+    for name in ("GYRE_URL", "GYRE_TOKEN", "GYRE_STORE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GYRE_HOME", str(tmp_path))
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def seed(home: Home) -> Seed:
+    """Writes a golden history into the home's store as a job; returns the store's url.
+
+    `url` is its master's; `live` leaves the job open in the directory.
+    """
+
+    def write(
+        name: str, *, url: str = "", live: bool = False, job_id: str = "golden-1", at: float = 1.0
+    ) -> str:
+        data = json.loads((GOLDEN / f"{name}.json").read_text())
+        with open_store(home.database_url()) as store:
+            store.create_job(job_id=job_id, name=data["spec"]["name"], spec=data["spec"], now=at)
+            journal = store.journal(job_id)
+            epoch = journal.take_over(now=at, pid=1)
+            entries = [
+                Entry(
+                    seq=event["seq"],
+                    event_id=event["id"],
+                    cause=event["cause"],
+                    kind=event["kind"],
+                    at=event["at"],
+                    actor=event["actor"],
+                    body=event["body"],
+                )
+                for event in data["events"]
+            ]
+            rows = {(row["kind"], row["key"]): row["body"] for row in data["snapshot"]}
+            entries[-1] = replace(entries[-1], upserts=rows)
+            journal.append(epoch, entries)
+            phase = rows["job", "job"]["phase"]
+            store.update_job(job_id, phase=phase, url=url or None, ended_at=None if live else 2.0)
+        return home.database_url()
+
+    return write

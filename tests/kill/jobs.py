@@ -36,7 +36,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
                 "groups_per_micro_batch": 8,
                 "checkpoint_every": 5,
                 "evaluate_every": 10,
-                "held_out": 32,
+                "held_out": 16,
                 **overrides.pop("run", {}),
             }
         )

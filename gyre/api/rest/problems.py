@@ -99,17 +99,18 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
+    where, said = f"{request.method} {request.url.path}", str(error.detail).rstrip(".")
+    status = 422 if error.status_code == 400 else error.status_code  # one status for what cannot be read
     if error.status_code == 404:
         code, detail = NotFound.code, f"There is nothing at {request.url.path}."
     elif error.status_code == 405:
         code, detail = METHOD_NOT_ALLOWED, f"{where}: this path does not take {request.method}."
     elif error.status_code < 500:
-        code, detail = ConfigError.code, f"{where}: {error.detail}."
+        code, detail = ConfigError.code, f"{where}: {said}."
     else:
-        code, detail = GyreError.code, f"{where}: {error.detail}."
+        code, detail = GyreError.code, f"{where}: {said}."
     return problem(
-        status=error.status_code,
+        status=status,
         code=code,
         detail=detail,
         hint="See /api/v1/openapi.json for what there is.",
