@@ -23,7 +23,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
                 "task": {"digits": 1},
                 "model": {"layers": 1, "hidden": 48, "heads": 2, "kv_heads": 1, "mlp": 96},
                 "sampling": {"n": 4},
-                "warm_start": {"max_steps": 100, "batch": 128, "lr": 5e-3},
+                "warm_start": {"max_steps": 80, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
                 "pace_s": 0.1,
                 "collective_timeout_s": 60,
             }

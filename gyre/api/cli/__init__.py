@@ -65,6 +65,13 @@ class LazyGroup(click.Group):
             ctx.fail(f"There is no verb {args[0]!r}; {nearest(args[0], VERBS)}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # here, because click would make an exit with code 1 of it
+            _forget_stdout()
+            return 0
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
