@@ -46,7 +46,7 @@ from gyre.graph.compile import CompiledJob
 from gyre.graph.recipes import recipe_named
 
 if TYPE_CHECKING:
-    from gyre.api.submit import JobHandle
+    from gyre.api.handle import JobHandle
 
 _SMALLEST_MEMORY = 2**20
 

@@ -11,7 +11,7 @@ from gyre.config import JobSpec
 from gyre.graph.compile import CompiledJob, compile_job
 
 if TYPE_CHECKING:
-    from gyre.api.submit import JobHandle
+    from gyre.api.handle import JobHandle
 
 
 class RLJob:

@@ -79,7 +79,7 @@ class FailoverCoordinator:
             raise TypeError(f"no decision for {type(event).__name__}")
         out = list(handler(self, draft, event, now))
         self._derive_phase(draft)
-        return Decision(draft.done(), tuple(out), frozenset(draft.changed))
+        return Decision(draft.done(), tuple(out), draft.changed())
 
     @staticmethod
     def is_repeated(state: JobState, event: e.Event) -> bool:

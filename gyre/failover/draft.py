@@ -1,4 +1,4 @@
-"""A state under change: copies a table only when it is first written, and remembers which rows changed.
+"""A state under change: copies a table only when it is first written, and knows which rows changed.
 
 A decision reads and writes a draft; the state that it started from stays as it was.
 """
@@ -30,17 +30,18 @@ class Draft:
         self.vertices: dict[str, VertexRecord] = state.vertices
         self.incidents: dict[str, Incident] = state.incidents
         self.uses: dict[str, tuple[float, ...]] = state.uses
-        self.changed: set[RowKey] = set()
+        self._before = state
+        self._written: set[RowKey] = set()
         self._own: set[str] = set()
 
     def set_job(self, **fields: Any) -> None:
         self.job = replace(self.job, **fields)
-        self.changed.add(("job", "job"))
+        self._written.add(("job", "job"))
 
     def add_vertex(self, record: VertexRecord) -> None:
         self._own_table("vertices")
         self.vertices[record.id] = record
-        self.changed.add(("vertex", record.id))
+        self._written.add(("vertex", record.id))
 
     def set_vertex(self, vertex: str, **fields: Any) -> VertexRecord:
         """Fields without a phase. See `move` for phases."""
@@ -62,25 +63,37 @@ class Draft:
     def remove_vertex(self, vertex: str) -> None:
         self._own_table("vertices")
         del self.vertices[vertex]
-        self.changed.add(("vertex", vertex))
+        self._written.add(("vertex", vertex))
 
     def set_incident(self, incident: Incident) -> None:
         self._own_table("incidents")
         self.incidents[incident.id] = incident
-        self.changed.add(("incident", incident.id))
+        self._written.add(("incident", incident.id))
 
     def remove_incident(self, incident: str) -> None:
         self._own_table("incidents")
         del self.incidents[incident]
-        self.changed.add(("incident", incident))
+        self._written.add(("incident", incident))
 
     def set_uses(self, key: str, uses: tuple[float, ...]) -> None:
         self._own_table("uses")
         self.uses[key] = uses
-        self.changed.add(("budget", key))
+        self._written.add(("budget", key))
 
     def done(self) -> JobState:
         return JobState(self.job, self.vertices, self.incidents, self.uses)
+
+    def changed(self) -> frozenset[RowKey]:
+        """The rows that differ from the state at the start: one that was written with what it held is not."""
+        return frozenset(key for key in self._written if self._record(self._before, key) != self._record(self, key))
+
+    @staticmethod
+    def _record(of: JobState | Draft, key: RowKey) -> object:
+        kind, name = key
+        if kind == "job":
+            return of.job
+        table: dict[str, Any] = {"vertex": of.vertices, "incident": of.incidents, "budget": of.uses}[kind]
+        return table.get(name)
 
     def _own_table(self, name: str) -> None:
         if name not in self._own:

@@ -88,7 +88,7 @@ class Flow:
         return found
 
     def firing(self, ref: str, index: int) -> Firing:
-        for edge in self._into[ref] or self._out[ref]:
+        for edge in (*self._into[ref], *self._out[ref]):
             if edge.kind is EdgeKind.SAMPLES:
                 rate = edge.consume if edge.target == ref else edge.produce
                 return Firing(ref, index, tuple(range(index * rate, (index + 1) * rate)))
@@ -152,8 +152,8 @@ class Flow:
         """Forget the firings from `watermark` on: their effect was lost with who held it."""
         track = self._tracks[ref]
         track.watermark = min(track.watermark, watermark)
-        track.beyond.clear()
-        track.running.clear()
+        track.beyond = {index for index in track.beyond if index < watermark}
+        track.running = {index for index in track.running if index < watermark}
 
     # -- the firing rule ----------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ failures are symptoms, and the death, which may be heard of a moment later, is t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ class Gang:
     members: tuple[Member, ...]
     roster: Roster
     transport: Transport
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
 
     @property
     def size(self) -> int:
@@ -60,33 +63,31 @@ class Gang:
 
     def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Rank 0 alone: for what is equal on every rank."""
-        member = self.members[0]
-        future = self.transport.submit(*member, method, *args, **kwargs)
-        return Gang(self.number, self.role, (member,), self.roster, self.transport).gather(
-            method, [future], timeout_s=timeout_s
-        )[0]
+        future = self.transport.submit(*self.members[0], method, *args, **kwargs)
+        return self.gather(method, [future], timeout_s=timeout_s)[0]
 
     def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
-        """Wait for every rank. Raises GangLost, with whom to blame where no rank died, and Fenced."""
-        _, missing = wait(futures, timeout=timeout_s)
+        """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to
+        blame where no rank died, and Fenced."""
+        with self.waiting():
+            _, missing = wait(futures, timeout=timeout_s)
         if missing:
-            late = self.members[futures.index(next(iter(missing)))]
+            late = self.members[min(futures.index(future) for future in missing)]
             text = f"{method} did not return within {timeout_s:g} s"
             raise GangLost((late, method, Failure(error=text, traceback="", user_code=False)))
         return self.settle(method, [outcome_of(future) for future in futures])
 
     def settle(self, method: str, outcomes: Sequence[Outcome | VertexLost]) -> list[Any]:
         """The values of a call that has ended on every rank. Raises as `gather`."""
-        lost = [
-            member for member, got in zip(self.members, outcomes, strict=True) if isinstance(got, VertexLost)
-        ]
+        members = self.members[: len(outcomes)]
+        lost = [member for member, got in zip(members, outcomes, strict=True) if isinstance(got, VertexLost)]
         for member in lost:
             self.roster.doubt(*member)
         if lost:
             raise GangLost
         failures = [
             (member, method, got[1])
-            for member, got in zip(self.members, outcomes, strict=True)
+            for member, got in zip(members, outcomes, strict=True)
             if not isinstance(got, VertexLost) and got[0] == "error"
         ]
         if not failures:

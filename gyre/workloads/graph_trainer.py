@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import queue
 import shutil
 import time
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre.errors import Fenced, GyreError, Unreachable, VertexLost
+from gyre.errors import Fenced, GyreError, UserCodeError, VertexLost
 from gyre.graph import compile_job
 from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, EdgeKind, Operator
@@ -33,6 +34,7 @@ from gyre.store import open_store
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.protocol import Failure
+from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
 from gyre.workloads.roster import Member
 from gyre.workloads.waits import WaitClock
 
@@ -85,12 +87,15 @@ class _Evaluations:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def load(self) -> None:
-        if self.path.exists():
-            for line in self.path.read_text().splitlines():
-                try:
-                    self.rows.append(json.loads(line))
-                except ValueError:
-                    break  # a line cut short by a kill; the evaluation is simply made again
+        if not self.path.exists():
+            return
+        for line in self.path.read_text().splitlines():
+            try:
+                self.rows.append(json.loads(line))
+            except ValueError:
+                # Cut short by a kill: the evaluation is simply made again, on a line of its own.
+                self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+                break
 
     def add(self, row: dict[str, Any]) -> None:
         if any(known["version"] == row["version"] for known in self.rows):
@@ -220,7 +225,7 @@ class GraphTrainer(BaseTrainer):
 
     def _loop(self) -> None:
         runtime = self.runtime
-        while not self.flow.finished:
+        while not self._is_complete():
             if runtime.should_stop and not self._busy():
                 return
             if self.gang is None and time.monotonic() >= self.gang_not_before:
@@ -229,6 +234,10 @@ class GraphTrainer(BaseTrainer):
                 self._dispatch()
             self._take_news()
             self._tell_progress()
+
+    def _is_complete(self) -> bool:
+        """All has fired, and what came of it is in a checkpoint."""
+        return self.flow.finished and self.checkpoint_step == self.step
 
     def _busy(self) -> bool:
         return any(self.flow.running(ref) for ref in self.operators)
@@ -277,7 +286,13 @@ class GraphTrainer(BaseTrainer):
     def _draw(self, firing: Firing) -> None:
         self.flow.start(firing)
         for group_id in firing.groups:
-            self.groups[group_id] = self.prompt(group_id)
+            group = self.prompt(group_id)
+            if group.id != group_id:
+                raise UserCodeError(
+                    f"prompt({group_id}) gave a group with the id {group.id}.",
+                    hint="A group's id is the index that it was asked for by.",
+                )
+            self.groups[group_id] = group
         if firing.groups and firing.groups[-1] >= self.cursor:
             new = [group_id for group_id in firing.groups if group_id >= self.cursor]
             self.cursor = firing.groups[-1] + 1
@@ -370,6 +385,11 @@ class GraphTrainer(BaseTrainer):
             self.loaded.pop(member, None)
             self._firing_failed(firing, member, value)
             return
+        refusal = self._refusal(firing, value)
+        if refusal is not None:
+            self.loaded.pop(member, None)
+            self._firing_failed(firing, member, refusal)
+            return
         self.tries.pop((firing.operator, firing.index), None)
         if not firing.groups:
             self._evaluated(value)
@@ -380,6 +400,21 @@ class GraphTrainer(BaseTrainer):
             whole = [g for g in firing.groups if self._is_whole(g)]
             if whole:
                 self.ledger.done([self.groups[group_id] for group_id in whole])
+
+    def _refusal(self, firing: Firing, value: Any) -> Failure | None:
+        """Why what an operator returned cannot be taken."""
+        problem: str | None
+        theirs = True
+        if not firing.groups:
+            problem = problem_with_evaluation(value)
+        else:
+            problem = problem_with_groups(value, firing.groups, self.groups)
+            if problem is None:
+                # Not the user's: a load that failed left an older policy behind, and it will be loaded again.
+                problem, theirs = problem_with_versions(value, self.batch, self.spec.max_staleness), False
+        if problem is None:
+            return None
+        return Failure(error=f"{firing.operator}: {problem}.", traceback="", user_code=theirs)
 
     def _firing_failed(self, firing: Firing, member: Member, failure: Failure) -> None:
         if failure.fenced:
@@ -461,7 +496,11 @@ class GraphTrainer(BaseTrainer):
         rate = tokens / max(seconds, 1e-9)
         self.speed_tokens_s = rate if not self.speed_tokens_s else 0.8 * self.speed_tokens_s + 0.2 * rate
         told = {
-            **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
+            **{
+                key: value
+                for key, value in metrics.items()
+                if isinstance(value, int | float) and math.isfinite(value)
+            },
             "tokens": tokens,
             "seconds": seconds,
             "staleness_max": max(lag, default=0),
@@ -516,7 +555,7 @@ class GraphTrainer(BaseTrainer):
         for group_id in [g for g in self.groups if g < self.step * self.batch]:
             del self.groups[group_id]
         kept = sorted(path for path in root.glob("step_*") if path <= final)
-        for old in kept[:-KEPT_CHECKPOINTS]:
+        for old in (*kept[:-KEPT_CHECKPOINTS], *root.glob(".partial_*")):
             shutil.rmtree(old, ignore_errors=True)
 
     # -- the gang's life ----------------------------------------------------------------------------
@@ -527,10 +566,17 @@ class GraphTrainer(BaseTrainer):
             return
         self.gang_count += 1
         gang = Gang(
-            self.gang_count, self.pace.role, tuple(members), self.runtime.roster, self.runtime.transport
+            self.gang_count,
+            self.pace.role,
+            tuple(members),
+            self.runtime.roster,
+            self.runtime.transport,
+            self.runtime.waiting,
         )
         try:
             self._bring_up(gang)
+            if self.checkpoint_step != self.step:
+                self._checkpoint_if_due(gang)  # one that an earlier gang or trainer did not live to write
         except GangLost as lost:
             self._drop_gang(lost)
             return
@@ -633,9 +679,8 @@ class GraphTrainer(BaseTrainer):
         if self.gang is not None and self.checkpoint_step != self.step:
             try:
                 self._checkpoint(self.gang)
-            except GangLost as lost:
-                if not self.runtime.should_stop:
-                    raise Unreachable("the actor gang was lost at the last checkpoint.") from lost
+            except GangLost:
+                pass  # told to stop: what the checkpoint lacks is in the ledger, and is replayed
         account = self.ledger.account()
         rows = self.evaluations.rows
         self._tell_progress()

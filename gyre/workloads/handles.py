@@ -48,7 +48,8 @@ class Call:
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self._future).__await__()
+        with self._waiting():
+            return (yield from asyncio.wrap_future(self._future).__await__())
 
 
 class RoleHandle:
@@ -122,17 +123,24 @@ class RoleHandle:
                 outcome = self._transport.submit(*member, method, *args, **kwargs).result(left_s)
                 return _value(outcome, member[0], method)
             except VertexLost:
-                self._roster.doubt(*member)
-                role, _, rank = member[0].rpartition("-")
-                found = self._roster.wait_for(role, int(rank), deadline, beyond=member[1])
-                if found is None:
-                    raise
-                member = found[0]
+                member = self._replacement(member, method, deadline)
             except TimeoutError:
                 raise Unreachable(
                     f"{member[0]}.{method} did not return within {self._timeout_s:g} s.",
                     hint="Raise run.call_timeout_s if such calls are meant to take longer.",
                 ) from None
+
+    def _replacement(self, member: Member, method: str, deadline: float) -> Member:
+        """The next incarnation of a member that died in a call."""
+        self._roster.doubt(*member)
+        role, _, rank = member[0].rpartition("-")
+        found = self._roster.wait_for(role, int(rank), deadline, beyond=member[1])
+        if found is None:
+            raise Unreachable(
+                f"{member[0]} was lost during {method} and was not replaced within {self._timeout_s:g} s.",
+                hint="See `gyre events` for what keeps it from running.",
+            )
+        return found[0]
 
 
 class RoleMethod:
@@ -153,8 +161,9 @@ class RoleMethod:
     def scatter(self, items: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Deal `items` out over the ranks in equal runs; each vertex gets its list as first argument and
         returns a list of the same length. The results come back in the order of the items."""
-        deadline = self._deadline()
-        members = self._handle._members(deadline)
+        with self._handle._waiting():
+            deadline = self._deadline()
+            members = self._handle._members(deadline)
         bounds = [len(items) * at // len(members) for at in range(len(members) + 1)]
         parts = [list(items[low:high]) for low, high in itertools.pairwise(bounds)]
         futures = [
@@ -168,30 +177,40 @@ class RoleMethod:
 
     def stream(self, items: Iterable[Any], *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """Each item to a vertex that is free; yields `(index of the item, result)` as they end."""
-        deadline = self._deadline()
         pending = list(enumerate(items))[::-1]
         busy: dict[Future[Any], tuple[int, str]] = {}
         while pending or busy:
             occupied = {vertex for _, vertex in busy.values()}
-            for member in self._handle._members(deadline):
+            for member in self._present(at_least_one=not busy):
                 if pending and member[0] not in occupied:
                     index, item = pending.pop()
-                    future = _POOL.submit(
-                        self._handle._call_one, member, self._method, (item, *args), kwargs, deadline
-                    )
+                    future = _POOL.submit(self._run_one, member, (item, *args), kwargs)
                     busy[future] = (index, member[0])
             with self._handle._waiting():
-                left_s = max(0.0, deadline - time.monotonic())
-                done, _ = wait(busy, timeout=left_s, return_when=FIRST_COMPLETED)
-            if not done:
-                raise Unreachable(f"{self._handle!r}.{self._method}: the stream did not end in time.")
+                done, _ = wait(busy, return_when=FIRST_COMPLETED)
             for future in done:
                 index, _ = busy.pop(future)
                 yield index, future.result()
 
+    def _present(self, *, at_least_one: bool) -> list[Member]:
+        """The vertices that run now; a role that is not whole is waited for where there are none."""
+        handle = self._handle
+        found = [
+            member
+            for member in handle._roster.members(handle._role)
+            if handle._rank is None or member[0] == f"{handle._role}-{handle._rank}"
+        ]
+        if found or not at_least_one:
+            return found
+        with handle._waiting():
+            return handle._members(self._deadline())
+
+    def _run_one(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        deadline = self._deadline()
+        return self._handle._call_one(member, self._method, args, kwargs, deadline)
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         deadline = self._deadline()
-        self._handle._gate()
         members = self._handle._members(deadline)
         if self._handle._rank is not None:
             return self._handle._call_one(members[0], self._method, args, kwargs, deadline)
@@ -204,8 +223,8 @@ class RoleMethod:
                 left_s = max(0.0, deadline - time.monotonic())
                 results.append(_value(future.result(left_s), member[0], self._method))
             except VertexLost:
-                self._handle._roster.doubt(*member)
-                results.append(self._again(member, args, kwargs, deadline))
+                member = self._handle._replacement(member, self._method, deadline)
+                results.append(self._handle._call_one(member, self._method, args, kwargs, deadline))
             except TimeoutError:
                 raise Unreachable(
                     f"{member[0]}.{self._method} did not return within {self._handle._timeout_s:g} s.",
@@ -213,14 +232,9 @@ class RoleMethod:
                 ) from None
         return results
 
-    def _again(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float) -> Any:
-        role, _, rank = member[0].rpartition("-")
-        found = self._handle._roster.wait_for(role, int(rank), deadline, beyond=member[1])
-        if found is None:
-            raise Unreachable(f"{member[0]} was lost during {self._method} and was not replaced in time.")
-        return self._handle._call_one(found[0], self._method, args, kwargs, deadline)
-
     def _deadline(self) -> float:
+        """Of a call that begins now, or once the job is no longer paused: a pause is no delay of the call's."""
+        self._handle._gate()
         return time.monotonic() + self._handle._timeout_s
 
 

@@ -74,19 +74,19 @@ class Roster:
 
         `deadline` is of the monotonic clock. None where it passed.
         """
-        while True:
-            if rank is None:
-                found = self.whole(role)
-            else:
-                found = [
-                    member
-                    for member in self.members(role)
-                    if member[0] == f"{role}-{rank}" and member[1] > beyond
-                ]
-            if found:
-                return found
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return None
-            with self._condition:
-                self._condition.wait(min(left_s, 1.0))
+        with self._condition:  # from the look to the wait, so that no announcement falls between them
+            while True:
+                if rank is None:
+                    found = self.whole(role)
+                else:
+                    found = [
+                        member
+                        for member in self.members(role)
+                        if member[0] == f"{role}-{rank}" and member[1] > beyond
+                    ]
+                if found:
+                    return found
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._condition.wait(left_s)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from gyre.errors import VertexLost
+from gyre.workloads.protocol import Failure
 
 NAMESPACE = "gyre"
 
@@ -57,7 +58,7 @@ class RayTransport:
         return ray.put(value)
 
     def _send(self, vertex: str, incarnation: int, call: Any) -> Future[tuple[str, Any]]:
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         out: Future[tuple[str, Any]] = Future()
         try:
@@ -71,6 +72,10 @@ class RayTransport:
             error = inner.exception()
             if error is None:
                 out.set_result(inner.result())
+            elif isinstance(error, RayTaskError):
+                # The host tells every exception as an outcome: what is left is a value that does not pickle.
+                text = str(error.cause or error)
+                out.set_result(("error", Failure(f"it cannot be sent: {text}", str(error), user_code=True)))
             else:
                 out.set_exception(_lost(vertex, incarnation, error))
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import Receive, Scope, Send
@@ -46,6 +47,7 @@ class _JobConvertor(Convertor[str]):
 
 register_url_convertor("gyre_job", _JobConvertor())
 
+Rank = Annotated[int, Field(ge=0, le=1_000_000)]
 JobPath = Annotated[str, Path(description="The job's name or id.", min_length=1)]
 
 
@@ -139,7 +141,7 @@ def read_logs(
     view: Found,
     port: Port,
     role: Annotated[str | None, Query(max_length=64)] = None,
-    rank: Annotated[int | SkipJsonSchema[None], Query(ge=0, le=1_000_000)] = None,
+    rank: Annotated[Rank | SkipJsonSchema[None], Query()] = None,
     cursor: Annotated[str, Query(description="The `cursor` of the page before.")] = "",
     limit_bytes: Annotated[int, Query(ge=1, le=4 * 2**20)] = 2**16,
 ) -> Any:
@@ -154,8 +156,8 @@ streams = APIRouter(tags=["events"])
 
 After = Annotated[int, Query(ge=0, le=LAST_SEQ, description="Only events with a greater sequence number.")]
 LastEventId = Annotated[
-    int | SkipJsonSchema[None],
-    Header(ge=0, le=LAST_SEQ, description="Where a broken stream goes on from; wins over `after`."),
+    Annotated[int, Field(ge=0, le=LAST_SEQ)] | SkipJsonSchema[None],
+    Header(description="Where a broken stream goes on from; wins over `after`."),
 ]
 _STREAM: dict[str, Any] = {
     EVENT_STREAM: {"schema": {"type": "string", "description": "id: sequence, event: kind, data: Event"}}

@@ -1,0 +1,196 @@
+"""`gyre demo`: a small language model learns addition by GRPO, through the whole system, on this machine.
+
+A short supervised warm start comes first: the model learns from a pupil who often forgets to carry. Reinforcement
+learning then has to find out, from rewards alone, that carrying is what is right. With `chaos`, the processes that
+it runs on are killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gyre.api.builder import RLJobBuilder
+from gyre.api.handle import JobHandle
+from gyre.api.job import RLJob
+from gyre.api.live import LiveProgress
+from gyre.api.ray_session import disconnect
+from gyre.api.submit import submit_job
+from gyre.errors import GyreError, JobFailed
+
+STEPS = 80
+"""At 128 prompts a step; accuracy passes 80 % between steps 20 and 60, depending on the seed."""
+
+WAIT_S = 1800.0
+"""Far beyond what it takes on the slowest machine that it is meant for; then something is wrong."""
+
+POLL_S = 0.5
+
+
+def demo_job(*, steps: int = STEPS, seed: int = 0) -> RLJob:
+    """The demo as a job: two rollout vertices, one reward vertex, a gang of two actor ranks."""
+    builder = (
+        RLJobBuilder()
+        .node_num(1)
+        .device_per_node(8)
+        .device_type("CPU")
+        .recipe("grpo")
+        .config({"seed": seed})
+        .run(
+            steps=steps,
+            prompts_per_step=128,
+            groups_per_firing=32,
+            groups_per_micro_batch=64,
+            checkpoint_every=10,
+            evaluate_every=10,
+            held_out=512,
+        )
+        .failover(silence_timeout_s=6.0)
+    )
+    return builder.actor().total(2).rollout().total(2).elastic(1, 4).reward().total(1).build()
+
+
+def run_demo(
+    *,
+    chaos: bool = False,
+    as_json: bool = False,
+    steps: int | None = None,
+    seed: int = 0,
+    home_path: str | Path | None = None,
+) -> int:
+    """Runs it in the foreground. Returns the exit status: 0 only if it ended well with every prompt accounted for."""
+    started = time.monotonic()
+    job = demo_job(steps=steps or STEPS, seed=seed)
+    live = LiveProgress(
+        "GRPO on two-digit addition. Warm start: supervised, on the answers of a pupil who forgets carries."
+    )
+    live.say("starting Ray and the job's processes …")
+    name = f"demo-{time.strftime('%H%M%S')}"
+    handle = submit_job(job.spec, name, home_path=home_path)
+    try:
+        view = _watch(handle, live, chaos)
+    except KeyboardInterrupt:
+        live.close()
+        live.say("stopping the job …")
+        _stop(handle)
+        raise
+    finally:
+        live.close()
+        handle.close()
+        disconnect()
+    summary = summary_of(view, wall_s=time.monotonic() - started)
+    if as_json:
+        sys.stdout.write(json.dumps(summary) + "\n")
+    _tell_end(live, view, summary)
+    good = summary["status"] == "succeeded" and not summary["prompts_lost"] and not summary["trained_twice"]
+    return 0 if good else 1
+
+
+def summary_of(view: dict[str, Any], *, wall_s: float) -> dict[str, Any]:
+    """What `demo --json` ends with."""
+    result = view["job"]["result"]
+    return {
+        "job": view["job"]["job_id"],
+        "status": str(view["job"]["phase"]),
+        "steps": result.get("steps", view["job"]["step"]),
+        "accuracy_first": result.get("accuracy_first"),
+        "accuracy_last": result.get("accuracy_last"),
+        "prompts_lost": result.get("prompts_lost"),
+        "trained_twice": result.get("trained_twice"),
+        "incidents": len(view["incidents"]),
+        "wall_s": round(wall_s, 1),
+    }
+
+
+@dataclass(slots=True)
+class Chaos:
+    """Kills by the step that the job has reached: each kind of process once, then several at a time."""
+
+    handle: JobHandle
+    live: LiveProgress
+    steps: int
+    done: set[int] = field(default_factory=set)
+
+    PLAN = (
+        (0.10, "kill", ("rollout-0",)),
+        (0.20, "kill", ("reward-0",)),
+        (0.30, "kill", ("actor-1",)),
+        (0.42, "kill", ("trainer-0",)),
+        (0.52, "kill", ("master",)),
+        (0.62, "kill", ("trainer-0", "master")),
+        (0.74, "stop", ("rollout-1",)),
+        (0.86, "kill", ("actor-0", "rollout-0")),
+    )
+
+    def strike(self, step: int) -> None:
+        """Whatever is due at this step. Runs in a thread of its own: finding a victim may take a moment."""
+        for index, (share, how, names) in enumerate(self.PLAN):
+            if index not in self.done and step >= max(1, round(share * self.steps)):
+                self.done.add(index)
+                threading.Thread(target=self._do, args=(how, names), name="gyre-chaos", daemon=True).start()
+
+    def _do(self, how: str, names: tuple[str, ...]) -> None:
+        from gyre.testing.processes import ProcessFaults
+
+        faults = ProcessFaults(self.handle)
+        try:
+            victims = faults.kill(*names) if how == "kill" else [faults.stop(name) for name in names]
+        except (TimeoutError, ProcessLookupError, GyreError):
+            return  # it was down already, or the job has ended: nothing left to kill
+        signal_name = "SIGKILL" if how == "kill" else "SIGSTOP"
+        for victim in victims:
+            self.live.say(f"chaos: {signal_name} to {victim.name} (pid {victim.pid})")
+
+
+def _watch(handle: JobHandle, live: LiveProgress, chaos: bool) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_S
+    monkey: Chaos | None = None
+    while True:
+        view = handle.status()
+        live.show(view)
+        if view["job"]["ended_at"]:
+            return view
+        steps = view["progress"].get("steps")
+        if chaos and steps:
+            monkey = monkey or Chaos(handle, live, steps)
+            monkey.strike(view["progress"].get("step") or 0)
+        if time.monotonic() > deadline:
+            raise JobFailed(f"the demo did not end within {WAIT_S:g} s.", hint="See `gyre events`.")
+        time.sleep(POLL_S)
+
+
+def _stop(handle: JobHandle) -> None:
+    try:
+        handle.stop("interrupted", deadline_s=5.0)
+        handle.wait(30.0)
+    except (GyreError, TimeoutError) as error:
+        print(f"the job did not stop in order: {error}", file=sys.stderr)
+
+
+def _tell_end(live: LiveProgress, view: dict[str, Any], summary: dict[str, Any]) -> None:
+    job = view["job"]
+    if summary["status"] != "succeeded":
+        live.say(f"{summary['status']}: {job['message']}")
+        if job["error"]:
+            live.say(job["error"])
+        return
+    first, last = summary["accuracy_first"], summary["accuracy_last"]
+    recovered = [incident for incident in view["incidents"] if incident["recovered_at"]]
+    live.say(
+        f"done in {summary['wall_s']:.0f} s: {summary['steps']} steps, "
+        f"held-out accuracy {first:.1%} after the warm start → {last:.1%}"
+    )
+    live.say(
+        f"{summary['prompts_lost']} prompts lost, {summary['trained_twice']} trained twice; "
+        f"{summary['incidents']} incidents, {len(recovered)} recovered"
+    )
+    for incident in view["incidents"]:
+        seconds = incident["recovery_s"]
+        took = f"{seconds:.1f} s" if seconds else "–"
+        live.say(f"  {incident['vertex']}: {incident['cause']} → {incident['decision']} ({took})")
+    live.say(f"look back with: gyre events {summary['job']}   gyre replay {summary['job']}")

@@ -1,0 +1,319 @@
+"""The command line: light help, data on stdout and nothing else, one sentence and the right code for a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gyre.api.cli import VERBS, main
+from gyre.api.cli.output import duration, finite, local_time
+from gyre.api.home import Home
+from gyre.api.home import home as home_at
+from gyre.api.rest import RestServer, create_app
+from gyre.errors import ConfigError, GyreError
+from gyre.store import open_store
+from gyre.testing.fake_master import FakeMaster
+
+Seed = Callable[..., str]
+
+HEAVY = (
+    "torch",
+    "ray",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "sqlalchemy",
+    "pydantic",
+    "rich",
+    "httpx",
+    "networkx",
+    "numpy",
+)
+
+JOB_FILE = """
+name: planned
+device_per_node: 4
+roles:
+  trainer: {entrypoint: {module: gyre.workloads, name: BaseTrainer}}
+  rollout: {entrypoint: {module: gyre.workloads, name: BaseWorkload}, total: 2}
+"""
+
+
+def gyre(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def data(result: Result) -> Any:
+    """stdout as one JSON document; the command must have succeeded."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# -- light ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["show", "--help"], ["run", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from gyre.api.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done
+
+
+def test_the_help_names_every_verb_and_each_loads() -> None:
+    text = gyre("--help").stdout
+    for verb, (_, line) in VERBS.items():
+        assert f"{verb} " in text
+        assert line in text
+        assert gyre(verb, "--help").exit_code == 0
+
+
+# -- data on stdout ---------------------------------------------------------------------------------
+
+
+def test_every_read_verb_gives_json_and_only_json(seed: Seed, home: Home, tmp_path: Path) -> None:
+    seed("rollout_lost")
+    (home.logs("golden-1") / "rollout-1.2.log").write_text("back\n")
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    assert data(gyre("ls", "--all", "--json"))[0]["name"] == "golden"
+    assert data(gyre("ls", "--json")) == []
+    view = data(gyre("show", "golden", "--json"))
+    assert view["master"].keys() >= {"pid", "epoch", "url"}
+    wanted = {"id", "role", "rank", "pid", "node", "phase", "reason", "version"}
+    assert all(vertex.keys() >= wanted for vertex in view["vertices"])
+    assert len(view["vertices"]) == 6
+    events = data(gyre("events", "--json", "--after", "3"))
+    assert [event["seq"] for event in events][:2] == [4, 5]
+    lines = gyre("events", "-f", "--json", "--after", "3").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == events
+    assert data(gyre("logs", "--json", "--role", "rollout"))[0]["text"] == "back\n"
+    assert data(gyre("replay", "--json"))["differences"] == []
+    assert data(gyre("plan", str(file), "--json"))["name"] == "planned"
+    assert {check["name"] for check in json.loads(gyre("doctor", "--json").stdout)} >= {
+        "python",
+        "ray",
+        "disk",
+    }
+
+
+def test_the_same_is_there_for_people(seed: Seed, home: Home) -> None:
+    seed("user_error")
+    (home.logs("golden-1") / "reward-0.1.log").write_text("one\ntwo\n")
+    assert "golden-1" in gyre("ls", "--all").stdout
+    shown = gyre("show").stdout
+    assert "failed (user_error)" in shown
+    assert 'File "mine.py", line 7' in shown
+    assert "VertexStarted" in gyre("events").stdout
+    assert gyre("logs").stdout == "reward-0     one\nreward-0     two\n"
+
+
+def test_an_empty_home_is_no_error_for_ls_and_is_left_alone(home: Home) -> None:
+    result = gyre("ls")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "There is no job yet" in result.stderr
+    assert not (home.path / "gyre.db").exists()
+
+
+def test_plan_draws(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    assert gyre("plan", str(file), "--dot").stdout.startswith("digraph")
+    assert gyre("plan", str(file), "--mermaid").stdout.startswith("flowchart")
+    assert "rollout" in gyre("plan", str(file)).stdout
+    changed = data(gyre("plan", str(file), "--json", "--set", "roles.rollout.total=3"))
+    assert next(role["total"] for role in changed["roles"] if role["name"] == "rollout") == 3
+
+
+# -- a running job ----------------------------------------------------------------------------------
+
+
+def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed) -> None:
+    master = FakeMaster(job_id="golden-1")
+    master.start_all()
+    server = RestServer(create_app(master, token="t"), token="t")
+    url = server.start()
+    seed("undisturbed", live=True, url=url)
+    assert data(gyre("--token", "t", "scale", "rollout=3", "--json")) == {"job_id": "golden-1", "seq": 9}
+    assert gyre("pause", "golden", "--token", "t").exit_code == 0
+    assert gyre("--url", url, "--token", "t", "resume").exit_code == 0
+    assert data(gyre("show", "--url", url, "--token", "t", "--json"))["master"]["answering"]
+    assert data(gyre("ls", "--url", url, "--token", "t", "--json"))[0]["job_id"] == "golden-1"
+    assert gyre("--token", "t", "scale", "rollout=99").exit_code == 2
+    assert gyre("--token", "t", "scale", "nobody=1").exit_code == 4
+    assert gyre("--token", "t", "scale", "actor=3").exit_code == 5
+    assert gyre("pause", "--token", "wrong").exit_code == 3
+    assert gyre("--url", url, "show").exit_code == 3
+    assert gyre("stop", "golden", "--reason", "enough", "--token", "t").exit_code == 0
+    assert master.state.job.message == "enough"
+    server.stop()
+    assert gyre("--url", url, "show").exit_code == 3
+
+
+# -- mistakes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["shwo"], 2, "did you mean 'show'"),
+        (["show", "--jsno"], 2, "--json"),
+        (["show", "nobody"], 4, "There is no job 'nobody'"),
+        (["scale", "rollout"], 2, "expected [JOB] ROLE=N"),
+        (["scale", "golden", "rollout=many"], 2, "expected [JOB] ROLE=N"),
+        (["pause"], 5, "it takes no pause"),
+        (["replay", "--until", "noon"], 2, "expected an event's number, or a time"),
+        (["plan", "/nowhere/job.yaml"], 2, "no such file"),
+        (["run", "/nowhere/job.yaml"], 2, "no such file"),
+        (["show", "--url", "http://127.0.0.1:9"], 3, "No master answers"),
+        (["show", "--url", "nonsense"], 2, "is not a master's address"),
+        (["ls", "--store", "sqlite:////nowhere/at/all.db"], 3, "There is no store"),
+        (["ls", "--store", "mysql://x/y"], 3, "not in 'mysql'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_its_code(
+    seed: Seed, arguments: list[str], code: int, said: str
+) -> None:
+    seed("rollout_lost")
+    result = gyre(*arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_store_that_is_damaged_is_said_and_left(home: Home) -> None:
+    (home.path / "gyre.db").write_bytes(b"not a database at all, but long enough to look at")
+    result = gyre("ls")
+    assert result.exit_code == 3
+    assert "not an SQLite database" in result.stderr
+    assert (home.path / "gyre.db").read_bytes().startswith(b"not a database")
+    checks = {check["name"]: check for check in json.loads(gyre("doctor", "--json").stdout)}
+    assert checks["database"]["status"] == "fail"
+    assert gyre("doctor").exit_code == 2
+
+
+def test_a_users_traceback_comes_before_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise GyreError("It failed.", hint="Mend it.", details={"traceback": "Traceback …\nValueError: no"})
+
+    monkeypatch.setattr("gyre.api.cli.context.Session.reader", fail)
+    result = gyre("show")
+    assert result.exit_code == 1
+    assert result.stderr == "Traceback …\nValueError: no\nerror: It failed.\n       Mend it.\n"
+
+
+def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gyre.api.cli.context.Session.reader", interrupt)
+    result = gyre("show")
+    assert (result.exit_code, result.output.strip()) == (130, "")
+
+
+def test_a_reader_that_goes_is_quiet(seed: Seed, home: Home) -> None:
+    seed("commanded")
+    command = f"{sys.executable} -m gyre.api.cli events; echo code $? >&2"
+    done = subprocess.run(["bash", "-c", f"({command}) | true"], capture_output=True, text=True, timeout=30)
+    assert done.stderr == "code 0\n"
+
+
+# -- replay -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["undisturbed", "rollout_lost", "actor_lost", "user_error", "commanded"])
+def test_replay_finds_a_golden_history_equal(seed: Seed, name: str) -> None:
+    seed(name)
+    result = gyre("replay")
+    assert result.exit_code == 0, result.output
+    assert "Fold and snapshot are equal." in result.stderr
+
+
+def test_replay_notices_a_snapshot_that_was_tampered_with(seed: Seed) -> None:
+    seed("tampered")
+    result = gyre("replay", "golden", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)["differences"]
+    assert {tuple(difference["key"]) for difference in found} == {
+        ("job", "job"),
+        ("vertex", "rollout-1"),
+        ("budget", "vertex:rollout-1"),
+    }
+    assert "Fold and snapshot differ in 3 rows." in gyre("replay").stderr
+
+
+def test_replay_goes_back_to_any_event_and_time(seed: Seed) -> None:
+    seed("rollout_lost")
+    whole = data(gyre("replay", "--json"))
+    early = data(gyre("replay", "--until", "4", "--json"))
+    assert (early["seq"], early["events"], early["compared"]) == (4, 4, False)
+    assert early["state"]["job"]["phase"] == "starting"
+    assert (whole["state"]["job"]["phase"], whole["compared"]) == ("succeeded", True)
+    at = local_time(1_700_000_004.0)
+    assert data(gyre("replay", "--until", at, "--json")) == early
+    assert data(gyre("replay", "--until", "0", "--json"))["events"] == 0
+
+
+def test_replay_says_when_a_history_cannot_be_folded(seed: Seed) -> None:
+    from gyre.store import Entry
+
+    with open_store(seed("undisturbed")) as store:
+        journal = store.journal("golden-1")
+        entry = Entry(journal.last_seq() + 1, "new", None, "MoonRose", 9.0, "later", {})
+        journal.append(journal.epoch(), [entry])
+    result = gyre("replay")
+    assert result.exit_code == 3
+    assert "does not fold: event kind 'MoonRose' is not known" in result.stderr
+
+
+# -- small things -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0.0 s"),
+        (0.84, "0.8 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (185, "3 min 5 s"),
+        (8040, "2 h 14 min"),
+        (273_600, "3 d 4 h"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_what_json_cannot_say_is_null() -> None:
+    assert finite({"a": [float("nan"), 1.5, float("inf")], "b": (1,)}) == {"a": [None, 1.5, None], "b": [1]}
+
+
+def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="a file is in the way"):
+        home_at(tmp_path / "file" / "home").job_directory("j")
+    with pytest.raises(ConfigError, match="cannot be the name"):
+        home_at(tmp_path).logs("../elsewhere")
+
+
+def test_a_long_home_keeps_rays_sockets_short(tmp_path: Path) -> None:
+    assert home_at("/tmp/g").path == Path("/tmp/g")
+    long = home_at(tmp_path / ("x" * 80)).ray_temp_dir()
+    assert len(str(long)) < 43
+    long.rmdir()

@@ -1,0 +1,67 @@
+"""Fixtures of the in-process runs: an empty store, made once and copied, and what an undisturbed run comes to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.store import StepRow, open_store
+from gyre.testing.in_process import InProcessJob
+from tests.workloads.toy_policy import toy_spec
+
+MakeJob = Callable[..., InProcessJob]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run came to: its result, and every step's digest."""
+
+    result: dict[str, Any]
+    digests: dict[int, str | None]
+
+
+def steps_of(job: InProcessJob) -> list[StepRow]:
+    with open_store(job.store_url) as store:
+        return store.ledger(job.job_id).load().steps
+
+
+def digests_of(job: InProcessJob) -> dict[int, str | None]:
+    return {row.step: row.digest for row in steps_of(job)}
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "gyre.db"
+    open_store(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture
+def make_job(empty_store: Path, tmp_path: Path) -> Iterator[MakeJob]:
+    """Jobs that are closed at the end, each in a folder and a store of its own."""
+    made: list[InProcessJob] = []
+
+    def make(spec: dict[str, Any] | None = None, **changes: Any) -> InProcessJob:
+        folder = tmp_path / f"job{len(made)}"
+        folder.mkdir()
+        shutil.copy(empty_store, folder / "gyre.db")
+        made.append(InProcessJob(spec or toy_spec(**changes), folder))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shutil.copy(empty_store, folder / "gyre.db")
+    with InProcessJob(toy_spec(), folder) as job:
+        result = job.result(timeout_s=20)
+        return Run(result, digests_of(job))

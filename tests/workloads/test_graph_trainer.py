@@ -1,0 +1,480 @@
+"""The trainer that walks the graph: whatever dies, and whenever, every step has the digest of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from gyre.errors import JobFailed, UserCodeError
+from gyre.testing.in_process import InProcessJob
+from gyre.workloads import graph_trainer
+from tests.workloads.conftest import digests_of, steps_of
+from tests.workloads.toy_policy import toy_spec
+
+HERE = "tests.workloads.toy_policy"
+DEADLINE_S = 30
+
+
+def came_to(job: InProcessJob, undisturbed) -> None:
+    """The job ends, and nothing shows of what happened to it."""
+    result = job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert result["digest"] == undisturbed.result["digest"]
+    assert result["steps"] == undisturbed.result["steps"]
+    assert result["prompts_lost"] == 0
+    account = job.account()
+    assert (account.drawn, account.trained, account.waiting) == (40, 40, 0)
+    assert account.lost == ()
+    assert account.trained_twice == ()
+    assert_never_back(job)
+    assert_final_checkpoint(job)
+
+
+def assert_never_back(job: InProcessJob) -> None:
+    for kind, field in (("WeightsPublished", "version"), ("CheckpointCommitted", "step")):
+        told = [report.body[field] for report in job.reports_of(kind)]
+        assert told == sorted(told), kind
+    steps = [report.body["step"] for report in job.reports_of("StepCompleted")]
+    assert all(earlier < later for earlier, later in pairwise(steps)), steps
+    versions = [report.body["version"] for report in job.reports_of("StepCompleted")]
+    assert versions == steps
+
+
+def assert_final_checkpoint(job: InProcessJob) -> None:
+    folders = sorted((job.directory / "checkpoints").glob("step_*"))
+    assert folders[-1].name == f"step_{job.spec.run.steps:08d}"
+    assert len(folders) <= graph_trainer.KEPT_CHECKPOINTS
+
+
+# -- undisturbed ------------------------------------------------------------------------------------
+
+
+def test_an_undisturbed_run_trains_every_prompt_once_and_repeats_itself_bit_by_bit(make_job, undisturbed):
+    with make_job() as job:
+        came_to(job, undisturbed)
+    assert job.reports_of("OperatorFailed") == []
+    assert [row.group_ids for row in steps_of(job)] == [
+        list(range(8 * step, 8 * step + 8)) for step in range(5)
+    ]
+    assert [report.body["version"] for report in job.reports_of("Evaluated")] == [0, 2, 4]
+    assert [report.body["step"] for report in job.reports_of("CheckpointCommitted")] == [0, 2, 4, 5]
+    assert {row.metrics["staleness_max"] for row in steps_of(job)} == {0}
+    assert list((job.directory / "checkpoints").glob(".partial_*")) == []
+
+
+def test_the_result_does_not_depend_on_how_many_rollouts_or_rewards_there_are(make_job, undisturbed):
+    more = {name: {"entrypoint": f"{HERE}:{cls}", "total": 3} for name, cls in SERVERS.items()}
+    with make_job(roles=more, device_per_node=16) as job:
+        came_to(job, undisturbed)
+
+
+SERVERS = {"rollout": "ToyRollout", "reward": "ToyReward", "reference": "ToyReference"}
+
+# -- deaths at chosen moments -----------------------------------------------------------------------
+
+ONE_DIES = [
+    # what is called, on whom, for the how-manieth time
+    ("rollout.load_weights", "rollout-0", 1),
+    ("rollout.load_weights", "rollout-1", 3),
+    ("rollout.generate", "rollout-0", 1),
+    ("rollout.generate", "rollout-1", 7),
+    ("rollout.evaluate", None, 2),
+    ("reward.score", "reward-0", 1),
+    ("reward.score", "reward-0", 9),
+    ("reference.logprobs", "reference-0", 20),
+    ("actor.warm_start", "actor-0", 1),
+    ("actor.warm_start", "actor-1", 1),
+    ("actor.begin", "actor-1", 1),
+    ("actor.accumulate", "actor-0", 1),
+    ("actor.accumulate", "actor-1", 4),
+    ("actor.accumulate", "actor-0", 10),
+    ("actor.apply", "actor-0", 1),
+    ("actor.apply", "actor-1", 2),
+    ("actor.apply", "actor-0", 3),
+    ("actor.apply", "actor-1", 5),
+    ("actor.export_weights", "actor-0", 1),
+    ("actor.export_weights", "actor-0", 3),
+    ("actor.export_weights", "actor-0", 6),
+    ("actor.checkpoint", "actor-0", 1),
+    ("actor.checkpoint", "actor-1", 2),
+    ("actor.checkpoint", "actor-0", 4),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("call", "vertex", "nth"), ONE_DIES)
+def test_a_vertex_that_dies_in_a_call_leaves_no_trace(make_job, undisturbed, call, vertex, nth, when):
+    job = make_job()
+    victim = vertex or "rollout-0"
+    job.on(call, nth, lambda: job.restart(victim), when=when, vertex=vertex)
+    with job:
+        came_to(job, undisturbed)
+    assert job.running[victim] == 2, "the moment never came"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("call", "vertex", "nth"), ONE_DIES[::2])
+def test_a_trainer_that_dies_during_a_call_is_continued_by_the_next(
+    make_job, undisturbed, call, vertex, nth, when
+):
+    job = make_job()
+    job.on(call, nth, job.kill_trainer, when=when, vertex=vertex)
+    with job:
+        came_to(job, undisturbed)
+    assert job.vertex("trainer-0").host.incarnation == 2, "the moment never came"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("kind", "nth"),
+    [
+        ("StepCompleted", 1),
+        ("StepCompleted", 2),
+        ("StepCompleted", 5),
+        ("WeightsPublished", 1),
+        ("WeightsPublished", 3),
+        ("CheckpointCommitted", 1),
+        ("CheckpointCommitted", 2),
+        ("CheckpointCommitted", 4),
+        ("Evaluated", 2),
+    ],
+)
+def test_a_trainer_that_dies_between_two_writes_is_continued_by_the_next(
+    make_job, undisturbed, kind, nth, when
+):
+    """A step is reported right after the ledger has it, a checkpoint right after it is committed, weights right
+    after they are shared."""
+    job = make_job()
+    job.on_report(kind, nth, job.kill_trainer, when=when)
+    with job:
+        came_to(job, undisturbed)
+    assert job.vertex("trainer-0").host.incarnation == 2, "the moment never came"
+
+
+@pytest.mark.parametrize("victims", ["actor-0", "actor-1", "actor-0 actor-1", "actor-1 trainer-0"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("during", ["actor.restore", "actor.accumulate", "actor.apply"])
+def test_a_second_death_during_restore_and_replay_is_survived(
+    make_job, undisturbed, during, when, victims
+):
+    """The first death is in step 4, after a checkpoint of step 2: step 3 has to be trained again."""
+    job = make_job()
+
+    def first() -> None:
+        job.on(during, 2 if during == "actor.restore" else 1, lambda: job.restart(*victims.split()), when=when)
+        job.restart("actor-1")
+
+    job.on("actor.accumulate", 7, first, vertex="actor-1")
+    with job:
+        came_to(job, undisturbed)
+    assert job.running["actor-0"] >= 3, "the second moment never came"
+
+
+EVERYBODY = ("actor-0", "actor-1", "rollout-0", "rollout-1", "reward-0", "reference-0", "trainer-0")
+
+
+@pytest.mark.parametrize("call", ["rollout.generate", "reward.score", "actor.accumulate", "actor.apply"])
+def test_everybody_may_die_at_once(make_job, undisturbed, call):
+    job = make_job()
+    job.on(call, 6, lambda: job.restart(*EVERYBODY), when="after")
+    with job:
+        came_to(job, undisturbed)
+    assert set(job.running.values()) == {2}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_deaths_at_random_moments_leave_no_trace(make_job, undisturbed, seed):
+    dice = random.Random(seed)
+    job = make_job()
+    for _ in range(6):
+        call, vertex, nth = dice.choice(ONE_DIES)
+        victims = dice.sample(EVERYBODY, dice.choice([1, 1, 2, 3]))
+        job.on(
+            call, nth, lambda v=victims: job.restart(*v), when=dice.choice(["before", "after"]), vertex=vertex
+        )
+    with job:
+        came_to(job, undisturbed)
+
+
+def test_the_others_go_on_while_a_dead_rollout_is_not_replaced(make_job, undisturbed):
+    job = make_job()
+    job.on("rollout.generate", 3, lambda: job.kill("rollout-0"), vertex="rollout-0")
+    with job:
+        came_to(job, undisturbed)
+    assert "rollout-0" not in job.running
+
+
+def test_a_dead_gang_is_waited_for(make_job, undisturbed):
+    job = make_job()
+    job.on("actor.apply", 3, lambda: job.kill("actor-0"), vertex="actor-0")
+    with job:
+        job.wait_for_report("StepCompleted", nth=2, timeout_s=DEADLINE_S)
+        with pytest.raises(TimeoutError):
+            job.wait_for_report("StepCompleted", nth=3, timeout_s=0.3)
+        job.replace("actor-0")
+        came_to(job, undisturbed)
+
+
+def test_a_rank_that_hangs_is_replaced_by_whoever_watches_and_the_run_goes_on(make_job, undisturbed):
+    job = make_job()
+    job.on("actor.accumulate", 3, lambda: job.hang("actor-1"), vertex="actor-1")
+    job.on("rollout.generate", 5, lambda: job.hang("rollout-1"), vertex="rollout-1")
+    with job:
+        job.wait_for_report("StepCompleted", timeout_s=DEADLINE_S)
+        with pytest.raises(TimeoutError):
+            job.result(timeout_s=0.3)
+        job.replace("actor-1", "rollout-1")
+        came_to(job, undisturbed)
+
+
+def test_a_due_checkpoint_that_a_death_prevented_is_written_by_the_next_gang(make_job, undisturbed):
+    """Also the last one: the job is not over before its weights outlive it."""
+    job = make_job()
+    job.on("actor.checkpoint", 4, lambda: job.restart("actor-0"), vertex="actor-0")
+    with job:
+        came_to(job, undisturbed)
+    steps = [report.body["step"] for report in job.reports_of("CheckpointCommitted")]
+    assert steps == [0, 2, 4, 5]
+
+
+def test_what_unfinished_checkpoints_left_on_disk_is_removed(make_job, undisturbed):
+    job = make_job()
+    job.on("actor.checkpoint", 2, job.kill_trainer, when="after", vertex="actor-0")
+    with job:
+        came_to(job, undisturbed)
+    assert list((job.directory / "checkpoints").glob(".partial_*")) == []
+
+
+# -- staleness --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_no_token_is_staler_than_permitted(make_job, bound):
+    with make_job(max_staleness=bound, run={"steps": 8}) as job:
+        job.result(timeout_s=DEADLINE_S)
+    rows = steps_of(job)
+    assert [row.step for row in rows] == list(range(1, 9))
+    for row in rows:
+        assert row.step - 1 - bound <= row.metrics["oldest"] <= row.metrics["newest"] <= row.step - 1
+        assert row.metrics["staleness_max"] == row.step - 1 - row.metrics["oldest"]
+    assert max(row.metrics["staleness_max"] for row in rows) == bound, "nothing ever ran ahead"
+    assert job.account().trained_twice == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stale_run_stays_within_its_bound_whatever_dies(make_job, seed):
+    dice = random.Random(seed)
+    job = make_job(max_staleness=1 + seed % 2, run={"steps": 6})
+    for _ in range(4):
+        call, vertex, nth = dice.choice(ONE_DIES)
+        victim = dice.choice(EVERYBODY)
+        job.on(call, nth, lambda v=victim: job.restart(v), vertex=vertex)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    for row in steps_of(job):
+        assert row.metrics["oldest"] >= row.step - 1 - job.spec.max_staleness
+    account = job.account()
+    assert (account.trained, account.lost, account.trained_twice) == (48, (), ())
+    assert_never_back(job)
+
+
+def test_a_load_that_fails_lets_no_old_weights_into_a_step(make_job, undisturbed):
+    """The call behind the failed load is already on its way, and is answered by the older policy."""
+    roles = {"rollout": {"entrypoint": f"{HERE}:StubbornRollout"}}
+    with make_job(roles=roles) as job:
+        came_to(job, undisturbed)
+    told = [report.body["error"] for report in job.reports_of("OperatorFailed")]
+    assert any("damaged" in text for text in told)
+
+
+# -- failures that are told -------------------------------------------------------------------------
+
+
+def raising(message: str):
+    def action() -> None:
+        raise ValueError(message)
+
+    return action
+
+
+def test_an_exception_in_a_reward_is_told_with_its_traceback_and_the_call_is_repeated(make_job, undisturbed):
+    job = make_job()
+    job.on("reward.score", 3, raising("no such answer"))
+    with job:
+        came_to(job, undisturbed)
+    (told,) = job.reports_of("OperatorFailed")
+    assert told.body["vertex"] == "reward-0"
+    assert told.body["vertex_incarnation"] == 1
+    assert told.body["operator"] == "reward.score"
+    assert told.body["error"] == "ValueError: no such answer"
+    assert told.body["user_code"] is True
+    assert "raise ValueError(message)" in told.body["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("role", "cls", "calls"), [("reward", "ForgetfulReward", "score"), ("actor", "BrokenApply", "apply")]
+)
+def test_a_call_that_fails_every_time_is_not_repeated_in_a_hot_loop(make_job, monkeypatch, role, cls, calls):
+    roles = {role: {"entrypoint": f"{HERE}:{cls}"}}
+    job = make_job(roles=roles, run={"groups_per_firing": 8})
+    count = threading.Semaphore(0)
+    for nth in range(1, 50):
+        job.on(f"{role}.{calls}", nth, count.release)
+    with job:
+        started = time.monotonic()
+        job.wait_for_report("OperatorFailed", nth=2, timeout_s=DEADLINE_S)
+        assert time.monotonic() - started >= graph_trainer.RETRY_FIRST_S
+        with pytest.raises(TimeoutError):
+            job.wait_for_report("OperatorFailed", nth=5, timeout_s=0.5)
+    assert len(job.reports_of("OperatorFailed")) <= 4
+    assert count.acquire(blocking=False)
+
+
+def test_a_reward_that_forgets_to_return_is_told_so(make_job):
+    with make_job(roles={"reward": {"entrypoint": f"{HERE}:ForgetfulReward"}}) as job:
+        told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
+    assert told.body["user_code"] is True
+    assert "reward.score: it returned NoneType, expected the list of groups" in told.body["error"]
+
+
+def test_a_failing_export_is_told_and_waits_before_it_is_tried_again(make_job, undisturbed):
+    """Of one rank of two: the other one lives and works."""
+    job = make_job()
+    job.on("actor.export_weights", 2, raising("no room"))
+    with job:
+        came_to(job, undisturbed)
+    (told,) = job.reports_of("OperatorFailed")
+    assert told.body["vertex"] == "actor-0"
+    assert "no room" in told.body["error"]
+
+
+def test_a_metric_that_is_not_a_number_does_not_end_the_run(make_job, undisturbed):
+    with make_job(roles={"actor": {"entrypoint": f"{HERE}:NanActor", "total": 2}}) as job:
+        came_to(job, undisturbed)
+    assert all("loss" not in row.metrics and "reward_mean" in row.metrics for row in steps_of(job))
+
+
+def test_prompts_that_bear_another_number_are_refused_by_name(make_job):
+    with (
+        make_job(roles={"trainer": {"entrypoint": f"{HERE}:OtherPrompts"}}) as job,
+        pytest.raises(UserCodeError, match=r"prompt\(0\) gave a group with the id 1000"),
+    ):
+        job.result(timeout_s=DEADLINE_S)
+
+
+def test_an_evaluation_line_cut_short_by_a_kill_is_made_again(make_job, undisturbed):
+    job = make_job()
+    (job.directory / "evaluations.jsonl").write_text('{"version": 0, "accuracy": 0.5, "count": 3}\n{"vers')
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    assert result["accuracy_first"] == 0.5
+    lines = (job.directory / "evaluations.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith("}") for line in lines)
+
+
+# -- pause, stop, fence -----------------------------------------------------------------------------
+
+
+def test_stop_ends_with_a_checkpoint_of_the_last_whole_step_and_the_next_trainer_goes_on(make_job):
+    job = make_job(run={"steps": 500, "checkpoint_every": 1000, "evaluate_every": 0})
+    with job:
+        job.wait_for_report("StepCompleted", nth=3, timeout_s=DEADLINE_S)
+        job.stop()
+        result = job.result(timeout_s=DEADLINE_S)
+        (finished,) = job.reports_of("TrainerFinished")
+    assert finished.body["stopped"] is True
+    assert 3 <= result["steps"] < 500
+    assert result["prompts_lost"] == 0
+    last = job.reports_of("CheckpointCommitted")[-1]
+    assert last.body["step"] == result["steps"]
+    assert digests_of(job)[result["steps"]] == result["digest"]
+
+
+def test_while_paused_nothing_new_is_called(make_job, undisturbed):
+    job = make_job()
+    job.on_report("StepCompleted", 2, job.pause)
+    with job:
+        job.wait_for_report("StepCompleted", nth=2, timeout_s=DEADLINE_S)
+        with pytest.raises(TimeoutError):
+            job.wait_for_report("StepCompleted", nth=3, timeout_s=0.5)
+        calls: list[str] = []
+        for call in ("rollout.generate", "reward.score", "actor.accumulate", "actor.apply"):
+            job.on(call, 1, lambda name=call: calls.append(name))
+        with pytest.raises(TimeoutError):
+            job.result(timeout_s=0.5)
+        assert calls == []
+        job.resume()
+        came_to(job, undisturbed)
+
+
+def test_a_pause_outlives_the_trainer(make_job, undisturbed):
+    job = make_job()
+    job.on_report("StepCompleted", 2, job.pause)
+    with job:
+        job.wait_for_report("StepCompleted", nth=2, timeout_s=DEADLINE_S)
+        job.kill_trainer()
+        with pytest.raises(TimeoutError):
+            job.wait_for_report("StepCompleted", nth=3, timeout_s=0.5)
+        job.resume()
+        came_to(job, undisturbed)
+
+
+def test_a_trainer_fenced_by_a_newer_term_says_nothing_more(make_job):
+    """Another one took the ledger over: this one stops without a result and without a failure."""
+    from gyre.store import open_store
+
+    job = make_job(run={"steps": 500, "evaluate_every": 0})
+
+    def usurp() -> None:
+        with open_store(job.store_url) as store:
+            store.ledger(job.job_id).take_over(term=99)
+
+    job.on("actor.apply", 6, usurp, when="after")
+    with job:
+        host = job.vertex("trainer-0").host
+        job.wait_for_report("StepCompleted", nth=2, timeout_s=DEADLINE_S)
+        assert host.join_fit(DEADLINE_S)
+        with pytest.raises(TimeoutError):
+            job.result(timeout_s=0.3)
+        steps = len(digests_of(job))
+    assert [report.body["step"] for report in job.reports_of("StepCompleted")] == list(range(1, steps + 1))
+    assert job.reports_of("TrainerFailed") == []
+    assert job.reports_of("TrainerFinished") == []
+
+
+def test_a_trainer_whose_vertices_obey_a_newer_term_says_nothing_more(make_job):
+    job = make_job(run={"steps": 500, "evaluate_every": 0})
+
+    def usurp() -> None:
+        job.vertex("reward-0").host.call(99, "health")
+
+    job.on("reward.score", 9, usurp, when="after")
+    with job:
+        assert job.vertex("trainer-0").host.join_fit(DEADLINE_S)
+    assert job.reports_of("TrainerFailed") == []
+    assert job.reports_of("OperatorFailed") == []
+
+
+def test_the_trainer_never_stands_still_through_the_fault_of_others(make_job):
+    """A gang that takes long to start must not make the trainer look stuck."""
+    job = make_job()
+    job.on("actor.warm_start", 1, lambda: job.hang("actor-1"), vertex="actor-1")
+    with job:
+        deadline = time.monotonic() + 5
+        host = job.vertex("trainer-0").host
+        while not (job.vertex("actor-0").host.watch(1, 0, 0.0).busy == "warm_start"):
+            assert time.monotonic() < deadline
+        assert host.watch(1, 0, 0.05).busy == ""
+        job.wake("actor-1")
+        job.result(timeout_s=DEADLINE_S)
+
+
+def test_a_job_whose_setup_raises_says_whose_fault_it_is(make_job):
+    job = make_job(toy_spec(run={"data": "tests.workloads.toy_policy:NoSuchData"}))
+    with pytest.raises(JobFailed, match=r"trainer-0 did not start: AttributeError.*NoSuchData"):
+        job.start()
