@@ -42,6 +42,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
         )
         .failover(**{"silence_timeout_s": 3.0, "backoff_s": 0.1, **overrides.pop("failover", {})})
     )
+    builder = builder.max_staleness(overrides.pop("max_staleness", 0))
     stall_s = overrides.pop("stall_timeout_s", 20.0)
     assert not overrides, overrides
     builder = builder.actor().total(2).stall_timeout(stall_s)

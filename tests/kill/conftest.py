@@ -1,0 +1,104 @@
+"""One Ray cluster for all kill tests, and the undisturbed run that the others are compared with."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.api.handle import JobHandle
+from gyre.api.home import home
+from gyre.api.ray_session import connect, disconnect
+from gyre.api.replaying import replay_job
+from gyre.rollouts.ledger import account_of
+from gyre.store import open_store
+from gyre.testing.processes import ProcessFaults
+from tests.kill.jobs import STEPS, tiny_job
+
+ENDS_WITHIN_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def kill_home() -> Iterator[Path]:
+    """Short, for Ray's sockets; with a Ray cluster that ends with the session."""
+    with tempfile.TemporaryDirectory(prefix="gk", dir="/tmp") as folder:
+        connect(None, start_local=True, place=home(folder))
+        yield Path(folder)
+        disconnect()
+
+
+@dataclass
+class Run:
+    """A job under attack. `end` waits for it and checks everything that must hold however it was hurt."""
+
+    handle: JobHandle
+    faults: ProcessFaults
+
+    def end(self, *, steps: int = STEPS) -> dict[str, Any]:
+        view = self.handle.wait(ENDS_WITHIN_S)
+        assert view["job"]["phase"] == "succeeded"
+        result = view["job"]["result"]
+        assert result["steps"] == steps
+        assert result["prompts_lost"] == 0
+        assert result["trained_twice"] == 0
+        self._check_history()
+        with open_store(self.handle.store_url) as store:
+            account = account_of(store.ledger(self.handle.job_id))
+            assert account.lost == ()
+            assert account.trained_twice == ()
+            assert account.trained == account.drawn == steps * 16
+            replay = replay_job(store, self.handle.job_id)
+            assert replay.differences == []
+        open_incidents = [i["id"] for i in view["incidents"] if i["outcome"] != "recovered"]
+        assert open_incidents == []
+        return view
+
+    def _check_history(self) -> None:
+        versions, epochs = [], []
+        for event in self.handle.events():
+            if event["kind"] == "WeightsPublished":
+                versions.append(event["body"]["version"])
+            elif event["kind"] == "MasterStarted":
+                epochs.append(event["body"]["epoch"])
+        assert versions == sorted(versions), "the version fell"
+        assert epochs == sorted(set(epochs)), "an epoch was used twice"
+
+    def incidents_of(self, view: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        return [incident for incident in view["incidents"] if incident["vertex"] == name]
+
+
+@pytest.fixture
+def start(kill_home: Path) -> Iterator[Callable[..., Run]]:
+    """Starts tiny jobs, and stops what a failed test leaves running."""
+    handles: list[JobHandle] = []
+
+    def begin(**overrides: Any) -> Run:
+        handle = tiny_job(**overrides).build().submit(f"kill-{uuid.uuid4().hex[:8]}", home_path=kill_home)
+        handles.append(handle)
+        return Run(handle, ProcessFaults(handle))
+
+    yield begin
+    for handle in handles:
+        if not handle.status()["job"]["ended_at"]:
+            handle.stop("the test failed")
+            deadline = time.monotonic() + 30
+            while not handle.status()["job"]["ended_at"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+        handle.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed_digest(kill_home: Path) -> str:
+    """Of the final weights of a run that nobody disturbs."""
+    handle = tiny_job().build().submit("undisturbed", home_path=kill_home)
+    run = Run(handle, ProcessFaults(handle))
+    view = run.end()
+    assert view["incidents"] == []
+    handle.close()
+    return str(view["job"]["result"]["digest"])

@@ -1,0 +1,118 @@
+"""Real kills on a real Ray cluster. Whatever dies, the job ends with the very weights of an undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.kill.conftest import Run
+
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
+
+Start = Callable[..., Run]
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("rollout-0", "vertex"),
+        ("reward-0", "vertex"),
+        ("actor-1", "region"),
+        ("actor-0", "region"),
+        ("trainer-0", "vertex"),
+    ],
+)
+def test_a_killed_vertex_is_replaced_and_the_weights_come_out_the_same(
+    start: Start, undisturbed_digest: str, name: str, scope: str
+) -> None:
+    run = start()
+    run.faults.reach_step(7)  # past a checkpoint, and between two
+    (victim,) = run.faults.kill(name)
+    assert run.faults.replaced(victim).pid != victim.pid
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    (incident,) = run.incidents_of(view, name)
+    assert incident["cause"] == "process_died"
+    assert incident["scope"] == scope
+    assert incident["evidence"]["error"]
+    assert incident["recovery_s"] is not None
+
+
+def test_a_killed_master_takes_over_again_and_the_data_plane_goes_on(
+    start: Start, undisturbed_digest: str
+) -> None:
+    run = start()
+    run.faults.reach_step(5)
+    (victim,) = run.faults.kill("master")
+    successor = run.faults.replaced(victim)
+    view = run.end()
+    assert successor.incarnation == victim.incarnation + 1
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    assert [vertex["incarnation"] for vertex in view["vertices"]] == [1] * len(view["vertices"])
+
+
+def test_master_and_trainer_killed_together(start: Start, undisturbed_digest: str) -> None:
+    run = start()
+    run.faults.reach_step(6)
+    for victim in run.faults.kill("trainer-0", "master"):
+        run.faults.replaced(victim)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+
+
+def test_everything_killed_at_once(start: Start, undisturbed_digest: str) -> None:
+    run = start()
+    run.faults.reach_step(8)
+    victims = run.faults.kill(
+        "rollout-0", "rollout-1", "reward-0", "actor-0", "actor-1", "trainer-0", "master"
+    )
+    for victim in victims:
+        run.faults.replaced(victim)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+
+
+def test_one_after_another(start: Start, undisturbed_digest: str) -> None:
+    run = start()
+    names = ["rollout-1", "reward-0", "actor-0", "trainer-0", "master", "actor-1", "trainer-0"]
+    for turn, name in enumerate(names):
+        run.faults.reach_step(2 + 3 * turn)
+        (victim,) = run.faults.kill(name)
+        run.faults.replaced(victim)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    assert len(view["incidents"]) >= len(names)
+
+
+@pytest.mark.parametrize("name", ["rollout-0", "actor-1", "trainer-0"])
+def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_digest: str, name: str) -> None:
+    run = start()
+    run.faults.reach_step(4)
+    victim = run.faults.stop(name)
+    run.faults.replaced(victim)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    (incident,) = run.incidents_of(view, name)
+    assert incident["cause"] == "silent"
+    assert 3.0 <= incident["detected_after_s"] < 6.0
+    assert "stopped" in incident["evidence"]["stack"]  # the kernel's word for its state
+    assert "host.py" in incident["evidence"]["stack"] or "Thread" in incident["evidence"]["stack"]
+
+
+def test_a_job_behind_its_weights_survives_kills_too(start: Start) -> None:
+    """With staleness permitted the weights may differ from run to run; the account may not."""
+    run = start(max_staleness=2)
+    run.faults.reach_step(5)
+    for victim in run.faults.kill("rollout-0", "actor-0"):
+        run.faults.replaced(victim)
+    run.faults.kill("trainer-0")
+    view: dict[str, Any] = run.end()
+    lags = [
+        event["body"]["metrics"]["staleness_max"]
+        for event in run.handle.events()
+        if event["kind"] == "StepCompleted"
+    ]
+    assert max(lags) <= 2
+    assert view["job"]["step"] == 30
