@@ -9,7 +9,9 @@ Rows of one table were measured one after another on the same disk:
     append+   the same, each event with one snapshot row and one command, and finishing the previous one.
     writer    `GroupCommitWriter` with 200 concurrent asyncio submitters, each awaiting its own commit;
               its latency is that of one submit until durable.
-    read      the time to read the whole history back (`fold_time`).
+    read      the time to read the whole history back.
+    fold      the time to decide a whole history again (`gyre replay`), and beside it to load the same state
+              from its snapshot rows (a master's start).
 Durable means synchronous=FULL on SQLite and synchronous_commit=on on PostgreSQL; a disk's (or a virtual
 disk's) cache may answer faster than a platter would.
 """
@@ -30,6 +32,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gyre.config import JobSpec, parse_job
+from gyre.failover import FailoverCoordinator, fold, rows_of, state_from
+from gyre.failover.events import (
+    Event,
+    JobSubmitted,
+    MasterStarted,
+    StepCompleted,
+    VertexLost,
+    VertexStarted,
+    body_of,
+    kind_of,
+)
+from gyre.graph import compile_job
 from gyre.store import Command, Entry, EventRow, GroupCommitWriter, Journal, Store, open_store
 
 BATCHES = {1: 2_000, 100: 20_000, 1000: 50_000}
@@ -178,17 +193,73 @@ def writer(database: str, journal: Journal, epoch: int, events: int) -> Row:
     )
 
 
-def fold_time(
-    database: str, journal: Journal, events: int, fold: Callable[[list[EventRow]], object] | None = None
-) -> Row:
-    """Read the newest `events` events as rows and, if there is one, fold them: what a master's start costs."""
+def read(database: str, journal: Journal, events: int) -> Row:
+    """Read the newest `events` events as rows."""
     last = journal.last_seq()
     begun = time.perf_counter()
     history = journal.events(after=max(0, last - events))
-    if fold is not None:
-        fold(history)
     taken = time.perf_counter() - begun
-    return row(database, "read and fold" if fold else "read", len(history), [taken], len(history), taken)
+    return row(database, "read", 0, [taken], len(history), taken)
+
+
+def real_history(events: int) -> list[EventRow]:
+    """A job of 64 rollout vertices, 4 rewards and a gang of 8: mostly steps, a death every 50 events."""
+    spec = compile_job(fold_spec()).spec
+    roles = {role: each.total for role, each in spec.roles.items()}
+    vertices = [f"{role}-{rank}" for role, total in roles.items() for rank in range(total)]
+    made: list[Event] = [JobSubmitted("fold", "fold", roles), MasterStarted(1, 1, "here")]
+    made += [VertexStarted(vertex, 1, 100, "here") for vertex in vertices]
+    incarnations = dict.fromkeys(vertices, 1)
+    step = 0
+    while len(made) < events:
+        if len(made) % 50 == 0:
+            vertex = f"rollout-{step % 64}"
+            number = incarnations[vertex]
+            made.append(VertexLost(vertex, number, "process_died", {"error": "killed " * 20}))
+            made.append(VertexStarted(vertex, number + 1, 101, "here"))
+            incarnations[vertex] += 1
+        step += 1
+        made.append(StepCompleted(1, step, step, {"loss": 0.1, "reward_mean": 0.5}, report=step))
+    return [
+        EventRow(seq, f"e{seq}", None, kind_of(event), seq * 30.0, "master", 1, body_of(event))
+        for seq, event in enumerate(made[:events], start=1)
+    ]
+
+
+def fold_spec() -> JobSpec:
+    role = {"resources": {"accelerator": 0}}
+    return parse_job(
+        {
+            "recipe": "grpo",
+            "node_num": 16,
+            "roles": {
+                "actor": {"total": 8, **role},
+                "rollout": {"total": 64, **role},
+                "reward": {"total": 4, **role},
+            },
+        }
+    )
+
+
+def fold_row(events: int) -> Row:
+    """Decide a whole history again, as `gyre replay` does; a master's start loads the snapshot instead."""
+    history = real_history(events)
+    compiled = compile_job(fold_spec())
+    coordinator = FailoverCoordinator(compiled.spec, compiled.graph.region)
+    begun = time.perf_counter()
+    fold(coordinator, history)
+    taken = time.perf_counter() - begun
+    return row("(memory)", "fold", 0, [taken], len(history), taken)
+
+
+def snapshot_row(events: int) -> Row:
+    """The state of that history from its snapshot rows: what a master's start does."""
+    compiled = compile_job(fold_spec())
+    rows = rows_of(fold(FailoverCoordinator(compiled.spec, compiled.graph.region), real_history(events)))
+    begun = time.perf_counter()
+    state_from(rows)
+    taken = time.perf_counter() - begun
+    return row("(memory)", f"state from {len(rows)} rows", 0, [taken], len(rows), taken)
 
 
 # -- the run -----------------------------------------------------------------------------------------------
@@ -212,7 +283,7 @@ def measure(database: str, store: Store, folder: str, scale: float) -> Iterator[
     wanted = int(HISTORY_EVENTS * scale)
     while journal.last_seq() < wanted:
         append(database, journal, epoch, 1000, 1000, whole=False)
-    yield fold_time(database, journal, wanted)
+    yield read(database, journal, wanted)
     store.update_job(job_id, phase="stopped", ended_at=time.time())
 
 
@@ -232,6 +303,8 @@ def main() -> None:
         if options.postgres:
             with open_store(options.postgres) as store:
                 rows += measure("postgres", store, folder, options.scale)
+    rows.append(fold_row(int(HISTORY_EVENTS * options.scale)))
+    rows.append(snapshot_row(int(HISTORY_EVENTS * options.scale)))
     if options.json:
         json.dump([asdict(each) for each in rows], sys.stdout, indent=1)
         print()

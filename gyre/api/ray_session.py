@@ -1,5 +1,10 @@
 """This process's connection to Ray: found, or started here and ended with everything in it.
 
+Invariants:
+- *whole or not at all*: Ctrl-C and SIGTERM while Ray starts are held back until it has started, so that there is
+  something to end; a session that a killed process left is swept away at the next start;
+- *told soon*: an address where nobody listens is Unreachable within seconds, where Ray itself tries for minutes.
+
 What it touches of Ray's private names is held by `tests/api/test_ray_session.py` to the pinned version.
 """
 
@@ -10,67 +15,52 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from gyre.api.home import Home
-from gyre.errors import Unauthorized, Unreachable
+from gyre.errors import ConfigError, Unauthorized, Unreachable
 
 NAMESPACE = "gyre"
 
+PROBE_S = 5.0
+"""How long a cluster's address may refuse connections: a head that is just starting takes a few seconds."""
+
+_AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
 """This process started the Ray cluster that it uses, and ends it."""
 
 
 def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
-    """Make sure that this process is connected to a Ray cluster, and return its address."""
+    """Make sure that this process is connected to a Ray cluster, and return its address.
+
+    `auto` is the cluster that runs on this machine, `local` (or no address, with `start_local`) one that is started
+    here. Raises Unreachable, Unauthorized, and ConfigError for an address that cannot be one.
+    """
     # A worker's default niceness of 15 starves it beside any other load.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if ray.is_initialized():
         return str(ray.get_runtime_context().gcs_address)
-    address = ray_address or os.environ.get("RAY_ADDRESS")
-    if address:
-        try:
-            with _quiet():
-                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
-            if "auth" in str(error).lower() and "token" in str(error).lower():
-                raise Unauthorized(f"Ray at {address} refused the token: {error}") from None
-            raise Unreachable(
-                f"no Ray cluster answers at {address}: {error}".rstrip(".") + ".",
-                hint="Start one with `ray start --head`, or correct RAY_ADDRESS.",
-            ) from None
-        _keep_off_stdout()
-        return str(ray.get_runtime_context().gcs_address)
-    if not start_local:
+    address = ray_address or os.environ.get("RAY_ADDRESS") or ""
+    if address and address != "local":
+        _join(address)
+    elif start_local:
+        _start_local(place)
+    else:
         raise Unreachable(
             "no Ray cluster to submit to: RAY_ADDRESS is not set.",
             hint="Start one with `ray start --head`, or use `gyre run`, which starts its own.",
         )
-    return _start_local(place)
-
-
-def _start_local(place: Home) -> str:
-    import ray
-
-    folder = place.ray_temp_dir()
-    with _quiet():
-        context: Any = ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=str(folder),
-        )
     _keep_off_stdout()
-    _started_here.set()
-    session = context.address_info.get("session_dir", "")
-    atexit.register(disconnect, session)
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -78,12 +68,178 @@ def disconnect(session: str = "") -> None:
     """Leave the cluster; one that this process started ends with all its processes, and its files go."""
     import ray
 
+    if not session and _started_here.is_set() and ray.is_initialized():
+        session = _session_of(ray)
     if ray.is_initialized():
         ray.shutdown()
     if _started_here.is_set():
         _started_here.clear()
-        if session and os.path.basename(session).startswith("session_"):
+        folder = Path(session)
+        if folder.name.startswith("session_"):
+            shutil.rmtree(folder, ignore_errors=True)
+            _forget_latest(folder.parent)
+
+
+def answers(address: str, *, timeout_s: float = 2.0) -> bool:
+    """Whether anything listens at a cluster's `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
+def _join(address: str) -> None:
+    """Connect to a cluster that is there already."""
+    import ray
+
+    _check_address(address)
+    own = _use_token_of_this_machine(address)
+    try:
+        with _quiet():
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError, AssertionError) as error:
+        if own:
+            del os.environ[_AUTH_MODE]
+        cause = error.__cause__ or error
+        if isinstance(cause, ray.exceptions.AuthenticationError):
+            raise Unauthorized(
+                f"the Ray cluster at {address} wants a token, and refused this process's.",
+                hint=f"Set {_AUTH_MODE}=token, and RAY_AUTH_TOKEN to the cluster's token "
+                "(or have it in ~/.ray/auth_token).",
+            ) from None
+        raise Unreachable(
+            f"no Ray cluster answers at {address}: {_first_line(error)}".rstrip(".") + ".",
+            hint="Start one with `ray start --head`, or correct RAY_ADDRESS.",
+        ) from None
+
+
+def _check_address(address: str) -> None:
+    """Raises where there can be no cluster. Ray would try for more than a minute to find that out."""
+    if address == "auto":
+        return
+    if "://" in address:
+        raise ConfigError(
+            f"ray address {address!r}: Ray Client addresses are not supported.",
+            hint="On a machine of the cluster use its host:port (6379 by default), or auto.",
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"ray address {address!r}: expected host:port, auto or local.")
+    deadline = time.monotonic() + PROBE_S
+    while not answers(address):
+        if time.monotonic() > deadline:
+            raise Unreachable(
+                f"no Ray cluster answers at {address}: nothing listens there.",
+                hint="Start one with `ray start --head`, or correct RAY_ADDRESS.",
+            )
+        time.sleep(0.25)
+
+
+def _use_token_of_this_machine(address: str) -> bool:
+    """A cluster that was started on this machine wants the token that Ray keeps in the user's home. Ray takes it
+    for `auto` but not for an address, lest it go to a stranger; this machine is none. Whether it was set here."""
+    from ray._private.authentication.authentication_token_setup import (
+        maybe_enable_token_auth_if_token_available,
+    )
+
+    if _AUTH_MODE in os.environ or address == "auto" or not _is_own(address.rpartition(":")[0].strip("[]")):
+        return False
+    level = logging.getLogger("ray").level
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    try:
+        return bool(maybe_enable_token_auth_if_token_available(warn_if_disabled=False))
+    finally:
+        logging.getLogger("ray").setLevel(level)
+
+
+def _is_own(host: str) -> bool:
+    """Whether an address is this machine's: only then can a socket be bound to it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.bind((found[0][4][0], 0))
+    except OSError:
+        return False
+    return True
+
+
+def _start_local(place: Home) -> None:
+    import ray
+
+    folder = place.ray_temp_dir()
+    _sweep(folder)
+    with _signals_held():
+        with _quiet():
+            context: Any = ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=str(folder),
+            )
+        _started_here.set()
+        atexit.register(disconnect, context.address_info.get("session_dir", ""))
+
+
+def _session_of(ray: Any) -> str:
+    node = ray._private.worker._global_node
+    return str(node.get_session_dir_path()) if node is not None else ""
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what sessions left whose processes were killed: nobody answers on their sockets any more."""
+    for session in folder.glob("session_*_*"):
+        pid = session.name.rpartition("_")[2]
+        if session.is_symlink() or not pid.isdecimal() or Path("/proc", pid).exists():
+            continue
+        if not _listens(session / "sockets" / "raylet"):
             shutil.rmtree(session, ignore_errors=True)
+    _forget_latest(folder)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _forget_latest(folder: Path) -> None:
+    """Ray's link to the newest session, where that one is gone."""
+    link = folder / "session_latest"
+    if link.is_symlink() and not link.exists():
+        link.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """SIGINT and SIGTERM come when the block has ended. Ray sets a handler of its own for SIGTERM meanwhile,
+    which is taken back: it would end this process before the job is told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _keep_off_stdout() -> None:

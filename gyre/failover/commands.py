@@ -17,7 +17,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class StartRegion(Command):
-    """Start the vertices together, as these incarnations. `replaces` are killed first, and gone before.
+    """Start the vertices together, as these incarnations. `replaces`, and every incarnation before them, are
+    killed first: the start of one that lies between may have been given up before it killed its own predecessor.
 
     Answered by VertexStarted or VertexStartFailed, one for each vertex.
     """
@@ -30,7 +31,8 @@ class StartRegion(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopVertex(Command):
-    """Let calls in flight end for at most `grace_s`, run `teardown()`, end the process. Answered by VertexStopped."""
+    """Let calls in flight end for at most `grace_s`, run `teardown()`, end the process, and every incarnation before
+    it that may still live. Answered by VertexStopped."""
 
     vertex: str
     incarnation: int

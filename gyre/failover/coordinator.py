@@ -78,7 +78,8 @@ class FailoverCoordinator:
         if handler is None:
             raise TypeError(f"no decision for {type(event).__name__}")
         out = list(handler(self, draft, event, now))
-        self._derive_phase(draft)
+        if draft.moved or draft.job.paused is not state.job.paused:
+            self._derive_phase(draft)
         return Decision(draft.done(), tuple(out), draft.changed())
 
     @staticmethod
@@ -110,6 +111,8 @@ class FailoverCoordinator:
     # -- life of the job ----------------------------------------------------------------------------
 
     def _submitted(self, draft: Draft, event: e.JobSubmitted, now: float) -> Iterable[c.Command]:
+        if draft.job.job_id:
+            return ()
         draft.set_job(
             job_id=event.job_id,
             name=event.name,
@@ -124,6 +127,8 @@ class FailoverCoordinator:
         return self._start_commands(draft, draft.vertices)
 
     def _master_started(self, draft: Draft, event: e.MasterStarted, now: float) -> Iterable[c.Command]:
+        if event.epoch <= draft.job.epoch:
+            return
         draft.set_job(
             epoch=event.epoch,
             master_pid=event.pid,
@@ -174,15 +179,17 @@ class FailoverCoordinator:
         if record is None or record.phase is not VertexPhase.STARTING:
             return
         draft.move(record.id, VertexPhase.RUNNING, now, reason=record.reason, pid=event.pid, node=event.node)
-        self._close_incidents(draft, record.id, now)
-        job = draft.job
-        if record.role == TRAINER:
-            if job.trainer_started:
-                yield self._start_trainer(draft)
-                return
-        elif job.trainer_started:
+        self._close_incidents(draft, now)
+        if not draft.job.trainer_started:
+            yield from self._first_start(draft, now)
+        elif record.role == TRAINER:
+            yield self._start_trainer(draft)
+        else:
             yield self._announce(draft)
-        if not job.trainer_started and all(
+
+    def _first_start(self, draft: Draft, now: float) -> Iterable[c.Command]:
+        """`fit()` begins when everything that is wanted runs for the first time."""
+        if not draft.job.trainer_started and all(
             vertex.phase is VertexPhase.RUNNING for vertex in self._wanted(draft)
         ):
             draft.set_job(trainer_started=True, started_at=now)
@@ -222,11 +229,8 @@ class FailoverCoordinator:
 
     def _vertex_lost(self, draft: Draft, event: e.VertexLost, now: float) -> Iterable[c.Command]:
         record = self._current(draft, event.vertex, event.incarnation)
-        if record is None:
-            return ()
-        if record.phase is VertexPhase.STOPPING:
-            return self._gone(draft, record, now)
-        if record.phase is VertexPhase.STOPPED:
+        if record is None or record.phase in (VertexPhase.STOPPING, VertexPhase.STOPPED):
+            # What hangs is not gone: only the answer to StopVertex says that no process is left.
             return ()
         return self._repair(
             draft,
@@ -241,11 +245,7 @@ class FailoverCoordinator:
         self, draft: Draft, event: e.VertexStartFailed, now: float
     ) -> Iterable[c.Command]:
         record = self._current(draft, event.vertex, event.incarnation)
-        if record is None:
-            return ()
-        if record.phase is VertexPhase.STOPPING:
-            return self._gone(draft, record, now)
-        if record.phase is not VertexPhase.STARTING:
+        if record is None or record.phase is not VertexPhase.STARTING:
             return ()
         return self._repair(
             draft,
@@ -299,11 +299,11 @@ class FailoverCoordinator:
     ) -> list[c.Command]:
         """Restart the narrowest scope that its budget still pays for."""
         if draft.job.phase is JobPhase.STOPPING:
-            # The job is on its way out: a vertex that dies now is not replaced, only struck off.
-            draft.move(record.id, VertexPhase.STOPPING, now, reason=record.reason)
-            out = self._gone(draft, draft.vertices[record.id], now)
-            # With the trainer gone there is no step whose end is worth waiting for.
-            return out + self._stop_all(draft, now) if record.role == TRAINER else out
+            # The job is on its way out: what is lost now is not replaced, and ended if it still lives.
+            if record.role == TRAINER:
+                return self._stop_all(draft, now)  # no step is left whose end is worth waiting for
+            draft.move(record.id, VertexPhase.STOPPING, now, reason=draft.job.reason)
+            return [c.StopVertex(record.id, record.incarnation)]
         region = sorted(v for v in self._regions(record.id) if self._is_wanted(draft, v))
         failover = self.spec.failover
         if user_code:
@@ -330,7 +330,10 @@ class FailoverCoordinator:
             if not self._pay(draft, key, budget, now):
                 continue
             wait_s = backoff_s(earlier, failover)
-            members = region if scope is not Scope.JOB else [v.id for v in self._wanted(draft)]
+            # In the vertices' own order: a state that was loaded holds them in another than one that was folded.
+            members = (
+                region if scope is not Scope.JOB else sorted((v.id for v in self._wanted(draft)), key=_rank_of)
+            )
             self._open_incident(
                 draft,
                 record,
@@ -424,15 +427,7 @@ class FailoverCoordinator:
                 draft.add_vertex(record)
                 new.append(record.id)
             elif vertex.phase is VertexPhase.STOPPED:
-                draft.move(
-                    vertex.id,
-                    VertexPhase.STARTING,
-                    now,
-                    reason=Reason.SCALED,
-                    incarnation=vertex.incarnation + 1,
-                    pid=0,
-                    reported=0,
-                )
+                self._return(draft, vertex, now)
                 new.append(vertex.id)
         yield from self._start_commands(draft, new)
         leaving = [v for rank, v in present.items() if rank >= event.count and self._is_wanted(draft, v.id)]
@@ -442,6 +437,22 @@ class FailoverCoordinator:
             yield self._announce(draft)
         for vertex in leaving:
             yield c.StopVertex(vertex.id, vertex.incarnation, grace_s=self.spec.failover.drain_timeout_s)
+        if leaving:
+            self._close_incidents(draft, now)
+            yield from self._first_start(draft, now)
+
+    @staticmethod
+    def _return(draft: Draft, record: VertexRecord, now: float) -> None:
+        """A vertex that was scaled away is wanted again."""
+        draft.move(
+            record.id,
+            VertexPhase.STARTING,
+            now,
+            reason=Reason.SCALED,
+            incarnation=record.incarnation + 1,
+            pid=0,
+            reported=0,
+        )
 
     def _pause(self, draft: Draft, event: e.PauseRequested, now: float) -> Iterable[c.Command]:
         if draft.job.paused or draft.job.phase is JobPhase.STOPPING:
@@ -556,6 +567,9 @@ class FailoverCoordinator:
         return out + self._finish_if_empty(draft, now)
 
     def _gone(self, draft: Draft, record: VertexRecord, now: float) -> list[c.Command]:
+        if draft.job.phase is not JobPhase.STOPPING and record.rank < draft.job.roles.get(record.role, 0):
+            self._return(draft, record, now)  # asked for again before it was gone
+            return self._start_commands(draft, [record.id])
         draft.move(record.id, VertexPhase.STOPPED, now, reason=record.reason, pid=0)
         return self._finish_if_empty(draft, now)
 
@@ -629,7 +643,8 @@ class FailoverCoordinator:
         outcome: str = "open",
     ) -> None:
         identity = f"{record.id}/{record.incarnation}/{scope.value}"
-        number = sum(1 for known in draft.incidents if known.startswith(identity))
+        known = [key for key in draft.incidents if key == identity or key.startswith(f"{identity}/")]
+        number = 1 + max((int(key[len(identity) + 1 :] or 0) for key in known), default=-1)
         draft.set_incident(
             Incident(
                 id=f"{identity}/{number}" if number else identity,
@@ -647,17 +662,21 @@ class FailoverCoordinator:
                 outcome="recovered" if recovered else outcome,
             )
         )
-        closed = [key for key, incident in draft.incidents.items() if incident.outcome != "open"]
-        for key in closed[: max(0, len(closed) - KEPT_INCIDENTS)]:
-            draft.remove_incident(key)
+        closed = [incident for incident in draft.incidents.values() if incident.outcome != "open"]
+        # By time, never by place in the table: a state that was loaded holds them in another order.
+        closed.sort(key=lambda incident: (incident.at, incident.id))
+        for incident in closed[: max(0, len(closed) - KEPT_INCIDENTS)]:
+            draft.remove_incident(incident.id)
 
-    @staticmethod
-    def _close_incidents(draft: Draft, vertex: str, now: float) -> None:
+    def _close_incidents(self, draft: Draft, now: float) -> None:
+        """A repair is over when those of its vertices that are still wanted run."""
         for incident in list(draft.incidents.values()):
-            if incident.outcome != "open" or vertex not in incident.region:
+            if incident.outcome != "open":
                 continue
-            records = [draft.vertices[member] for member in incident.region if member in draft.vertices]
-            if all(member.phase is VertexPhase.RUNNING for member in records):
+            wanted = [draft.vertices[vertex] for vertex in incident.region if self._is_wanted(draft, vertex)]
+            if not wanted:
+                draft.set_incident(replace(incident, outcome="scaled away"))
+            elif all(vertex.phase is VertexPhase.RUNNING for vertex in wanted):
                 draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))
 
 

@@ -30,6 +30,8 @@ class Draft:
         self.vertices: dict[str, VertexRecord] = state.vertices
         self.incidents: dict[str, Incident] = state.incidents
         self.uses: dict[str, tuple[float, ...]] = state.uses
+        self.moved = False
+        """A vertex came, went or changed its phase."""
         self._before = state
         self._written: set[RowKey] = set()
         self._own: set[str] = set()
@@ -39,14 +41,13 @@ class Draft:
         self._written.add(("job", "job"))
 
     def add_vertex(self, record: VertexRecord) -> None:
-        self._own_table("vertices")
-        self.vertices[record.id] = record
-        self._written.add(("vertex", record.id))
+        self.moved = True
+        self._put_vertex(record)
 
     def set_vertex(self, vertex: str, **fields: Any) -> VertexRecord:
         """Fields without a phase. See `move` for phases."""
         record = replace(self.vertices[vertex], **fields)
-        self.add_vertex(record)
+        self._put_vertex(record)
         return record
 
     def move(
@@ -58,9 +59,11 @@ class Draft:
             raise InvariantBroken(
                 f"{vertex} cannot go from {before.phase} to {to} (incarnation {before.incarnation}, reason {reason})"
             )
+        self.moved = True
         return self.set_vertex(vertex, phase=to, since=now, reason=reason, message=message, **fields)
 
     def remove_vertex(self, vertex: str) -> None:
+        self.moved = True
         self._own_table("vertices")
         del self.vertices[vertex]
         self._written.add(("vertex", vertex))
@@ -94,6 +97,11 @@ class Draft:
             return of.job
         table: dict[str, Any] = {"vertex": of.vertices, "incident": of.incidents, "budget": of.uses}[kind]
         return table.get(name)
+
+    def _put_vertex(self, record: VertexRecord) -> None:
+        self._own_table("vertices")
+        self.vertices[record.id] = record
+        self._written.add(("vertex", record.id))
 
     def _own_table(self, name: str) -> None:
         if name not in self._own:

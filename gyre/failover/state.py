@@ -90,10 +90,12 @@ VERTEX_TRANSITIONS = frozenset(
         (VertexPhase.STARTING, VertexPhase.STOPPING),
         (VertexPhase.RUNNING, VertexPhase.STOPPING),
         (VertexPhase.STOPPING, VertexPhase.STOPPED),
+        (VertexPhase.STOPPING, VertexPhase.STARTING),
         (VertexPhase.STOPPED, VertexPhase.STARTING),
     }
 )
-"""Every permitted `(from, to)`. STARTING to STARTING is a start given up for the next incarnation's."""
+"""Every permitted `(from, to)`. STARTING to STARTING is a start given up for the next incarnation's, STOPPING to
+STARTING a vertex that was asked for again before it was gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ This module must not know about Ray, torch or databases: arrays are numpy's, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,10 +90,13 @@ def pack_groups(groups: Sequence[Group]) -> bytes:
 
 def unpack_groups(data: bytes) -> list[Group]:
     """Raises ValueError where `data` is not what `pack_groups` writes."""
-    form, rows = msgpack.unpackb(data, raw=False, strict_map_key=False)
-    if form != WIRE_FORMAT:
-        raise ValueError(f"groups in wire format {form}; this Gyre reads {WIRE_FORMAT}")
-    return [_group_in(row) for row in rows]
+    try:
+        form, rows = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        if form != WIRE_FORMAT:
+            raise ValueError(f"groups in wire format {form}; this Gyre reads {WIRE_FORMAT}")
+        return [_group_in(row) for row in rows]
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(f"these {len(data)} bytes are not packed groups: {error!r}") from error
 
 
 def _group_out(group: Group) -> list[Any]:
@@ -106,7 +110,7 @@ def _group_out(group: Group) -> list[Any]:
                 _array_out(sample.logprobs),
                 [[run.version, run.start, run.end] for run in sample.versions],
                 sample.finish_reason,
-                sample.reward,
+                None if sample.reward is None else float(sample.reward),
                 {key: _value_out(value) for key, value in sample.extras.items()},
             ]
             for sample in group.samples
@@ -135,19 +139,25 @@ def _group_in(row: list[Any]) -> Group:
 
 
 _ARRAY = "__nd__"
+_DTYPE = re.compile(r"[<>|][biufcSU]\d+")
 
 
 def _array_out(array: NDArray[Any]) -> dict[str, Any]:
-    contiguous = np.ascontiguousarray(array)
-    return {_ARRAY: contiguous.dtype.str, "shape": list(contiguous.shape), "data": contiguous.tobytes()}
+    if not _DTYPE.fullmatch(array.dtype.str):
+        raise TypeError(f"an array of dtype {array.dtype} has no wire form; give it a number's or a text's")
+    return {_ARRAY: array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
 
 
 def _array_in(value: dict[str, Any]) -> NDArray[Any]:
+    if not _DTYPE.fullmatch(value[_ARRAY]):
+        raise ValueError(f"an array came with dtype {value[_ARRAY]!r}")
     return np.frombuffer(value["data"], dtype=np.dtype(value[_ARRAY])).reshape(value["shape"]).copy()
 
 
 def _value_out(value: Any) -> Any:
-    return _array_out(value) if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return _array_out(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _value_in(value: Any) -> Any:

@@ -47,6 +47,7 @@ from gyre.store import open_store
 from gyre.workloads.base import Progress, WorkloadContext
 from gyre.workloads.host import VertexHost
 from gyre.workloads.protocol import Binding, Failure, failure_of, thread_stacks
+from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.transport import Transport
 
 When = Literal["before", "after"]
@@ -66,13 +67,16 @@ class Killed(SystemExit):
 
 
 class MortalProgress(Progress):
-    """Progress that ends the code which reports it, once its vertex is dead."""
+    """Progress that holds up the code which reports it while its vertex hangs, and ends it once that is dead."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dead = threading.Event()
+        self.awake = threading.Event()
+        self.awake.set()
 
     def check(self) -> None:
+        self.awake.wait()
         if self.dead.is_set():
             raise Killed
 
@@ -129,6 +133,14 @@ class Moments:
 # -- one vertex -------------------------------------------------------------------------------------
 
 
+class InProcessRuntime(TrainerRuntime):
+    """A `TrainerRuntime` whose thread ends without a word when its process is dead."""
+
+    def _fit(self) -> None:
+        with contextlib.suppress(Killed):
+            super()._fit()
+
+
 class InProcessHost(VertexHost):
     """A `VertexHost` that can be killed, with moments at its calls and reports."""
 
@@ -140,10 +152,11 @@ class InProcessHost(VertexHost):
         moments: Moments | None = None,
         transport: Transport | None = None,
     ) -> None:
-        super().__init__(vertex, incarnation, EPOCH, transport=transport)
+        super().__init__(vertex, incarnation, EPOCH)
         self.mortal = MortalProgress()
         self.progress = self.mortal
         self._moments = moments or Moments()
+        self._transport = transport
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> Outcome:
         try:
@@ -169,6 +182,12 @@ class InProcessHost(VertexHost):
     def join_fit(self, timeout_s: float) -> bool:
         return self._runtime is None or bool(self._runtime.join(timeout_s))
 
+    def _bind_runtime(self, binding: Binding, workload: Any, context: WorkloadContext) -> None:
+        if binding.spec is not None:
+            self._runtime = InProcessRuntime(
+                binding, workload, context, report=self.report, transport=self._transport
+            )
+
     def _pass(self, name: str, when: When) -> None:
         self.mortal.check()
         self._moments.reached(self.vertex, name, when)
@@ -183,8 +202,7 @@ class InProcessVertex:
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._awake = threading.Event()
-        self._awake.set()
+        self._awake = host.mortal.awake
         self._thread = threading.Thread(
             target=self._work, name=f"{host.vertex}.{host.incarnation}", daemon=True
         )
@@ -206,7 +224,7 @@ class InProcessVertex:
         return future
 
     def hang(self) -> None:
-        """From now on nothing returns and nothing begins; control calls go on."""
+        """From now on nothing begins, returns or reports progress; control calls go on."""
         self._awake.clear()
 
     def wake(self) -> None:

@@ -176,6 +176,7 @@ class GraphTrainer(BaseTrainer):
         self.groups: dict[int, Group] = found.groups
         self.checkpoint_step = found.checkpoint_step
         self.checkpoint_path = found.checkpoint_path
+        self._remove_old_checkpoints()
         self.published: Published | None = None
         self.gang: Gang | None = None
         self.gang_count = 0
@@ -475,8 +476,8 @@ class GraphTrainer(BaseTrainer):
             if firing.operator == self.pace.ref:
                 self._step_done(pending.gang, values[0])
             self.flow.complete(firing)
-            self.gang_tries = 0
             if firing.operator == self.pace.ref:
+                self.gang_tries = 0  # only now: what fails may come after calls that succeed
                 self._checkpoint_if_due(pending.gang)
         except GangLost as lost:
             self._drop_gang(lost)
@@ -554,8 +555,15 @@ class GraphTrainer(BaseTrainer):
         self.runtime.report("CheckpointCommitted", step=self.step, path=str(final))
         for group_id in [g for g in self.groups if g < self.step * self.batch]:
             del self.groups[group_id]
-        kept = sorted(path for path in root.glob("step_*") if path <= final)
-        for old in (*kept[:-KEPT_CHECKPOINTS], *root.glob(".partial_*")):
+        self._remove_old_checkpoints()
+
+    def _remove_old_checkpoints(self) -> None:
+        """Those that newer ones replace, and what deaths left unfinished."""
+        final = self.checkpoint_path
+        if final is None:
+            return
+        kept = sorted(path for path in final.parent.glob("step_*") if path <= final)
+        for old in (*kept[:-KEPT_CHECKPOINTS], *final.parent.glob(".partial_*")):
             shutil.rmtree(old, ignore_errors=True)
 
     # -- the gang's life ----------------------------------------------------------------------------

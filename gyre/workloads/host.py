@@ -31,7 +31,6 @@ from typing import Any
 from gyre.errors import Fenced
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.protocol import Binding, Failure, Report, failure_of, thread_stacks
-from gyre.workloads.transport import Transport
 
 OUTBOX_LIMIT = 100_000
 """Reports kept for a master that is away; at one a step this is weeks."""
@@ -50,15 +49,12 @@ class VertexHost:
         incarnation: int,
         epoch: int,
         *,
-        transport: Transport | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
-        """`transport` carries the calls of a trainer vertex; None takes Ray's."""
         self.vertex = vertex
         self.incarnation = incarnation
         self.progress = Progress()
-        self._transport = transport
         self._monotonic = monotonic
         self._exit_process = exit_process
         self._fence = threading.Lock()
@@ -265,9 +261,7 @@ class VertexHost:
             return
         from gyre.workloads.runtime import TrainerRuntime
 
-        self._runtime = TrainerRuntime(
-            binding, workload, context, report=self.report, transport=self._transport
-        )
+        self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
 
     def _hear(self, epoch: int) -> None:
         with self._fence:

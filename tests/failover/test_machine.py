@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from histories import Recorded, coordinator_of, spec_with
-from hypothesis import HealthCheck, Phase, assume, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -54,8 +54,8 @@ class Outstanding:
 
 
 class World(RuleBasedStateMachine):
-    @initialize()
-    def submit(self) -> None:
+    @initialize(calm_rounds=st.integers(0, 3))
+    def submit(self, calm_rounds: int) -> None:
         self.now = 0.0
         self.state = JobState()
         self.history: list[Recorded] = []
@@ -73,6 +73,8 @@ class World(RuleBasedStateMachine):
         roles = {name: role.total for name, role in SPEC.roles.items()}
         self.decide(e.JobSubmitted("j1", "small", roles))
         self.decide(e.MasterStarted(1, pid=1, node="n0"))
+        for _ in range(calm_rounds):
+            self.let_everything_happen(finish=False)
 
     # -- the master ---------------------------------------------------------------------------------
 
@@ -172,9 +174,10 @@ class World(RuleBasedStateMachine):
             self.fit, self.serial, self.reported, self.told = None, -1, [], 0
 
     def kill(self, vertex: str, incarnation: int) -> None:
-        process = self.process_of(vertex, incarnation)
-        if process is not None:
-            process.alive = False
+        """This incarnation and those before it, as both commands that end processes promise."""
+        for process in self.processes:
+            if process.vertex == vertex and process.incarnation <= incarnation:
+                process.alive = False
 
     def hear(self, trainer: int, serial: int, running: dict[str, int]) -> None:
         if self.lives(TRAINER_0, trainer) and serial > self.serial:
@@ -286,10 +289,15 @@ class World(RuleBasedStateMachine):
     def pause_or_resume(self, pause: bool) -> None:
         self.decide(e.PauseRequested() if pause else e.ResumeRequested())
 
-    @rule(sure=st.integers(0, 9))
-    def stop(self, sure: int) -> None:
-        assume(sure == 9)
+    @precondition(lambda self: len(self.history) > 40)
+    @rule()
+    def stop(self) -> None:
         self.decide(e.StopRequested("enough"))
+
+    @rule()
+    def calm(self) -> None:
+        """A while in which nothing new goes wrong."""
+        self.let_everything_happen(finish=False)
 
     # -- what always holds --------------------------------------------------------------------------
 
@@ -331,7 +339,7 @@ class World(RuleBasedStateMachine):
         for _ in range(ROUNDS_TO_THE_END):
             if self.state.job.phase.ended:
                 break
-            self.let_everything_happen()
+            self.let_everything_happen(finish=True)
         job = self.state.job
         assert job.phase.ended, f"{job.phase} at {self.now}: {[vars_of(v) for v in self.state.vertices.values()]}"
         assert [p for p in self.processes if p.alive] == [], "nothing outlives its job"
@@ -344,7 +352,7 @@ class World(RuleBasedStateMachine):
         assert len(self.history) == before + 1
         assert not self.outbox or not any(isinstance(o.command, c.StartRegion) for o in self.outbox)
 
-    def let_everything_happen(self) -> None:
+    def let_everything_happen(self, *, finish: bool) -> None:
         self.now += 1.0
         for item in self.untried():
             self.run(item)
@@ -362,7 +370,7 @@ class World(RuleBasedStateMachine):
             if v.phase is VertexPhase.RUNNING and v.role != "trainer"
         }
         wanted = {f"{role}-{n}" for role, count in self.state.job.roles.items() for n in range(count)}
-        if self.fit_runs() and self.roster == running and running.keys() | {TRAINER_0} == wanted:
+        if finish and self.fit_runs() and self.roster == running and running.keys() | {TRAINER_0} == wanted:
             self.no_incident_is_open_when_all_runs()
             self.finish(stopped=False)
 

@@ -113,7 +113,7 @@ def test_a_vertex_that_dies_in_a_call_leaves_no_trace(make_job, undisturbed, cal
     job.on(call, nth, lambda: job.restart(victim), when=when, vertex=vertex)
     with job:
         came_to(job, undisturbed)
-    assert job.running[victim] == 2, "the moment never came"
+    assert job.vertex(victim).host.incarnation == 2, "the moment never came"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -171,7 +171,7 @@ def test_a_second_death_during_restore_and_replay_is_survived(
     job.on("actor.accumulate", 7, first, vertex="actor-1")
     with job:
         came_to(job, undisturbed)
-    assert job.running["actor-0"] >= 3, "the second moment never came"
+    assert job.vertex("actor-0").host.incarnation >= 3, "the second moment never came"
 
 
 EVERYBODY = ("actor-0", "actor-1", "rollout-0", "rollout-1", "reward-0", "reference-0", "trainer-0")
@@ -183,7 +183,7 @@ def test_everybody_may_die_at_once(make_job, undisturbed, call):
     job.on(call, 6, lambda: job.restart(*EVERYBODY), when="after")
     with job:
         came_to(job, undisturbed)
-    assert set(job.running.values()) == {2}
+    assert {job.vertex(name).host.incarnation for name in EVERYBODY} == {2}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -205,7 +205,7 @@ def test_the_others_go_on_while_a_dead_rollout_is_not_replaced(make_job, undistu
     job.on("rollout.generate", 3, lambda: job.kill("rollout-0"), vertex="rollout-0")
     with job:
         came_to(job, undisturbed)
-    assert "rollout-0" not in job.running
+        assert "rollout-0" not in job.running
 
 
 def test_a_dead_gang_is_waited_for(make_job, undisturbed):
@@ -219,15 +219,21 @@ def test_a_dead_gang_is_waited_for(make_job, undisturbed):
         came_to(job, undisturbed)
 
 
-def test_a_rank_that_hangs_is_replaced_by_whoever_watches_and_the_run_goes_on(make_job, undisturbed):
+@pytest.mark.parametrize(
+    ("call", "vertex", "nth"),
+    [("actor.apply", "actor-1", 2), ("rollout.generate", "rollout-0", 3), ("actor.checkpoint", "actor-0", 2)],
+)
+def test_a_vertex_that_hangs_is_replaced_by_whoever_watches_and_the_run_goes_on(
+    make_job, undisturbed, call, vertex, nth
+):
     job = make_job()
-    job.on("actor.accumulate", 3, lambda: job.hang("actor-1"), vertex="actor-1")
-    job.on("rollout.generate", 5, lambda: job.hang("rollout-1"), vertex="rollout-1")
+    hung = threading.Event()
+    job.on(call, nth, lambda: (job.hang(vertex), hung.set()), vertex=vertex)
     with job:
-        job.wait_for_report("StepCompleted", timeout_s=DEADLINE_S)
+        assert hung.wait(DEADLINE_S)
         with pytest.raises(TimeoutError):
-            job.result(timeout_s=0.3)
-        job.replace("actor-1", "rollout-1")
+            job.result(timeout_s=0.2)
+        job.replace(vertex)
         came_to(job, undisturbed)
 
 

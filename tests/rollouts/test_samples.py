@@ -1,0 +1,199 @@
+"""Groups on the wire: what comes out is what went in, bit by bit, and anything else is refused."""
+
+from __future__ import annotations
+
+import math
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gyre.rollouts.samples import WIRE_FORMAT, Group, Sample, VersionRun, pack_groups, unpack_groups
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), TEXT, st.binary(max_size=8)
+)
+ARRAYS = hnp.arrays(
+    dtype=st.sampled_from(["<i4", "<i8", "<f4", "<f8", "<f2", "|u1", "|b1"]),
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+FACTS = st.dictionaries(TEXT, st.one_of(SCALARS, ARRAYS, st.lists(SCALARS, max_size=3)), max_size=4)
+
+
+@st.composite
+def samples(draw):
+    cuts = sorted(draw(st.lists(st.integers(0, 12), max_size=3)))
+    length = cuts[-1] if cuts else 0
+    bounds = [0, *cuts]
+    versions = draw(st.lists(st.integers(0, 2**40), min_size=len(cuts), max_size=len(cuts)))
+    return Sample(
+        token_ids=draw(hnp.arrays(np.int32, length)),
+        logprobs=draw(hnp.arrays(np.float32, length)),
+        versions=tuple(
+            VersionRun(version, bounds[index], bounds[index + 1]) for index, version in enumerate(versions)
+        ),
+        finish_reason=draw(st.sampled_from(["stop", "length"])),
+        reward=draw(st.none() | st.floats()),
+        extras=draw(FACTS),
+    )
+
+
+GROUPS = st.builds(
+    Group,
+    id=st.integers(-100, 2**50),
+    prompt_ids=hnp.arrays(np.int32, st.integers(0, 6)),
+    meta=FACTS,
+    samples=st.lists(samples(), max_size=3),
+)
+
+
+def same(one, other):
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes()
+    elif isinstance(one, float):
+        assert math.copysign(1, one) == math.copysign(1, other)
+        assert one == other or (one != one and other != other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key, value in one.items():
+            same(value, other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            same(mine, theirs)
+    elif isinstance(one, Group):
+        same([one.id, one.prompt_ids, one.meta, one.samples], [other.id, other.prompt_ids, other.meta, other.samples])
+    elif isinstance(one, Sample):
+        for name in ("token_ids", "logprobs", "finish_reason", "reward", "extras"):
+            same(getattr(one, name), getattr(other, name))
+        assert one.versions == other.versions
+    else:
+        assert one == other
+        assert type(one) is type(other)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(GROUPS, max_size=3))
+def test_what_is_unpacked_is_what_was_packed(groups):
+    packed = pack_groups(groups)
+    found = unpack_groups(packed)
+    same(groups, found)
+    assert pack_groups(found) == packed
+
+
+def test_arrays_that_are_views_are_packed_as_they_read():
+    table = np.arange(12, dtype=np.int32).reshape(3, 4)
+    group = Group(0, table[:, 1], {"transposed": table.T, "scalar": np.array(5.0)})
+    (found,) = unpack_groups(pack_groups([group]))
+    assert found.prompt_ids.tolist() == [1, 5, 9]
+    assert found.meta["transposed"].tolist() == table.T.tolist()
+    assert found.meta["scalar"].shape == ()
+    found.prompt_ids[0] = 7  # what is unpacked is the reader's own
+
+
+def test_numpys_numbers_are_taken_as_numbers():
+    """A user's reward is often a numpy scalar."""
+    sample = Sample(
+        np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(0, 0, 1),), extras={"n": np.int64(3)}
+    )
+    sample.reward = np.float32(0.5)
+    (found,) = unpack_groups(pack_groups([Group(0, np.zeros(1, np.int32), {"m": np.bool_(True)}, [sample])]))
+    assert (found.samples[0].reward, found.samples[0].extras["n"], found.meta["m"]) == (0.5, 3, True)
+
+
+def test_an_array_of_objects_is_refused_when_it_is_packed():
+    with pytest.raises(TypeError, match="dtype object has no wire form"):
+        pack_groups([Group(0, np.zeros(1, np.int32), {"bad": np.array([{}])})])
+
+
+def group_row(**changes):
+    (_, (row,)) = msgpack.unpackb(pack_groups([GROUP]), raw=False)
+    names = ["id", "prompt", "meta", "samples"]
+    return [changes.get(name, value) for name, value in zip(names, row, strict=True)]
+
+
+GROUP = Group(
+    4,
+    np.arange(2, dtype=np.int32),
+    {"answer": "7"},
+    [Sample(np.zeros(2, np.int32), np.zeros(2, np.float32), (VersionRun(1, 0, 2),))],
+)
+ARRAY = {"__nd__": "<i4", "shape": [2], "data": bytes(8)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack at all",
+        pack_groups([GROUP])[:-3],
+        pack_groups([GROUP]) + b"x",
+        msgpack.packb(5),
+        msgpack.packb([WIRE_FORMAT]),
+        msgpack.packb([WIRE_FORMAT + 1, []]),
+        msgpack.packb([WIRE_FORMAT, 5]),
+        msgpack.packb([WIRE_FORMAT, [[1, 2]]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(meta=[])]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(prompt={**ARRAY, "data": bytes(7)})]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(prompt={**ARRAY, "shape": [3]})]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(prompt={**ARRAY, "__nd__": "O"})]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(prompt={**ARRAY, "__nd__": "nonsense"})]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(prompt={"data": bytes(8)})]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(samples=[[ARRAY, ARRAY, [[0, 0, 1]], "stop", None, {}]])]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(samples=[[ARRAY, ARRAY, [[0, 0]], "stop", None, {}]])]]),
+        msgpack.packb([WIRE_FORMAT, [group_row(samples=[[ARRAY]])]]),
+    ],
+    ids=range(19),
+)
+def test_anything_else_is_refused_with_a_value_error(data):
+    with pytest.raises(ValueError):  # noqa: PT011
+        unpack_groups(data)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_damaged_bytes_give_groups_or_a_value_error_and_nothing_else(noise, at):
+    packed = bytearray(pack_groups([GROUP]))
+    at %= len(packed)
+    packed[at : at + len(noise)] = noise
+    try:
+        unpack_groups(bytes(packed))
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ((), "cover 0 of 3 tokens"),
+        ((VersionRun(0, 0, 2),), "cover 2 of 3 tokens"),
+        ((VersionRun(0, 0, 2), VersionRun(1, 1, 3)), "leave a gap"),
+        ((VersionRun(0, 1, 3),), "leave a gap"),
+        ((VersionRun(0, 0, 2), VersionRun(1, 2, 1)), "leave a gap"),
+        ((VersionRun(0, 0, 4),), "cover 4 of 3 tokens"),
+    ],
+)
+def test_every_token_knows_its_policy(runs, message):
+    with pytest.raises(ValueError, match=message):
+        Sample(np.zeros(3, np.int32), np.zeros(3, np.float32), runs)
+
+
+def test_every_token_has_its_logprob():
+    with pytest.raises(ValueError, match="3 tokens came with 2 log-probs"):
+        Sample(np.zeros(3, np.int32), np.zeros(2, np.float32), (VersionRun(0, 0, 3),))
+
+
+def test_a_group_knows_its_oldest_and_newest_version():
+    two = tuple([VersionRun(4, 0, 1), VersionRun(6, 1, 2)])
+    sample = Sample(np.zeros(2, np.int32), np.zeros(2, np.float32), two)
+    other = Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(5, 0, 1),))
+    group = Group(0, np.zeros(1, np.int32), samples=[sample, other])
+    assert (group.versions, group.token_count) == ((4, 6), 3)
+    assert Group(0, np.zeros(1, np.int32)).versions is None
