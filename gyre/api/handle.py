@@ -7,7 +7,7 @@
 Every method has an asynchronous twin of the same name and arguments under `handle.aio`.
 
 Invariants:
-- *a handle is two strings*: it pickles, and holds nothing that a restart of the master could break;
+- *a handle is a few strings*: it pickles, and holds nothing that a restart of the master could break;
 - *waiting survives the master*: it goes on over restarts, and ends by itself when no master has shown a sign
   of life for `lost_after_s`.
 """
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
 from gyre.errors import JobFailed, Unreachable
 from gyre.failover import JobPhase
@@ -32,16 +33,26 @@ LOST_AFTER_S = 300.0
 class JobHandle:
     """One job. Safe to use from many threads."""
 
-    def __init__(self, job_id: str, store_url: str, token: str | None = None) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        store_url: str,
+        token: str | None = None,
+        *,
+        home_path: str | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """`home_path` is where the job's logs lie, GYRE_HOME by default; `notes` what its placement had to say."""
         self.job_id, self.store_url = job_id, store_url
-        self._token = token
+        self.notes = tuple(notes)
+        self._token, self._home_path = token, home_path
         self._reader: JobReader | None = None
 
     def __repr__(self) -> str:
         return f"JobHandle({self.job_id!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (JobHandle, (self.job_id, self.store_url, self._token))
+        return (_handle, (self.job_id, self.store_url, self._token, self._home_path, self.notes))
 
     @property
     def aio(self) -> AsyncJobHandle:
@@ -116,11 +127,17 @@ class JobHandle:
     @property
     def _jobs(self) -> JobReader:
         if self._reader is None:
-            self._reader = JobReader(self.store_url, token=self._token)
+            self._reader = JobReader(self.store_url, token=self._token, at=home(self._home_path))
         return self._reader
 
     def _command(self, verb: str, body: dict[str, Any], deadline_s: float) -> int:
         return self._jobs.command(self.job_id, verb, body, deadline_s=deadline_s)
+
+
+def _handle(
+    job_id: str, store_url: str, token: str | None, home_path: str | None, notes: tuple[str, ...]
+) -> JobHandle:
+    return JobHandle(job_id, store_url, token, home_path=home_path, notes=notes)
 
 
 class AsyncJobHandle:

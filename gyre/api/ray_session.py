@@ -68,16 +68,22 @@ def disconnect(session: str = "") -> None:
     """Leave the cluster; one that this process started ends with all its processes, and its files go."""
     import ray
 
-    if not session and _started_here.is_set() and ray.is_initialized():
-        session = _session_of(ray)
-    if ray.is_initialized():
-        ray.shutdown()
-    if _started_here.is_set():
-        _started_here.clear()
-        folder = Path(session)
-        if folder.name.startswith("session_"):
-            shutil.rmtree(folder, ignore_errors=True)
-            _forget_latest(folder.parent)
+    with _signals_held():
+        if not session and _started_here.is_set() and ray.is_initialized():
+            session = _session_of(ray)
+        if ray.is_initialized():
+            ray.shutdown()
+        if _started_here.is_set():
+            _started_here.clear()
+            folder = Path(session)
+            if folder.name.startswith("session_"):
+                shutil.rmtree(folder, ignore_errors=True)
+                _forget_latest(folder.parent)
+
+
+def owns_cluster() -> bool:
+    """Whether the cluster ends with this process."""
+    return _started_here.is_set()
 
 
 def answers(address: str, *, timeout_s: float = 2.0) -> bool:
@@ -144,7 +150,11 @@ def _use_token_of_this_machine(address: str) -> bool:
         maybe_enable_token_auth_if_token_available,
     )
 
-    if _AUTH_MODE in os.environ or address == "auto" or not _is_own(address.rpartition(":")[0].strip("[]")):
+    if (
+        _AUTH_MODE in os.environ
+        or address == "auto"
+        or not is_own_host(address.rpartition(":")[0].strip("[]"))
+    ):
         return False
     level = logging.getLogger("ray").level
     logging.getLogger("ray").setLevel(logging.CRITICAL)
@@ -154,7 +164,7 @@ def _use_token_of_this_machine(address: str) -> bool:
         logging.getLogger("ray").setLevel(level)
 
 
-def _is_own(host: str) -> bool:
+def is_own_host(host: str) -> bool:
     """Whether an address is this machine's: only then can a socket be bound to it."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -218,8 +228,8 @@ def _forget_latest(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM come when the block has ended. Ray sets a handler of its own for SIGTERM meanwhile,
-    which is taken back: it would end this process before the job is told."""
+    """SIGINT and SIGTERM come when the block has ended. Ray sets a handler of its own for SIGTERM meanwhile, which
+    stays where there was none before: it exits in order, while one that was there may stop the job first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -232,8 +242,9 @@ def _signals_held() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        if before[signal.SIGTERM] is not signal.SIG_DFL or signal.getsignal(signal.SIGTERM) is hold:
+            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
         if came:
             signal.raise_signal(came[0])
 

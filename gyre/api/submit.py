@@ -1,12 +1,16 @@
 """From a described job to a running one: check everything, connect, write it down, start its master.
 
-Nothing starts before everything that can be checked is checked: the graph, the classes, the store, the cluster's
-room. The job is in the directory before its master is asked for, so that a driver killed in between leaves a job
-that is seen and can be stopped.
+Invariants:
+- *checked first*: the graph, the classes, the store, the name, the port and the cluster's room, before anything
+  starts, and what takes no time before what does;
+- *seen*: the job is in the directory before its master is asked for, so that a driver killed in between leaves a
+  job that is seen and can be stopped;
+- *all or nothing*: a submission that fails or is interrupted leaves no process, and its name free.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from pathlib import Path
@@ -15,11 +19,13 @@ from typing import Any
 from gyre.api.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
+from gyre.api.lost import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect
 from gyre.config import JobSpec
-from gyre.errors import ConfigError, Unreachable
+from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
+from gyre.failover.events import StopRequested
 from gyre.graph import NodeCapacity, compile_job, fit_to_cluster
-from gyre.store import open_store
+from gyre.store import Store, open_store
 
 MASTER_START_S = 60.0
 """From asking Ray for the master to its first answer: a fresh cluster on a busy machine takes 20 s of it."""
@@ -47,13 +53,14 @@ def submit_job(
         spec = JobSpec.model_validate({**spec.model_dump(), "name": name})
     spec = compile_job(spec).spec
     check_entrypoints(spec)
-    _check_bind(host, token)
     place = home(home_path)
     place.check_writable()
     store_url = spec.store.url or place.database_url()
+    _check_bind(host, port, token, here=store_url.startswith("sqlite"))
     with open_store(store_url) as store:
+        _check_name(store, spec.name)
         address = connect(ray_address, start_local=start_local, place=place)
-        fit_to_cluster(compile_job(spec).plan, _nodes())
+        plan = fit_to_cluster(compile_job(spec).plan, _nodes())
         job_id = f"{spec.name}-{uuid.uuid4().hex[:8]}"
         store.create_job(
             job_id=job_id,
@@ -63,20 +70,64 @@ def submit_job(
             ray_address=address,
             namespace=NAMESPACE,
         )
-        directory = place.job_directory(job_id)
         try:
+            directory = place.job_directory(job_id)
             _start_master(spec, job_id, store_url, directory, host=host, port=port, token=token)
-        except BaseException:
-            # Nothing runs, so the name must not stay taken.
-            store.update_job(
-                job_id,
-                phase="failed",
-                reason="not_started",
-                message="its master did not start",
-                ended_at=time.time(),
-            )
+        except BaseException as error:
+            _take_back(store, job_id, error)
             raise
-    return JobHandle(job_id, store_url, token)
+    return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=plan.notes)
+
+
+def _check_name(store: Store, name: str) -> None:
+    """Raises Conflict while a job that may still run has the name. One whose cluster is gone loses it."""
+    with contextlib.suppress(NotFound):
+        holder = store.job(name)
+        if holder.name != name or not holder.live:
+            return
+        if is_lost(store, holder):
+            end_lost_job(store, holder)
+            return
+        raise Conflict(
+            f"The name {name!r} is taken by job {holder.job_id}, which is {holder.phase}.",
+            hint=f"Stop it (gyre stop {name}), or choose another name.",
+            details={"job_id": holder.job_id, "phase": holder.phase},
+        )
+
+
+def _take_back(store: Store, job_id: str, error: BaseException) -> None:
+    """Nothing of the job may run on, and its name must not stay taken."""
+    import ray
+
+    if ray.is_initialized():
+        _end_processes(job_id)
+    row = store.job(job_id)
+    why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "its master did not start"
+    if row.last_seq:
+        end_lost_job(store, row, why, first=(StopRequested(why),))
+    else:
+        store.update_job(job_id, phase="failed", reason="not_started", message=why, ended_at=time.time())
+
+
+def _end_processes(job_id: str) -> None:
+    """Kill the master and the vertices that it has started, and give their room back."""
+    import ray
+    from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
+
+    from gyre.master.actor import master_name
+
+    def kill(name: str) -> None:
+        with contextlib.suppress(ValueError):  # Ray's way of saying that there is none
+            ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
+
+    kill(master_name(job_id))  # first: it would start the others again
+    for name in ray.util.list_named_actors():
+        if name.startswith(f"{job_id}/"):
+            kill(name)
+    for group in placement_group_table().values():
+        if group["name"].startswith(f"{job_id}/") and group["state"] != "REMOVED":
+            with contextlib.suppress(ValueError):
+                remove_placement_group(get_placement_group(group["name"]))
 
 
 def _nodes() -> list[NodeCapacity]:
@@ -95,13 +146,17 @@ def _nodes() -> list[NodeCapacity]:
     ]
 
 
-def _check_bind(host: str, token: str | None) -> None:
+def _check_bind(host: str, port: int, token: str | None, *, here: bool) -> None:
+    """`here`: the master will run on this machine, so its port can be tried."""
     from gyre.api.loopback import is_loopback
+    from gyre.api.rest.serve import check_port_is_free
 
     if not token and not is_loopback(host):
         raise ConfigError(
             f"host {host!r}: an address off loopback needs a token.", hint="Give --token, or bind 127.0.0.1."
         )
+    if here:
+        check_port_is_free(host, port)
 
 
 def _start_master(

@@ -164,6 +164,8 @@ class FailoverSpec(Model):
     """A vertex answers the master's pending watch call at least this often."""
     silence_timeout_s: Seconds = 10.0
     """A vertex that does not answer its watch call for this long is stuck (SIGSTOP, a dead node)."""
+    master_hung_after_s: Seconds = 20.0
+    """A master that lives but has watched nobody for this long is ended by its vertices, and started anew."""
     orphan_timeout_s: Seconds = 120.0
     """A vertex that hears of no master for this long stops itself: no zombie holds a device."""
     drain_timeout_s: Seconds = 30.0

@@ -85,6 +85,9 @@ class FailoverCoordinator:
     @staticmethod
     def is_repeated(state: JobState, event: e.Event) -> bool:
         """A report that is already in the journal, or one of a trainer that has been replaced."""
+        if isinstance(event, e.MasterHung):
+            incident = state.incidents.get(f"master-{state.job.epoch}")
+            return incident is None or incident.cause == Cause.SILENT
         if not isinstance(event, e.REPORTED) or not event.report:
             return False
         trainer = state.vertices.get(f"{TRAINER}-0")
@@ -150,6 +153,16 @@ class FailoverCoordinator:
             draft.set_incident(incident)
             if draft.job.trainer_started:
                 yield self._announce(draft)
+
+    def _master_hung(self, draft: Draft, event: e.MasterHung, now: float) -> Iterable[c.Command]:
+        """The successor's incident gets its cause: the master did not die by itself."""
+        incident = draft.incidents.get(f"master-{draft.job.epoch}")
+        if incident is not None:
+            evidence = {"error": f"silent for {event.silent_s:g} s", "stack": event.stack, "pid": event.pid}
+            draft.set_incident(
+                replace(incident, cause=Cause.SILENT, evidence=evidence, detected_after_s=event.silent_s)
+            )
+        return ()
 
     def _derive_phase(self, draft: Draft) -> None:
         job = draft.job
@@ -332,7 +345,9 @@ class FailoverCoordinator:
             wait_s = backoff_s(earlier, failover)
             # In the vertices' own order: a state that was loaded holds them in another than one that was folded.
             members = (
-                region if scope is not Scope.JOB else sorted((v.id for v in self._wanted(draft)), key=_rank_of)
+                region
+                if scope is not Scope.JOB
+                else sorted((v.id for v in self._wanted(draft)), key=_rank_of)
             )
             self._open_incident(
                 draft,
@@ -558,6 +573,20 @@ class FailoverCoordinator:
         draft.set_job(phase=JobPhase.STOPPING, reason=reason, message=message, outcome=outcome, error=error)
         return self._stop_all(draft, now)
 
+    def _cluster_lost(self, draft: Draft, event: e.ClusterLost, now: float) -> Iterable[c.Command]:
+        """Ends the job without a command, for nobody is left to carry one out. A job that was ending ends as it
+        would have."""
+        if draft.job.outcome is None:
+            draft.set_job(outcome=JobPhase.FAILED, reason=Reason.CLUSTER_LOST, message=event.detail)
+        draft.set_job(phase=JobPhase.STOPPING)
+        for vertex in list(draft.vertices.values()):
+            if vertex.phase in (VertexPhase.STARTING, VertexPhase.RUNNING):
+                draft.move(vertex.id, VertexPhase.STOPPING, now, reason=draft.job.reason)
+            if vertex.phase is not VertexPhase.STOPPED:
+                draft.move(vertex.id, VertexPhase.STOPPED, now, reason=draft.job.reason, pid=0)
+        self._finish_if_empty(draft, now)
+        return ()
+
     def _stop_all(self, draft: Draft, now: float) -> list[c.Command]:
         out: list[c.Command] = []
         for vertex in list(draft.vertices.values()):
@@ -708,9 +737,11 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.WeightsPublished: FailoverCoordinator._published,
     e.CheckpointCommitted: FailoverCoordinator._checkpoint,
     e.Evaluated: FailoverCoordinator._evaluated,
+    e.MasterHung: FailoverCoordinator._master_hung,
     e.ScaleRequested: FailoverCoordinator._scale,
     e.PauseRequested: FailoverCoordinator._pause,
     e.ResumeRequested: FailoverCoordinator._resume,
     e.StopRequested: FailoverCoordinator._stop,
+    e.ClusterLost: FailoverCoordinator._cluster_lost,
     e.TimerFired: FailoverCoordinator._timer,
 }

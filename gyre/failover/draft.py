@@ -88,7 +88,9 @@ class Draft:
 
     def changed(self) -> frozenset[RowKey]:
         """The rows that differ from the state at the start: one that was written with what it held is not."""
-        return frozenset(key for key in self._written if self._record(self._before, key) != self._record(self, key))
+        return frozenset(
+            key for key in self._written if self._record(self._before, key) != self._record(self, key)
+        )
 
     @staticmethod
     def _record(of: JobState | Draft, key: RowKey) -> object:

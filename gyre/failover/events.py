@@ -152,6 +152,16 @@ class CheckpointCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MasterHung(Event):
+    """A vertex ended a master that lived but did not answer, and tells its successor."""
+
+    vertex: str
+    pid: int
+    silent_s: float
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleRequested(Event):
     role: str
     count: int
@@ -171,6 +181,14 @@ class ResumeRequested(Event):
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
     reason: str
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLost(Event):
+    """Master, vertices and the cluster that they ran on are gone for good: nothing is left to be told to stop."""
+
+    detail: str
     by: str = "user"
 
 
@@ -197,10 +215,12 @@ _KINDS: dict[str, type[Event]] = {
         WeightsPublished,
         CheckpointCommitted,
         Evaluated,
+        MasterHung,
         ScaleRequested,
         PauseRequested,
         ResumeRequested,
         StopRequested,
+        ClusterLost,
         TimerFired,
     )
 }

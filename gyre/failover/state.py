@@ -56,6 +56,7 @@ class Reason(StrEnum):
     USER_ERROR = "user_error"
     BUDGET_SPENT = "budget_spent"
     PAUSE_REQUESTED = "pause_requested"
+    CLUSTER_LOST = "cluster_lost"
 
 
 class Cause(StrEnum):

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gyre.errors import Fenced, GyreError
-from gyre.failover import FailoverCoordinator, JobState, row_of, state_from
+from gyre.failover import Decision, FailoverCoordinator, JobState, row_of, state_from
 from gyre.failover.commands import Command, command_body, command_from, command_kind
 from gyre.failover.events import Event, body_of, event_from, kind_of
 from gyre.store import Command as StoredCommand
@@ -45,6 +45,44 @@ class _Queued:
     state: JobState
     issued: list[Issued]
     done: asyncio.Future[int]
+
+
+def entry_of(
+    decision: Decision,
+    event: Event,
+    *,
+    seq: int,
+    event_id: str,
+    at: float,
+    actor: str,
+    cause: str | None = None,
+    issued: Sequence[Issued] = (),
+    done: Sequence[str] = (),
+) -> Entry:
+    """What one transaction holds of an event: itself, the rows that its decision changed, its commands."""
+    upserts: dict[tuple[str, str], dict[str, Any]] = {}
+    deletes = []
+    for key in decision.changed:
+        row = row_of(decision.state, key)
+        if row is None:
+            deletes.append(key)
+        else:
+            upserts[key] = row
+    return Entry(
+        seq=seq,
+        event_id=event_id,
+        cause=cause,
+        kind=kind_of(event),
+        at=at,
+        actor=actor,
+        body=body_of(event),
+        upserts=upserts,
+        deletes=deletes,
+        commands=[
+            StoredCommand(item.id, command_kind(item.command), command_body(item.command)) for item in issued
+        ],
+        done=done,
+    )
 
 
 class JobContext:
@@ -124,28 +162,15 @@ class JobContext:
             self._counter += 1
             event_id = f"e{self.epoch}.{self._counter}"
         issued = [Issued(f"{event_id}/{n}", command) for n, command in enumerate(decision.commands)]
-        upserts: dict[tuple[str, str], dict[str, Any]] = {}
-        deletes = []
-        for key in decision.changed:
-            row = row_of(decision.state, key)
-            if row is None:
-                deletes.append(key)
-            else:
-                upserts[key] = row
-        entry = Entry(
+        entry = entry_of(
+            decision,
+            event,
             seq=self._next_seq,
             event_id=event_id,
             cause=cause,
-            kind=kind_of(event),
             at=now,
             actor=actor,
-            body=body_of(event),
-            upserts=upserts,
-            deletes=deletes,
-            commands=[
-                StoredCommand(item.id, command_kind(item.command), command_body(item.command))
-                for item in issued
-            ],
+            issued=issued,
             done=self._finished,
         )
         self._finished = []

@@ -34,8 +34,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
-from gyre.master.inspect_process import describe_process
 from gyre.workloads.host import VertexHost
+from gyre.workloads.inspect_process import describe_process
 from gyre.workloads.transport import NAMESPACE, actor_name
 
 TOKEN_CPU = 0.001

@@ -198,10 +198,11 @@ class Scheduler:
             directory=str(self._directory),
             log_path=str(self._directory / "logs" / f"{address.vertex}.{address.incarnation}.log"),
             orphan_timeout_s=self._spec.failover.orphan_timeout_s,
+            master_hung_after_s=self._spec.failover.master_hung_after_s,
             master_addr=rendezvous[0] if rendezvous else None,
             master_port=rendezvous[1] if rendezvous else None,
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
-            store_url=self._store_url if role == TRAINER else "",
+            store_url=self._store_url,
         )
 
     # -- stopping -----------------------------------------------------------------------------------

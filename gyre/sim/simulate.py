@@ -24,7 +24,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
-from gyre.failover import Cause, Decision, FailoverCoordinator, JobPhase, JobState, VertexPhase, rows_of, state_from
+from gyre.failover import (
+    Cause,
+    Decision,
+    FailoverCoordinator,
+    JobPhase,
+    JobState,
+    VertexPhase,
+    rows_of,
+    state_from,
+)
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
@@ -139,9 +148,7 @@ class _Process:
 
 
 class _Model:
-    def __init__(
-        self, spec: JobSpec, seed: int, steps: int, timings: Timings, delivery: Delivery
-    ) -> None:
+    def __init__(self, spec: JobSpec, seed: int, steps: int, timings: Timings, delivery: Delivery) -> None:
         compiled = compile_job(spec)
         self.spec = compiled.spec
         self._coordinator = FailoverCoordinator(compiled.spec, _regions(compiled.graph))
@@ -175,6 +182,8 @@ class _Model:
         self._acknowledged = 0
         self._step_ends: int | None = None
         self._raises: dict[str, int] = {}
+        self._steps_done = 0
+        """The sample ledger's last step: it outlives the trainer."""
         self._idle_since: float | None = None
 
     # -- the queue ----------------------------------------------------------------------------------
@@ -306,9 +315,7 @@ class _Model:
                         self._fit = command.incarnation
                         self._stopping = False
             case c.AnnounceRoster():
-                self._hear_roster(
-                    command.trainer_incarnation, command.serial, command.running, command.roles
-                )
+                self._hear_roster(command.trainer_incarnation, command.serial, command.running, command.roles)
             case c.PauseTrainer() if command.incarnation == self._fit:
                 self._paused = True
             case c.ResumeTrainer() if command.incarnation == self._fit:
@@ -386,9 +393,9 @@ class _Model:
             self._lose(process, Cause.STALLED)
 
     def _end_process(self, vertex: str, incarnation: int) -> None:
+        """This incarnation and those before it."""
         process = self._processes.get(vertex)
-        if self._lives(process, incarnation):
-            assert process is not None
+        if process is not None and process.alive and process.incarnation <= incarnation:
             process.alive = False
             self._work()
 
@@ -488,8 +495,7 @@ class _Model:
             )
             self._work()
             return
-        step = max(self._done_steps() + 1, 1)
-        self._steps_done = step
+        step = self._steps_done = self._steps_done + 1
         self._report(e.StepCompleted, step=step, version=step)
         self._report(e.WeightsPublished, version=step, step=step, checksum="", size_bytes=0)
         if step % self.spec.run.checkpoint_every == 0:
@@ -499,12 +505,6 @@ class _Model:
             self._fit = None
             return
         self._work()
-
-    _steps_done = 0
-
-    def _done_steps(self) -> int:
-        """The sample ledger's last step: it outlives the trainer."""
-        return self._steps_done
 
     def _report(self, kind: type[e.Event], **fields: Any) -> None:
         made: Any = kind

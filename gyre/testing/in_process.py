@@ -25,6 +25,7 @@ collectives over Gloo or NCCL need processes; `collective_of` is a stand-in for 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -32,7 +33,6 @@ import pickle
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -52,6 +52,8 @@ from gyre.workloads.transport import Transport
 
 When = Literal["before", "after"]
 Outcome = tuple[str, Any]
+Packed = tuple[bytes, tuple[bytes, ...]]
+"""A pickle and the buffers that it refers to."""
 
 EPOCH = 1
 """There is one master here, and it does not change."""
@@ -175,7 +177,9 @@ class InProcessHost(VertexHost):
     def end_fit(self) -> None:
         """Let whatever the killed trainer's thread waits for come to an end: it then meets a dead transport."""
         if self._runtime is not None:
-            everybody = {f"{role}-{rank}": _FOREVER for role in self._runtime.spec.roles for rank in range(64)}
+            everybody = {
+                f"{role}-{rank}": _FOREVER for role in self._runtime.spec.roles for rank in range(64)
+            }
             self._runtime.announce(_FOREVER, everybody, {})
             self._runtime.set_paused(False)
 
@@ -287,7 +291,7 @@ def lost(vertex: str, incarnation: int) -> VertexLost:
 class Shared:
     """A value that was pickled once, for many calls."""
 
-    packed: tuple[bytes, tuple[bytes, ...]]
+    packed: Packed
 
 
 class InProcessTransport:
@@ -315,7 +319,7 @@ class InProcessTransport:
             self._end(out, error=lost(vertex, incarnation))
             return out
 
-        def call() -> Outcome:
+        def call() -> Packed:
             given, named = _unpack(packed)
             if bundle is not None:
                 value = _unpack(bundle.packed)
@@ -358,18 +362,18 @@ class InProcessTransport:
             future.set_result(value)
 
 
-def _pack(value: Any) -> tuple[bytes, tuple[bytes, ...]]:
+def _pack(value: Any) -> Packed:
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return data, tuple(bytes(buffer.raw()) for buffer in buffers)
 
 
-def _unpack(packed: tuple[bytes, tuple[bytes, ...]]) -> Any:
+def _unpack(packed: Packed) -> Any:
     """Arrays are backed by immutable bytes, and so read-only."""
     return pickle.loads(packed[0], buffers=packed[1])
 
 
-def _sendable(outcome: Outcome) -> tuple[bytes, tuple[bytes, ...]]:
+def _sendable(outcome: Outcome) -> Packed:
     try:
         return _pack(outcome)
     except Exception as error:  # whatever an object's own pickling raises
@@ -668,7 +672,7 @@ class InProcessJob:
             self._collectives[role] = (port, _COLLECTIVES[port])
         made = [self._make(f"{role}-{rank}") for rank in ranks]
         bound = [
-            vertex.submit(lambda v=vertex: v.host.bind(EPOCH, self._binding(v.host, port)))
+            vertex.submit(functools.partial(vertex.host.bind, EPOCH, self._binding(vertex.host, port)))
             for vertex in made
         ]
         for vertex, future in zip(made, bound, strict=True):
@@ -689,9 +693,7 @@ class InProcessJob:
     def _make(self, name: str, transport: Transport | None = None) -> InProcessVertex:
         incarnation = self._incarnations.get(name, 0) + 1
         self._incarnations[name] = incarnation
-        vertex = InProcessVertex(
-            InProcessHost(name, incarnation, moments=self._moments, transport=transport)
-        )
+        vertex = InProcessVertex(InProcessHost(name, incarnation, moments=self._moments, transport=transport))
         self._vertices[name] = vertex
         self._everything.append(vertex)
         return vertex
@@ -771,5 +773,3 @@ def _check_bound(vertex: str, outcome: Outcome) -> None:
         return
     kind = UserCodeError if value.user_code else JobFailed
     raise kind(f"{vertex} did not start: {value.error}", details={"traceback": value.traceback})
-
-

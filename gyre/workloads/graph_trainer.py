@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -685,10 +686,9 @@ class GraphTrainer(BaseTrainer):
 
     def _finish(self) -> dict[str, Any]:
         if self.gang is not None and self.checkpoint_step != self.step:
-            try:
+            # Told to stop: what the checkpoint lacks is in the ledger, and is replayed.
+            with contextlib.suppress(GangLost):
                 self._checkpoint(self.gang)
-            except GangLost:
-                pass  # told to stop: what the checkpoint lacks is in the ledger, and is replayed
         account = self.ledger.account()
         rows = self.evaluations.rows
         self._tell_progress()

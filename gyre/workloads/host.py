@@ -7,7 +7,7 @@ outbox and stays there until acknowledged, so a master that is away loses nothin
 Invariants:
 - *fenced*: a control call with an older epoch, or a data call with an older term, is refused;
 - *one at a time*: the workload's methods run one after another, except operators marked `control`;
-- *no zombie*: without a master for `orphan_timeout_s` the process ends itself.
+- *no zombie*: without a master for `orphan_timeout_s` the process ends itself; a master that hangs it ends first.
 
 The class is an ordinary one: Ray makes an actor of it, tests call it directly. Calls marked (control) below
 come on the control threads, the others on the work thread.
@@ -30,6 +30,7 @@ from typing import Any
 
 from gyre.errors import Fenced
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
+from gyre.workloads.master_guard import MasterGuard
 from gyre.workloads.protocol import Binding, Failure, Report, failure_of, thread_stacks
 
 OUTBOX_LIMIT = 100_000
@@ -162,8 +163,8 @@ class VertexHost:
                 self._end()
         if math.isfinite(binding.orphan_timeout_s):
             threading.Thread(
-                target=self._leave_when_orphaned,
-                args=(binding.orphan_timeout_s,),
+                target=self._mind_the_master,
+                args=(binding,),
                 name="gyre-orphan",
                 daemon=True,
             ).start()
@@ -290,13 +291,23 @@ class VertexHost:
         self._busy = ""
         self.progress.tick()
 
-    def _leave_when_orphaned(self, timeout_s: float) -> None:
+    def _mind_the_master(self, binding: Binding) -> None:
+        """Without a master: end one that hangs, and in the end leave."""
+        timeout_s = binding.orphan_timeout_s
+        guard = MasterGuard(
+            job_id=binding.job_id, store_url=binding.store_url, hung_after_s=binding.master_hung_after_s
+        )
         while True:
             time.sleep(min(1.0, timeout_s / 4))
-            if self._monotonic() - self._heard_at > timeout_s:
+            now = self._monotonic()
+            silent_s = now - self._heard_at
+            if silent_s > timeout_s:
                 print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
                 self._exit_process(ORPHANED)
                 return
+            found = guard.look(silent_s, now)
+            if found is not None:
+                self.report("MasterHung", {"vertex": self.vertex, **found})
 
 
 def _accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,12 @@ those classes to unpickle, and a failure must be readable anywhere.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
-
-from gyre.errors import ConfigError
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -43,7 +42,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
     text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
     text += "".join(traceback.format_exception_only(error))
     theirs = any(not _is_library(frame.filename) for frame in outside)
-    if not module.startswith("gyre."):
+    if isinstance(error, ConfigError) or not module.startswith("gyre."):
         theirs = True
     message = f"{type(error).__name__}: {error}"
     sign = message.lower()
@@ -96,6 +95,7 @@ class Binding:
     log_path: str
     orphan_timeout_s: float
     """Infinite for a host whose process goes on without a master."""
+    master_hung_after_s: float = math.inf
     master_addr: str | None = None
     master_port: int | None = None
     spec: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.graph import compile_job
@@ -45,7 +45,9 @@ def fire(flow, ref, *indices):
 
 
 def enabled(flow, ref=None):
-    return [(f.operator, f.index) if ref is None else f.index for f in flow.enabled() if ref in (None, f.operator)]
+    return [
+        (f.operator, f.index) if ref is None else f.index for f in flow.enabled() if ref in (None, f.operator)
+    ]
 
 
 # -- the rule ---------------------------------------------------------------------------------------
@@ -94,7 +96,14 @@ def test_an_ordered_operator_fires_one_after_the_other(done, running, expected):
 
 @pytest.mark.parametrize(
     ("capacity", "produce", "taken", "expected"),
-    [(1, 1, 0, [0]), (2, 1, 0, [0, 1]), (2, 1, 1, [0, 1, 2]), (4, 2, 0, [0, 1]), (5, 2, 0, [0, 1]), (None, 1, 0, [0, 1, 2, 3])],
+    [
+        (1, 1, 0, [0]),
+        (2, 1, 0, [0, 1]),
+        (2, 1, 1, [0, 1, 2]),
+        (4, 2, 0, [0, 1]),
+        (5, 2, 0, [0, 1]),
+        (None, 1, 0, [0, 1, 2, 3]),
+    ],
 )
 def test_a_source_fires_only_while_its_output_has_room(capacity, produce, taken, expected):
     flow = chain(capacity=capacity, produce=produce, consume=produce)
@@ -292,7 +301,7 @@ class Walk:
                 assert (firing.index + 1) * edge.produce - taken <= edge.capacity
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(shapes(), st.data())
 def test_any_order_of_completions_ends_with_everything_fired_once_within_bounds(shape, data):
     walk = Walk(shape, data)
@@ -306,12 +315,11 @@ def test_any_order_of_completions_ends_with_everything_fired_once_within_bounds(
 
 
 @settings(deadline=None, max_examples=40)
-@given(shapes(), st.data(), st.integers(0, 40))
-def test_the_staleness_bound_is_reached_as_well_as_kept(shape, data, _):
+@given(shapes())
+def test_the_staleness_bound_is_reached_as_well_as_kept(shape):
     """With steps enough, batch k may be generated before any step is applied, and batch k + 1 may not."""
     bound = shape["staleness"]
     flow = grpo_flow(**{**shape, "steps": bound + 2})
-    assume(flow.total(GENERATE) > 0)
     fire(flow, PROMPTS, *range(flow.total(PROMPTS) * (bound + 1) // (bound + 2)))
     per_batch = shape["batch"] // shape["firing"]
     assert enabled(flow, GENERATE) == list(range(per_batch * (bound + 1)))

@@ -116,3 +116,17 @@ def test_a_job_behind_its_weights_survives_kills_too(start: Start) -> None:
     ]
     assert max(lags) <= 2
     assert view["job"]["step"] == 30
+
+
+def test_a_stopped_master_is_ended_by_its_vertices_and_started_anew(
+    start: Start, undisturbed_digest: str
+) -> None:
+    run = start()
+    run.faults.reach_step(4)
+    victim = run.faults.stop("master")
+    run.faults.replaced(victim)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    (incident,) = run.incidents_of(view, "master")
+    assert incident["cause"] == "silent"
+    assert "stopped" in incident["evidence"]["stack"]

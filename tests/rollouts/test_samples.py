@@ -68,7 +68,10 @@ def same(one, other):
         for mine, theirs in zip(one, other, strict=True):
             same(mine, theirs)
     elif isinstance(one, Group):
-        same([one.id, one.prompt_ids, one.meta, one.samples], [other.id, other.prompt_ids, other.meta, other.samples])
+        same(
+            [one.id, one.prompt_ids, one.meta, one.samples],
+            [other.id, other.prompt_ids, other.meta, other.samples],
+        )
     elif isinstance(one, Sample):
         for name in ("token_ids", "logprobs", "finish_reason", "reward", "extras"):
             same(getattr(one, name), getattr(other, name))
@@ -191,7 +194,7 @@ def test_every_token_has_its_logprob():
 
 
 def test_a_group_knows_its_oldest_and_newest_version():
-    two = tuple([VersionRun(4, 0, 1), VersionRun(6, 1, 2)])
+    two = (VersionRun(4, 0, 1), VersionRun(6, 1, 2))
     sample = Sample(np.zeros(2, np.int32), np.zeros(2, np.float32), two)
     other = Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(5, 0, 1),))
     group = Group(0, np.zeros(1, np.int32), samples=[sample, other])

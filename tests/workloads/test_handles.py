@@ -56,8 +56,7 @@ def test_one_rank_gives_its_result_itself(cluster):
 def test_a_handle_shows_what_it_stands_for(cluster):
     assert repr(cluster.handle) == "<role echo: 3 vertices>"
     assert repr(cluster.handle[1]) == "<role echo: rank 1>"
-    with pytest.raises(AttributeError):
-        cluster.handle._nothing
+    assert not hasattr(cluster.handle, "_nothing")
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 10])
@@ -69,7 +68,9 @@ def test_scatter_deals_out_all_items_and_gathers_them_in_order(cluster, count):
 def test_scatter_is_even_to_one_item(cluster):
     calls = []
     for rank in range(3):
-        cluster.moments.add("echo.double", 1, lambda r=rank: calls.append(r), when="before", vertex=f"echo-{rank}")
+        cluster.moments.add(
+            "echo.double", 1, lambda r=rank: calls.append(r), when="before", vertex=f"echo-{rank}"
+        )
     cluster.handle.double.scatter([1, 2])
     assert len(calls) == 2
 
@@ -182,13 +183,13 @@ def test_a_caller_that_was_replaced_is_fenced(cluster):
 def test_a_call_that_does_not_return_ends_at_its_deadline_with_a_sentence(make_cluster, which):
     cluster = make_cluster(2, timeout_s=0.1)
     cluster.vertices["echo-1"].hang()
+    calls = {
+        "one": cluster.handle[1].who,
+        "all": cluster.handle.who,
+        "stream": lambda: list(cluster.handle.one.stream(range(4))),
+    }
     with pytest.raises(Unreachable, match=r"echo-1\.(who|one) did not return within 0\.1 s\."):
-        if which == "one":
-            cluster.handle[1].who()
-        elif which == "all":
-            cluster.handle.who()
-        else:
-            list(cluster.handle.one.stream(range(4)))
+        calls[which]()
 
 
 @pytest.mark.parametrize("which", ["one", "all"])

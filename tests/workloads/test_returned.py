@@ -13,7 +13,8 @@ from gyre.workloads.returned import problem_with_evaluation, problem_with_groups
 
 def group(group_id, *versions):
     samples = [
-        Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(version, 0, 1),)) for version in versions
+        Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(version, 0, 1),))
+        for version in versions
     ]
     return Group(group_id, np.zeros(1, np.int32), samples=samples)
 

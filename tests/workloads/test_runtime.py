@@ -62,7 +62,7 @@ def test_a_dead_vertex_is_replaced_under_a_running_fit(make_job):
 
 def test_a_killed_trainer_begins_its_fit_again(make_job):
     job = make_job(script_spec("Sum"))
-    job.on_report("StepCompleted", 1, job.kill_trainer)
+    job.on_report("StepCompleted", 1, job.kill_trainer, when="before")
     with job:
         assert job.result(timeout_s=DEADLINE_S)["sum"] == 21
     assert [report.body["incarnation"] for report in job.reports_of("StepCompleted")] == [2]

@@ -165,7 +165,9 @@ class ToyActor(BaseWorkload):
         if sorted(group_id for _, pending, _, _ in facts for group_id in pending) != sorted(group_ids):
             raise RuntimeError("other groups were accumulated than are to be applied")
         versions = [version for _, _, _, seen in facts for version in seen]
-        total = [sum(column) & MASK for column in zip(*(gradient for gradient, _, _, _ in facts), strict=True)]
+        total = [
+            sum(column) & MASK for column in zip(*(gradient for gradient, _, _, _ in facts), strict=True)
+        ]
         self.weights = [
             (value * 6364136223846793005 + add + step) & MASK
             for value, add in zip(self.weights, total, strict=True)

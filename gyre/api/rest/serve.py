@@ -39,6 +39,12 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
 
+def check_port_is_free(host: str, port: int) -> None:
+    """Raises the ConfigError that a server at this address would raise now."""
+    server = RestServer(FastAPI(), host, port, token="-")
+    server._bind().close()
+
+
 class RestServer:
     """`start()` → url, `stop()`. A server is started once."""
 

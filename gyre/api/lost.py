@@ -1,0 +1,95 @@
+"""Jobs whose cluster died with them in it: known by what no longer answers, and ended in the journal.
+
+Such a job has nobody left to write its end, so whoever needs its name, or is told to stop it, writes it.
+
+Invariants:
+- *only the dead*: a job is ended here when neither its master nor its cluster answers, and both were on this
+  machine; of another machine's nothing is known from here, and the user has to say so;
+- *fenced first*: the epoch is raised before anything is written, so a master that lives after all stops;
+- *history tells it*: the end is an event like any other, and the fold stays equal to the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+
+from gyre.api.client import GyreClient
+from gyre.api.ray_session import answers, is_own_host
+from gyre.api.replaying import coordinator_of
+from gyre.config import parse_job
+from gyre.errors import ConfigError, NotFound, Unreachable
+from gyre.failover import state_from
+from gyre.failover.events import ClusterLost, Event, JobSubmitted
+from gyre.master.job_context import entry_of
+from gyre.store import JobRow, Store
+
+PROBE_S = 2.0
+
+
+def is_lost(store: Store, row: JobRow) -> bool:
+    """Whether a live job's master and cluster, both of this machine, are gone."""
+    if not row.live or not row.ray_address:
+        return False
+    node = state_from(store.journal(row.job_id).snapshot()).job.master_node
+    host = row.ray_address.rpartition(":")[0].strip("[]")
+    if node not in ("", socket.gethostname()) or not is_own_host(host):
+        return False
+    return not master_answers(row) and not answers(row.ray_address, timeout_s=PROBE_S)
+
+
+def master_answers(row: JobRow) -> bool:
+    """Whether the job's own master is at its address; one that wants a token is taken for it."""
+    if not row.url:
+        return False
+    try:
+        with GyreClient(row.url, timeout_s=PROBE_S) as client:
+            client.view(row.job_id)
+    except (Unreachable, NotFound, ConfigError):
+        return False
+    except Exception:  # an answer of whatever kind is an answer
+        return True
+    return True
+
+
+def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Event] = ()) -> None:
+    """Write the end of a job that nobody runs any more, after the events in `first`. Does nothing to one that has
+    ended."""
+    if not row.live:
+        return
+    now = time.time()
+    journal = store.journal(row.job_id)
+    epoch = journal.take_over(now=now, pid=os.getpid())
+    detail = detail or f"its Ray cluster at {row.ray_address} is gone"
+    state = state_from(journal.snapshot())
+    coordinator = coordinator_of(parse_job(row.spec))
+    events = [*first, ClusterLost(detail)]
+    if not state.job.job_id:  # its master never wrote anything
+        roles = {role: spec.total for role, spec in coordinator.spec.roles.items()}
+        events.insert(0, JobSubmitted(row.job_id, row.name, roles))
+    entries = []
+    for event in events:
+        decision = coordinator.decide(state, event, now)
+        state = decision.state
+        entries.append(
+            entry_of(
+                decision,
+                event,
+                seq=journal.last_seq() + 1 + len(entries),
+                event_id=f"lost-{uuid.uuid4().hex[:12]}",
+                at=now,
+                actor="user",
+            )
+        )
+    journal.append(epoch, entries)
+    store.update_job(
+        row.job_id,
+        phase=state.job.phase.value,
+        reason=state.job.reason.value,
+        message=state.job.message[:500],
+        ended_at=state.job.ended_at or now,
+        epoch=epoch,
+    )

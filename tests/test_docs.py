@@ -1,0 +1,454 @@
+"""The documents tell the truth where a program can tell: snippets, command lines, links, names, tables."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from pydantic import BaseModel
+
+from gyre import errors
+from gyre.api.builder import RLJobBuilder, RoleBuilder
+from gyre.api.cli import VERBS, main
+from gyre.api.job import RLJob
+from gyre.api.rest.app import create_app
+from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RunSpec
+from gyre.failover import Cause, JobPhase, Scope, commands, events
+from gyre.graph import RECIPES, EdgeKind
+from gyre.store.tables import VERSION_TABLE, metadata
+from gyre.testing.fake_master import FakeMaster, small_spec
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+OPERATIONS = ROOT / "docs" / "operations.md"
+JOURNAL = ROOT / "docs" / "journal.md"
+SHELLS = ("bash", "console", "sh")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `name` is the file that its first line names, as `# word_job.py`; else empty."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        found = re.match(r"# (\w+\.py)$", self.text.partition("\n")[0])
+        return found[1] if found else ""
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    lines = page.read_text().splitlines()
+    start, language = None, ""
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start, language = number, line[3:].strip()
+        else:
+            yield Block(page, start + 2, language, "\n".join(lines[start + 1 : number]) + "\n")
+            start = None
+    assert start is None, f"{page.name}:{start}: a block is not closed"
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+SNIPPETS = [block for block in BLOCKS if block.language == "python"]
+FILES = {block.name: block for block in SNIPPETS if block.name}
+
+
+def prose_of(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def spans_of(page: Path) -> list[str]:
+    """What stands between backticks in the prose, on one line or over two."""
+    return [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", prose_of(page))]
+
+
+def table_under(page: Path, heading: str) -> dict[str, list[str]]:
+    """The rows of the tables under a heading, by the first cell's first code span."""
+    text = page.read_text()
+    assert f"\n{heading}\n" in text, f"{page.name} has no {heading!r}"
+    section = text.split(f"\n{heading}\n", 1)[1]
+    section = re.split(r"\n#{1,3} ", section, maxsplit=1)[0]
+    rows = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for name in re.findall(r"`([^`]+)`", cells[0]) if line.startswith("|") else []:
+            rows[name] = cells
+    return rows
+
+
+# -- snippets ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The snippets that name a file, as files on the path."""
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    for name, block in FILES.items():
+        (folder / name).write_text(block.text)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.parametrize("block", SNIPPETS, ids=str)
+def test_a_snippet_compiles_and_its_imports_resolve(block: Block, shown_files: Path) -> None:
+    tree = ast.parse(block.text, str(block))
+    compile(tree, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            assert node.level == 0
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{block}: {node.module} has no {alias.name}"
+
+
+@pytest.mark.parametrize("block", [block for block in SNIPPETS if "RLJobBuilder()" in block.text], ids=str)
+def test_a_job_that_is_shown_can_be_planned(block: Block, shown_files: Path) -> None:
+    if block.name:
+        names = vars(importlib.import_module(block.name.removesuffix(".py")))
+    else:
+        names = {}
+        exec(compile(block.text, str(block), "exec"), names)
+    jobs = [value for value in names.values() if isinstance(value, RLJob | RLJobBuilder | RoleBuilder)]
+    assert jobs
+    for job in jobs:
+        assert job.plan().plan.placements
+
+
+TESTS_SHOWN = [
+    (name.removesuffix(".py"), function)
+    for name, block in FILES.items()
+    for function in re.findall(r"^def (test_\w+)", block.text, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("module", "function"), TESTS_SHOWN)
+def test_a_test_that_is_shown_passes(module: str, function: str, shown_files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    getattr(importlib.import_module(module), function)(folder)
+
+
+def test_the_calls_that_are_shown_give_what_is_said(shown_files: Path, tmp_path: Path) -> None:
+    from gyre.testing.in_process import InProcessJob
+
+    calls, words = importlib.import_module("calls"), importlib.import_module("word_job")
+    job = (
+        RLJobBuilder()
+        .config({"unit": "words"})
+        .trainer(calls.Calls)
+        .role("counter", words.Counter)
+        .total(2)
+        .build()
+    )
+    with InProcessJob(job.spec, tmp_path) as run:
+        assert run.result(timeout_s=30) == {
+            "everyone": [[2], [2]],
+            "one": [2],
+            "dealt": [1, 2, 1],
+            "later": [[3], [3]],
+            "streamed": 3,
+        }
+
+
+# -- command lines ----------------------------------------------------------------------------------
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every `gyre …` of a block or a code span: where it stands, and its words behind `gyre`."""
+    for block in BLOCKS:
+        if block.language in SHELLS:
+            for offset, line in enumerate(block.text.replace("\\\n", "  ").splitlines()):
+                if found := re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*gyre (.*)", line):
+                    yield f"{block.page.name}:{block.line + offset}", words_of(found[1])
+                for inner in re.findall(r"\$\(gyre ([^|)]*)", line):
+                    yield f"{block.page.name}:{block.line + offset}", words_of(inner)
+    for page in PAGES:
+        for span in spans_of(page):
+            if span.startswith("gyre "):
+                yield f"{page.name}: `{span}`", words_of(span.removeprefix("gyre "))
+
+
+def words_of(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    words = []
+    for word in lexer:
+        if set(word) <= set("|&;"):
+            break
+        words.append(word)
+    return words
+
+
+COMMAND_LINES = sorted({(where, tuple(words)) for where, words in command_lines()})
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), COMMAND_LINES, ids=[f"{where} {' '.join(words)}" for where, words in COMMAND_LINES]
+)
+def test_a_command_line_parses(where: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYRE_HOME", "/nowhere")  # --home sets it; put back afterwards
+    for name in ("GYRE_URL", "GYRE_STORE", "GYRE_TOKEN", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    context = main.make_context("gyre", list(words), resilient_parsing=words in (("--help",), ("--version",)))
+    rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+    if not rest:
+        assert words[-1].startswith("-"), f"{where}: no verb"
+        return
+    name, command, arguments = main.resolve_command(context, rest)
+    assert command is not None
+    if not arguments and any(
+        isinstance(param, click.Argument) and param.required for param in command.params
+    ):
+        return  # the verb is only named
+    command.make_context(name, arguments, parent=context)
+
+
+def test_there_are_command_lines_to_look_at() -> None:
+    assert len(COMMAND_LINES) > 40
+
+
+def test_every_verb_is_in_the_operations_page_and_no_other() -> None:
+    told = {
+        word.split()[1]
+        for cells in table_under(OPERATIONS, "## Command line").values()
+        for word in re.findall(r"`(gyre \w+[^`]*)`", " ".join(cells))
+    }
+    assert told == set(VERBS)
+
+
+def test_every_make_target_that_is_named_is_there() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for page in PAGES:
+        named |= {span.split()[1] for span in spans_of(page) if re.match(r"make [a-z]", span)}
+    for block in BLOCKS:
+        if block.language in SHELLS:
+            named |= set(re.findall(r"^make ([a-z]+)", block.text, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+# -- links, paths, names ----------------------------------------------------------------------------
+
+
+def slugs_of(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert there.is_relative_to(ROOT)
+        if anchor:
+            assert anchor in slugs_of(there), f"{page.name}: {target}; there are {sorted(slugs_of(there))}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_that_are_named_exist(page: Path) -> None:
+    told = spans_of(page)
+    for block in BLOCKS:
+        if block.page == page and block.language in SHELLS:
+            told += [word for line in block.text.splitlines() for word in re.split(r"[\s=\"']+", line)]
+    first = {entry.name for entry in ROOT.iterdir()}
+    for word in told:
+        path = word.partition(":")[0]
+        inside = "/" in path and path.split("/")[0] in first - {"bench"} | {"bench", ".ci"}
+        beside = re.fullmatch(r"[A-Z][A-Za-z]+(\.md|\.toml)?|pyproject\.toml|constraints\.txt", path) and (
+            path in first or path.endswith((".md", ".toml", ".txt"))
+        )
+        if (inside or beside) and not re.search(r"[<>*{}$]", path):
+            assert (ROOT / path).exists(), f"{page.name}: {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_dotted_names_resolve(page: Path) -> None:
+    text = prose_of(page) + "".join(block.text for block in BLOCKS if block.page == page)
+    for name in set(re.findall(r"(?<![\w./~-])(gyre(?:\.[A-Za-z_]\w*)+(?::\w+)?)", text)):
+        if name.endswith((".db", ".md")):
+            continue
+        parts = name.replace(":", ".").split(".")
+        found: Any = importlib.import_module("gyre")
+        for depth, part in enumerate(parts[1:], start=2):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                found = importlib.import_module(".".join(parts[:depth]))
+
+
+def test_nothing_is_said_of_where_it_was_written() -> None:
+    for page in [*PAGES, ROOT / "LICENSE", *sorted((ROOT / "examples").iterdir())]:
+        if page.is_file():
+            assert not re.search(r"/work/|/root/|/tmp/|issue #?\d", page.read_text()), page.name
+
+
+# -- tables -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [("### `failover`", FailoverSpec), ("### `run`", RunSpec), ("### `roles.<name>`", RoleSpec)],
+    ids=["failover", "run", "roles"],
+)
+def test_every_setting_is_in_its_table_with_its_default(heading: str, model: type[BaseModel]) -> None:
+    rows = table_under(OPERATIONS, heading)
+    assert set(rows) >= set(model.model_fields)
+    for name, cells in rows.items():
+        if name not in model.model_fields:
+            continue
+        default = model.model_fields[name].get_default(call_default_factory=True)
+        if isinstance(default, Budget):
+            assert cells[1] == f"{default.max} in {default.window_s:g} s", name
+        elif isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(cells[1]) == default, name
+        elif isinstance(default, str):
+            assert cells[1] == f"`{default}`", name
+        elif isinstance(default, BaseModel):
+            for key, value in default:
+                assert f"`{key}` {value:g}" in cells[1], name
+
+
+def test_the_tables_of_settings_hold_nothing_else() -> None:
+    for heading, model in (("### `failover`", FailoverSpec), ("### `run`", RunSpec)):
+        assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
+
+
+def test_the_other_keys_of_a_job_are_named() -> None:
+    section = OPERATIONS.read_text().split("### The job itself")[1].split("\n#")[0]
+    assert set(re.findall(r"`([a-z_]+)`", section)) == set(JobSpec.model_fields) - {
+        "roles",
+        "run",
+        "failover",
+    }
+
+
+def test_every_metric_is_in_its_table_and_no_other() -> None:
+    from gyre.master.metrics import prometheus_text
+
+    master = FakeMaster(small_spec())
+    view = master.view()
+    view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, "waits": {"a waits for b": 1.0}}
+    view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
+    text = prometheus_text(view).decode()
+    exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    rows = table_under(OPERATIONS, "## Metrics")
+    assert {name for name in rows if name.startswith("gyre_")} == exported
+    for name in exported:
+        kind = re.search(rf"^# TYPE {name} (\w+)", text, re.MULTILINE)
+        assert kind is not None
+        assert rows[name][1] == kind[1], name
+        sample = re.search(rf"^{name}\{{([^}}]*)\}}", text, re.MULTILINE)
+        assert sample is not None
+        labels = set(re.findall(r"(\w+)=\"", sample[1]))
+        assert set(re.findall(r"`(\w+)`", rows[name][2])) == labels, name
+
+
+def test_every_rest_path_is_in_its_table_and_no_other() -> None:
+    paths = create_app(FakeMaster(small_spec()), token=None).openapi()["paths"]
+    offered = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    section = OPERATIONS.read_text().split("## REST")[1].split("\n## ")[0]
+    told = set(re.findall(r"^\| (GET|POST) \| `([^`]+)` \|", section, re.MULTILINE))
+    assert told == offered
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    codes = {
+        kind.exit_code
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if hasattr(kind, "exit_code")
+    }
+    section = OPERATIONS.read_text().split("| exit code | means |")[1].split("\n\n")[0]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    assert told == codes | {0, 130}
+
+
+def test_every_cause_and_scope_is_explained() -> None:
+    assert {
+        name for name in table_under(OPERATIONS, "## Incidents") if "_" in name or name in set(Cause)
+    } == {cause.value for cause in Cause}
+    concepts = ROOT / "docs" / "concepts.md"
+    assert set(table_under(concepts, "## Failover")) >= {scope.value for scope in Scope}
+    assert set(table_under(concepts, "## The graph")) >= {kind.value for kind in EdgeKind}
+    life = concepts.read_text().split("## Life of a job")[1]
+    assert all(phase.value in life for phase in JobPhase)
+    assert all(recipe in (ROOT / "README.md").read_text() for recipe in RECIPES)
+
+
+def test_every_event_command_and_table_is_in_the_journal_page() -> None:
+    def kinds(module: Any, base: type) -> set[str]:
+        return {
+            name
+            for name, kind in vars(module).items()
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and issubclass(kind, base)
+        }
+
+    assert set(table_under(JOURNAL, "## Events")) == kinds(events, events.Event)
+    assert set(table_under(JOURNAL, "## Commands")) >= kinds(commands, commands.Command)
+    assert set(table_under(JOURNAL, "## Schema")) == {*metadata.tables, VERSION_TABLE}
+
+
+def test_invariants_are_named_as_the_code_names_them() -> None:
+    section = JOURNAL.read_text().split("## Invariants")[1].split("## Schema")[0]
+    docstrings = "\n".join(
+        path.read_text()
+        for room in ("failover", "master", "store", "rollouts")
+        for path in (ROOT / "gyre" / room).glob("*.py")
+    )
+    named = re.findall(r"^\| \*?([A-Za-z][\w -]+?)\*? \|", section, re.MULTILINE)
+    assert len(named) > 15
+    for name in named:
+        if name not in ("name",):
+            assert name in docstrings, name
+
+
+def test_every_room_has_its_row_and_its_layer() -> None:
+    rooms = {f"gyre/{path.parent.name}/" for path in (ROOT / "gyre").glob("*/__init__.py")} | {
+        "gyre/errors.py"
+    }
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Rooms and layers")[1].split("\n## ")[0]
+    assert rooms == set(re.findall(r"^\| \d \| `([^`]+)` \|", section, re.MULTILINE))
+
+
+def test_the_measured_table_can_be_filled_in() -> None:
+    text = (ROOT / "README.md").read_text()
+    block = text.split("<!-- failover:begin -->")[1].split("<!-- failover:end -->")[0]
+    assert "| what dies | detected | back at work | a DLRover job |" in block
