@@ -40,7 +40,14 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
                 **overrides.pop("run", {}),
             }
         )
-        .failover(**{"silence_timeout_s": 3.0, "master_hung_after_s": 4.0, "backoff_s": 0.1, **overrides.pop("failover", {})})
+        .failover(
+            **{
+                "silence_timeout_s": 3.0,
+                "master_hung_after_s": 4.0,
+                "backoff_s": 0.1,
+                **overrides.pop("failover", {}),
+            }
+        )
     )
     builder = builder.max_staleness(overrides.pop("max_staleness", 0))
     stall_s = overrides.pop("stall_timeout_s", 20.0)
