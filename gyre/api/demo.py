@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.builder import RLJobBuilder
+from gyre.api.foreground import in_foreground, terminable
 from gyre.api.handle import JobHandle
 from gyre.api.job import RLJob
 from gyre.api.live import LiveProgress
-from gyre.api.ray_session import disconnect
 from gyre.api.submit import submit_job
 from gyre.errors import GyreError, JobFailed
 
@@ -71,18 +71,16 @@ def run_demo(
     )
     live.say("starting Ray and the job's processes …")
     name = f"demo-{time.strftime('%H%M%S')}"
-    handle = submit_job(job.spec, name, home_path=home_path)
-    try:
-        view = _watch(handle, live, chaos)
-    except KeyboardInterrupt:
-        live.close()
-        live.say("stopping the job …")
-        _stop(handle)
-        raise
-    finally:
-        live.close()
-        handle.close()
-        disconnect()
+    with terminable():
+        try:
+            handle = submit_job(job.spec, name, home_path=home_path)
+            with in_foreground(handle):
+                try:
+                    view = _watch(handle, live, chaos)
+                finally:
+                    live.close()
+        finally:
+            live.close()
     summary = summary_of(view, wall_s=time.monotonic() - started)
     if as_json:
         sys.stdout.write(json.dumps(summary) + "\n")
@@ -162,14 +160,6 @@ def _watch(handle: JobHandle, live: LiveProgress, chaos: bool) -> dict[str, Any]
         if time.monotonic() > deadline:
             raise JobFailed(f"the demo did not end within {WAIT_S:g} s.", hint="See `gyre events`.")
         time.sleep(POLL_S)
-
-
-def _stop(handle: JobHandle) -> None:
-    try:
-        handle.stop("interrupted", deadline_s=5.0)
-        handle.wait(30.0)
-    except (GyreError, TimeoutError) as error:
-        print(f"the job did not stop in order: {error}", file=sys.stderr)
 
 
 def _tell_end(live: LiveProgress, view: dict[str, Any], summary: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from gyre.api.home import home
@@ -72,9 +72,14 @@ class JobHandle:
         return self._jobs.view(self.job_id)
 
     def wait(
-        self, timeout: float | None = None, *, poll_s: float = POLL_S, lost_after_s: float = LOST_AFTER_S
+        self,
+        timeout: float | None = None,
+        *,
+        poll_s: float = POLL_S,
+        lost_after_s: float = LOST_AFTER_S,
+        on_view: Callable[[View], object] | None = None,
     ) -> View:
-        """Until the job has ended; returns its last view.
+        """Until the job has ended; returns its last view. `on_view` is given every view on the way.
 
         Raises JobFailed with the user's traceback in `details["traceback"]`, TimeoutError past `timeout`
         seconds, and Unreachable where neither the master nor the journal gave a sign of life for `lost_after_s`.
@@ -82,6 +87,8 @@ class JobHandle:
         watch = _Watch(self, timeout, lost_after_s)
         while True:
             view = self.status()
+            if on_view is not None:
+                on_view(view)
             pause_s = watch.look(view, poll_s)
             if pause_s is None:
                 return view

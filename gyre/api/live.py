@@ -23,6 +23,7 @@ class LiveProgress:
         self._console = Console(stderr=True, highlight=False, width=None if terminal else LINE_WIDTH)
         self._live: Any = None
         self._said_at = 0.0
+        self._told: set[str] = set()
         if self._console.is_terminal:
             from rich.live import Live
 
@@ -34,6 +35,11 @@ class LiveProgress:
         self._console.print(text, markup=False)
 
     def show(self, view: dict[str, Any]) -> None:
+        for incident in view["incidents"]:
+            if incident["id"] not in self._told:
+                self._told.add(incident["id"])
+                whose = " in the job's own code" if incident["user_code"] else ""
+                self.say(f"! {incident['vertex']}: {incident['cause']}{whose} → {incident['decision']}")
         if self._live is not None:
             self._live.update(_panel(view))
         elif time.monotonic() - self._said_at >= LINE_EVERY_S:
@@ -67,7 +73,8 @@ def line_of(view: dict[str, Any]) -> str:
     waits = _top_wait(progress)
     if waits:
         parts.append(waits)
-    parts.append(f"{len(view['incidents'])} incidents")
+    count = len(view["incidents"])
+    parts.append(f"{count} incident{'' if count == 1 else 's'}")
     return " · ".join(parts)
 
 

@@ -25,7 +25,7 @@ from gyre.errors import ConfigError, NotFound, Unreachable
 from gyre.failover import state_from
 from gyre.failover.events import ClusterLost, Event, JobSubmitted
 from gyre.master.job_context import entry_of
-from gyre.store import JobRow, Store
+from gyre.store import Entry, JobRow, Store
 
 PROBE_S = 2.0
 
@@ -66,11 +66,11 @@ def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Ev
     detail = detail or f"its Ray cluster at {row.ray_address} is gone"
     state = state_from(journal.snapshot())
     coordinator = coordinator_of(parse_job(row.spec))
-    events = [*first, ClusterLost(detail)]
+    events = [] if state.job.phase.ended else [*first, ClusterLost(detail)]
     if not state.job.job_id:  # its master never wrote anything
         roles = {role: spec.total for role, spec in coordinator.spec.roles.items()}
         events.insert(0, JobSubmitted(row.job_id, row.name, roles))
-    entries = []
+    entries: list[Entry] = []
     for event in events:
         decision = coordinator.decide(state, event, now)
         state = decision.state
@@ -84,7 +84,8 @@ def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Ev
                 actor="user",
             )
         )
-    journal.append(epoch, entries)
+    if entries:
+        journal.append(epoch, entries)
     store.update_job(
         row.job_id,
         phase=state.job.phase.value,

@@ -21,7 +21,7 @@ from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.lost import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect
-from gyre.config import JobSpec
+from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
 from gyre.graph import NodeCapacity, compile_job, fit_to_cluster
@@ -50,7 +50,7 @@ def submit_job(
     """
     spec = spec.model_copy(deep=True)
     if name is not None:
-        spec = JobSpec.model_validate({**spec.model_dump(), "name": name})
+        spec = parse_job({**spec.model_dump(mode="json"), "name": name})
     spec = compile_job(spec).spec
     check_entrypoints(spec)
     place = home(home_path)

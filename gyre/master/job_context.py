@@ -96,6 +96,7 @@ class JobContext:
         clock: Callable[[], float],
         on_commands: Callable[[list[Issued]], None],
         on_fenced: Callable[[GyreError], None],
+        on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.journal = journal
         self.coordinator = coordinator
@@ -113,6 +114,7 @@ class JobContext:
         self._clock = clock
         self._on_commands = on_commands
         self._on_fenced = on_fenced
+        self._on_commit = on_commit
         self._next_seq = 1
         self._queued: deque[_Queued] = deque()
         self._finished: list[str] = []
@@ -217,6 +219,7 @@ class JobContext:
             self.news.notify_all()
         if not queued.done.done():
             queued.done.set_result(queued.entry.seq)
+        self._on_commit()
         if queued.issued:
             self._on_commands(queued.issued)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from gyre.config import TRAINER
 from gyre.errors import Fenced
@@ -57,7 +58,7 @@ class JobManager:
             self._claim(issued.command)
             task = asyncio.get_running_loop().create_task(self._run(issued))
             self._tasks[issued.id] = task
-            task.add_done_callback(lambda done, key=issued.id: self._ended(key, done))
+            task.add_done_callback(partial(self._ended, issued.id))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

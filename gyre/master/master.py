@@ -8,6 +8,7 @@ journal; killed at any moment, its successor goes on from there, and the data pl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -79,6 +80,7 @@ class JobMaster:
         self._exit = exit_process
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finished = asyncio.Event()
+        self._news = asyncio.Event()
         self._row: dict[str, Any] = {}
         self.ready = threading.Event()
         self._store: Store
@@ -93,7 +95,7 @@ class JobMaster:
     async def run(self) -> None:
         """From taking over to the job's end."""
         self._loop = asyncio.get_running_loop()
-        self._finished = asyncio.Event()
+        self._finished, self._news = asyncio.Event(), asyncio.Event()
         self._store = open_store(self._store_url)
         row = self._store.job(self.job_id)
         self._spec = parse_job(row.spec)
@@ -125,6 +127,7 @@ class JobMaster:
             clock=self._clock,
             on_commands=lambda issued: self._manager.run(issued),
             on_fenced=self._fenced,
+            on_commit=self._news.set,
         )
         self._scheduler = Scheduler(
             graph.spec,
@@ -142,7 +145,7 @@ class JobMaster:
             self._scheduler,
             executor,
             clock=self._clock,
-            on_finish=self._finished.set,
+            on_finish=self._finish,
             on_fault=self._fault,
         )
         self._diagnosis = DiagnosisManager(
@@ -168,17 +171,15 @@ class JobMaster:
                 next_reconcile = now + RECONCILE_S
                 self._manager.reconcile()
             await self._update_row()
-            await self._pause_for_news()
+            # A start is followed by its watch at once, a silence is noticed within a pass.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_S)
+            self._news.clear()
         await self._end()
 
-    async def _pause_for_news(self) -> None:
-        """Until something was committed, at most LOOK_S: a start is followed by its watch at once."""
-        seq = self._context.seq
-        deadline = self._monotonic() + LOOK_S
-        while self._monotonic() < deadline and not self._finished.is_set():
-            await asyncio.sleep(0.02)
-            if self._context.seq != seq:
-                return
+    def _finish(self) -> None:
+        self._finished.set()
+        self._news.set()
 
     async def _update_row(self) -> None:
         """Keep the directory of jobs in step with what is committed."""

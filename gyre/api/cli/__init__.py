@@ -5,7 +5,7 @@ Invariants:
   rich are not imported for help;
 - *stdout is data*: what was asked for, and nothing else; everything said about it goes to stderr;
 - *exit codes*: 0 ok, 1 the job failed, 2 usage or configuration, 3 unreachable or unauthorised, 4 not found,
-  5 conflict, 130 interrupted. An error is one sentence with what to do, never a traceback of ours.
+  5 conflict, 130 interrupted, 143 terminated. An error is one sentence with what to do, never a traceback of ours.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
 """Each verb: the module that has it under its own name, and its line in the help."""
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class LazyGroup(click.Group):
@@ -84,8 +85,8 @@ class LazyGroup(click.Group):
             sys.stdout.flush()
         except GyreError as error:
             code = _say(error)
-        except click.Abort:
-            code = INTERRUPTED
+        except click.Abort as abort:
+            code = INTERRUPTED if type(abort.__cause__) in (KeyboardInterrupt, EOFError) else TERMINATED
         except click.ClickException as error:
             error.show()
             code = error.exit_code

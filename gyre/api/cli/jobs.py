@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import duration, local_time, remark, write_json
+from gyre.api.cli.output import duration, remark, write_json
 
 if TYPE_CHECKING:
     from gyre.api.handle import JobHandle
-
-STOP_TIMEOUT_S = 60.0
-"""How long Ctrl-C waits for a job in the foreground to end in order; a second Ctrl-C does not wait."""
-
-QUIET_KINDS = frozenset({"WeightsPublished", "TimerFired"})
+    from gyre.config import JobSpec
 
 
 @verb()
@@ -61,15 +57,25 @@ def run(
     **where: Any,
 ) -> None:
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job in order."""
-    handle = _submit(session, file, name, overrides, start_local=True, **where)
-    try:
-        _tell(handle)
-        view = handle.wait()
-    except KeyboardInterrupt:
-        _stop(handle)
-        raise
-    finally:
-        handle.close()
+    spec = _spec(session, file, overrides)
+
+    from gyre.api.foreground import in_foreground, terminable
+    from gyre.api.live import LiveProgress
+
+    with terminable():
+        live = LiveProgress(f"{name or spec.name}: starting …")
+        try:
+            handle = _start(session, spec, name, start_local=True, **where)
+            with in_foreground(handle):
+                try:
+                    for note in handle.notes:
+                        live.say(f"note: {note}")
+                    live.say(f"job {handle.job_id}")
+                    view = handle.wait(on_view=live.show)
+                finally:
+                    live.close()
+        finally:
+            live.close()
     if as_json:
         write_json(view)
     else:
@@ -88,50 +94,29 @@ def submit(
     **where: Any,
 ) -> None:
     """Submit a job file to a cluster, and return when its master answers. Prints the job's id."""
-    handle = _submit(session, file, name, overrides, start_local=False, **where)
+    handle = _start(session, _spec(session, file, overrides), name, start_local=False, **where)
+    for note in handle.notes:
+        remark(f"note: {note}")
     if as_json:
         write_json({"job_id": handle.job_id})
     else:
         click.echo(handle.job_id)
 
 
-def _submit(
-    session: Session, file: str, name: str | None, overrides: tuple[str, ...], **where: Any
-) -> JobHandle:
-    """Read the file and start its job: the file's mistakes come before anything that takes time."""
+def _spec(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:
+    """The job of a file: its mistakes come before anything that takes time."""
     from gyre.api.jobfile import load_job_file
 
     spec = load_job_file(file, overrides).spec
     if session.store is not None:
         spec.store.url = session.store
+    return spec
 
+
+def _start(session: Session, spec: JobSpec, name: str | None, **where: Any) -> JobHandle:
     from gyre.api.submit import submit_job
 
     return submit_job(spec, name, home_path=session.home.path, token=session.token, **where)
-
-
-def _tell(handle: JobHandle) -> None:
-    """Each event that a person wants to see, on stderr, until the job has ended."""
-    remark(f"job {handle.job_id}")
-    for event in handle.events(follow=True):
-        if event["kind"] not in QUIET_KINDS:
-            remark(f"{local_time(event['at'])}  {event['kind']}  {_gist(event['body'])}".rstrip())
-
-
-def _gist(body: dict[str, Any]) -> str:
-    keys = ("vertex", "cause", "operator", "error", "step", "version", "role", "count", "reason", "epoch")
-    return " ".join(f"{key}={body[key]}" for key in keys if body.get(key) not in (None, ""))
-
-
-def _stop(handle: JobHandle) -> None:
-    from gyre.errors import GyreError
-
-    remark("stopping the job; Ctrl-C again leaves it")
-    try:
-        handle.stop("interrupted", deadline_s=10.0)
-        handle.wait(STOP_TIMEOUT_S)
-    except (GyreError, TimeoutError) as error:
-        remark(f"the job did not stop in order: {error}")
 
 
 def _summarise(view: dict[str, Any]) -> None:

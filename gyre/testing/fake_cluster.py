@@ -1,0 +1,504 @@
+"""A cluster that is a fake: it implements `gyre.master.cluster.Cluster`, so that the real master runs without Ray.
+
+    world = FakeCluster(clock)
+    master = JobMaster(..., cluster=world.connect(), clock=clock.time, monotonic=clock.monotonic)
+    world.at(12.0, world.kill, "rollout-0")
+
+It is a behavioural double, not a mock: processes come up after a while, keep an outbox until it is acknowledged,
+obey epochs as `VertexHost` does and go on without a master. `tests/master/test_cluster_contract.py` holds it to
+what `RayCluster` was seen to do. Its trainer is in memory as well: it walks through steps while everything in its
+roster works, reports each, and keeps its ledger (`steps`) beside the processes, as the sample ledger does.
+
+It has no tasks and no timers of its own: whatever is due by the clock happens when somebody looks. So it outlives
+event loops, and with them any number of masters.
+
+Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
+`fail_operator`, `no_room`; `at` plans any of them for later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gyre.config import TRAINER
+from gyre.errors import Fenced
+from gyre.graph import NodeCapacity, SubGraph
+from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.testing.clock import VirtualClock
+from gyre.workloads.protocol import Binding, Failure, Report
+
+T = TypeVar("T")
+
+NODE = "node-0"
+FIRST_PID = 1000
+STACK_OF_A_STALL = 'File "loop.py", line 7, in generate\n    while True: pass'
+STACK_FROM_OUTSIDE = "state: T (stopped)"
+
+
+class FakeClusterBroken(AssertionError):
+    """A rule of the world was about to be broken: two incarnations of a vertex alive at once."""
+
+
+@dataclass
+class FakeTrainer:
+    """What `fit()` does: the script of the in-memory trainer."""
+
+    steps: int = 10
+    checkpoint_every: int = 5
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class FakeProcess:
+    """One incarnation of a vertex. `hung` does not answer; `stalled` answers and makes no progress."""
+
+    address: Address
+    pid: int
+    epoch: int
+    node: str = NODE
+    alive: bool = True
+    bound: bool = False
+    hung: bool = False
+    stalled: bool = False
+    detail: str = ""
+    ticks: int = 0
+    moved_at: float = 0.0
+    version: int | None = None
+    outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    reported: int = 0
+    told: list[str] = field(default_factory=list)
+    """The control calls that it obeyed, in order."""
+    heard_at: float = 0.0
+    binding: Binding | None = None
+
+    @property
+    def works(self) -> bool:
+        return self.alive and self.bound and not self.hung and not self.stalled
+
+    def report(self, kind: str, **body: Any) -> None:
+        self.reported += 1
+        self.outbox.append((self.reported, kind, {"incarnation": self.address.incarnation, **body}))
+
+
+@dataclass(eq=False)
+class _Fit:
+    """The trainer's own state, in its process."""
+
+    process: FakeProcess
+    serial: int = -1
+    running: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, int] = field(default_factory=dict)
+    started: bool = False
+    paused: bool = False
+    stopping: bool = False
+    ended: bool = False
+    step_ends_at: float | None = None
+
+
+class FakeCluster:
+    """The world: processes, rooms, and the trainer's ledger. `connect` gives a master its way in."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        *,
+        trainer: FakeTrainer | None = None,
+        start_delay_s: float = 0.2,
+        setup_delay_s: float = 0.5,
+        step_s: float = 1.0,
+        latency_s: float = 0.002,
+        nodes: int = 1,
+    ) -> None:
+        self.clock = clock
+        self.trainer = trainer or FakeTrainer()
+        self.start_delay_s = start_delay_s
+        self.setup_delay_s = setup_delay_s
+        self.step_s = step_s
+        self.latency_s = latency_s
+        self.node_count = nodes
+        self.no_room: set[str] = set()
+        """Vertices for which there is no room; those already placed stay."""
+        self.steps: list[tuple[int, int]] = []
+        """The ledger: each optimizer step with the trainer's incarnation that made it."""
+        self.placed: set[str] = set()
+        self.spawned: list[Address] = []
+        self.ended = False
+        """Whether a master said that everything is over."""
+        self._processes: dict[Address, FakeProcess] = {}
+        self._fits: dict[Address, _Fit] = {}
+        self._failing_setups: dict[str, list[bool]] = {}
+        self._failing_calls: dict[str, list[bool]] = {}
+        self._pids = itertools.count(FIRST_PID)
+        self._plans: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._numbers = itertools.count()
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def connect(self) -> Connection:
+        """A master's way in. Cut it (`connection.cut()`) when that master dies."""
+        return Connection(self)
+
+    # -- knobs --------------------------------------------------------------------------------------
+
+    def at(self, at_s: float, action: Callable[..., object], *args: Any) -> None:
+        """Plan an action for a moment of the clock's `monotonic()`."""
+        heapq.heappush(self._plans, (at_s, next(self._numbers), action, args))
+        self._wake()
+
+    def kill(self, vertex: str) -> None:
+        """SIGKILL the living incarnation, if there is one."""
+        if (process := self.living(vertex)) is not None:
+            self._end(process, f"{vertex} was killed (SIGKILL)")
+
+    def hang(self, vertex: str) -> None:
+        """It lives and answers nothing."""
+        if (process := self.living(vertex)) is not None:
+            process.hung = True
+            self._wake()
+
+    def unhang(self, vertex: str) -> None:
+        if (process := self.living(vertex)) is not None:
+            process.hung = False
+            self._wake()
+
+    def stall(self, vertex: str) -> None:
+        """It answers; the call that it is in makes no progress."""
+        if (process := self.living(vertex)) is not None:
+            process.stalled = True
+            process.moved_at = self.clock.monotonic()
+            self._wake()
+
+    def fail_setup(self, vertex: str, *, user_code: bool, times: int = 1) -> None:
+        """The next `times` calls of its `setup()` raise."""
+        self._failing_setups.setdefault(vertex, []).extend([user_code] * times)
+
+    def fail_operator(self, vertex: str, *, user_code: bool, times: int = 1) -> None:
+        """The next `times` calls of an operator in it raise; the trainer reports each."""
+        self._failing_calls.setdefault(vertex, []).extend([user_code] * times)
+
+    # -- what a test looks at -----------------------------------------------------------------------
+
+    def living(self, vertex: str) -> FakeProcess | None:
+        """The living process of a vertex."""
+        return next((p for p in self.alive if p.address.vertex == vertex), None)
+
+    @property
+    def alive(self) -> list[FakeProcess]:
+        return [process for process in self._processes.values() if process.alive]
+
+    def process(self, vertex: str, incarnation: int) -> FakeProcess:
+        """That incarnation, living or dead. Raises KeyError where it never was."""
+        return self._processes[Address(vertex, incarnation)]
+
+    # -- the world goes on --------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Let everything happen that is due by now, in the order of its time."""
+        while (due := self._next_at()) is not None and due <= self.clock.monotonic() + 1e-9:
+            if self._plans and self._plans[0][0] <= due:
+                _, _, action, args = heapq.heappop(self._plans)
+                action(*args)
+            else:
+                fit = min((f for f in self._fits.values() if f.step_ends_at is not None), key=_ends)
+                self._end_step(fit)
+            self._look_at_fits()
+            self._wake()
+        self._look_at_fits()
+
+    def _next_at(self) -> float | None:
+        times = [fit.step_ends_at for fit in self._fits.values() if fit.step_ends_at is not None]
+        if self._plans:
+            times.append(self._plans[0][0])
+        return min(times, default=None)
+
+    def _look_at_fits(self) -> None:
+        """Begin a step where one can be made, give it up where it no longer can."""
+        now = self.clock.monotonic()
+        for fit in self._fits.values():
+            if not self._can_step(fit):
+                fit.step_ends_at = None
+            elif fit.step_ends_at is None:
+                fit.step_ends_at = now + self.step_s
+
+    def _can_step(self, fit: _Fit) -> bool:
+        if not fit.process.works or not fit.started or fit.ended or (fit.paused and not fit.stopping):
+            return False
+        for role, count in fit.roles.items():
+            if role == TRAINER or not count:
+                continue
+            present = [vertex for vertex in fit.running if vertex.rpartition("-")[0] == role]
+            binding = fit.process.binding
+            gang = bool(binding and binding.spec and binding.spec["roles"][role]["gang"])
+            if len(present) < (count if gang else 1):
+                return False
+        return all(
+            (process := self._processes.get(Address(vertex, incarnation))) is not None and process.works
+            for vertex, incarnation in fit.running.items()
+        )
+
+    def _end_step(self, fit: _Fit) -> None:
+        fit.step_ends_at = None
+        process = fit.process
+        for vertex, incarnation in fit.running.items():
+            if failing := self._failing_calls.get(vertex):
+                user_code = failing.pop(0)
+                process.report(
+                    "OperatorFailed",
+                    vertex=vertex,
+                    vertex_incarnation=incarnation,
+                    operator="run",
+                    error="ValueError: by plan",
+                    traceback="Traceback (most recent call last):\nValueError: by plan\n",
+                    user_code=user_code,
+                )
+                return
+        step = len(self.steps) + 1
+        if step <= self.trainer.steps:
+            self.steps.append((step, process.address.incarnation))
+            process.ticks += 1
+            process.moved_at = self.clock.monotonic()
+            for vertex, incarnation in fit.running.items():
+                member = self._processes[Address(vertex, incarnation)]
+                member.ticks, member.moved_at, member.version = member.ticks + 1, process.moved_at, step
+            process.report("StepCompleted", step=step, version=step, metrics={"reward": step / 10})
+            process.report(
+                "WeightsPublished", version=step, step=step, checksum=f"xxh3:{step:x}", size_bytes=1
+            )
+            if step % self.trainer.checkpoint_every == 0:
+                process.report("CheckpointCommitted", step=step, path=f"/checkpoints/{step}")
+        if step >= self.trainer.steps or fit.stopping:
+            fit.ended = True
+            process.report(
+                "TrainerFinished",
+                result={"steps": len(self.steps), **self.trainer.result},
+                stopped=fit.stopping,
+            )
+
+    def _end(self, process: FakeProcess, detail: str) -> None:
+        process.alive = False
+        process.detail = detail
+        self._look_at_fits()
+        self._wake()
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self, until: float) -> None:
+        """Until something changes, at the latest until `until`."""
+        due = self._next_at()
+        until = until if due is None else min(until, due)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=max(0.0, until - self.clock.monotonic()))
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _sleep(self, seconds: float) -> None:
+        deadline = self.clock.monotonic() + seconds
+        self.advance()
+        while self.clock.monotonic() < deadline - 1e-9:
+            await self._wait(deadline)
+            self.advance()
+
+    # -- what connections call ----------------------------------------------------------------------
+
+    async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
+        deadline = self.clock.monotonic() + timeout_s
+        while sub_graph.id not in self.placed:
+            if not self.no_room & set(sub_graph.vertices):
+                self.placed.add(sub_graph.id)
+            elif self.clock.monotonic() >= deadline - 1e-9:
+                raise CannotPlace(f"{sub_graph.id} found no room in {timeout_s:g} s: required 1, available 0")
+            else:
+                await self._sleep(min(0.5, deadline - self.clock.monotonic()))
+
+    async def spawn(self, address: Address, sub_graph: SubGraph, epoch: int, timeout_s: float) -> Spawned:
+        await self.place(sub_graph, timeout_s)
+        process = self._processes.get(address)
+        if process is None or not process.alive:
+            other = self.living(address.vertex)
+            if other is not None:
+                raise FakeClusterBroken(f"{address} starts beside {other.address}")
+            process = FakeProcess(address, next(self._pids), epoch, moved_at=self.clock.monotonic())
+            self._processes[address] = process
+            self.spawned.append(address)
+            if address.vertex == f"{TRAINER}-0":
+                self._fits[address] = _Fit(process)
+            await self._sleep(self.start_delay_s)
+        told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        return Spawned(pid=told["pid"], node=process.node, bound=told["bound"])
+
+    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
+        deadline = self.clock.monotonic() + timeout_s
+        await self._sleep(min(self.latency_s, timeout_s))
+        process = self._processes.get(address)
+        if process is None or not process.alive:
+            raise ProcessDied(process.detail if process else f"no actor {address.vertex}/{address.incarnation}")
+        while process.hung:
+            if self.clock.monotonic() >= deadline - 1e-9:
+                raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s")
+            await self._wait(deadline)
+            self.advance()
+            if not process.alive:
+                raise ProcessDied(process.detail)
+        epoch, rest = args[0], args[1:]
+        if epoch < process.epoch:
+            raise Fenced(f"{address.vertex} obeys epoch {process.epoch}; a call came with epoch {epoch}.")
+        process.epoch, process.heard_at = epoch, self.clock.monotonic()
+        if method == "watch":
+            return await self._watch(process, *rest, deadline=deadline)
+        if method != "hello":
+            process.told.append(method)
+        return self._obey(process, method, rest)
+
+    def _obey(self, process: FakeProcess, method: str, args: tuple[Any, ...]) -> Any:
+        fit = self._fits.get(process.address)
+        match method:
+            case "hello":
+                return {"pid": process.pid, "bound": process.bound, "incarnation": process.address.incarnation}
+            case "address":
+                return "127.0.0.1", 40_000 + process.pid
+            case "stacks":
+                return STACK_OF_A_STALL if process.stalled else "idle"
+            case "shutdown":
+                return None
+            case "announce" | "start_fit":
+                assert fit is not None
+                if args[0] > fit.serial:
+                    fit.serial, fit.running, fit.roles = args[0], dict(args[1]), dict(args[2])
+                if method == "start_fit":
+                    fit.started, fit.paused = True, args[3]
+            case "set_paused":
+                assert fit is not None
+                fit.paused = args[0]
+            case "stop_fit":
+                assert fit is not None
+                fit.stopping = True
+            case _:
+                raise AttributeError(f"a vertex has no control method {method!r}")
+        self.advance()
+        self._wake()
+        return None
+
+    async def _watch(
+        self, process: FakeProcess, acknowledged: int, report_s: float, *, deadline: float
+    ) -> Report:
+        process.outbox = [entry for entry in process.outbox if entry[0] > acknowledged]
+        answer_at = self.clock.monotonic() + report_s
+        while True:
+            self.advance()
+            if not process.alive:
+                raise ProcessDied(process.detail)
+            now = self.clock.monotonic()
+            if process.hung:
+                if now >= deadline - 1e-9:
+                    raise NotAnswering(f"{process.address.vertex} did not answer")
+                await self._wait(deadline)
+                continue
+            if process.outbox or now >= answer_at - 1e-9:
+                break
+            await self._wait(answer_at)
+        fit = self._fits.get(process.address)
+        return Report(
+            ticks=process.ticks,
+            fields={"step": len(self.steps)} if fit is not None else {},
+            busy="generate" if process.stalled else "",
+            still_s=self.clock.monotonic() - process.moved_at,
+            version=process.version,
+            outbox=list(process.outbox),
+        )
+
+    async def bind(self, address: Address, epoch: int, binding: Binding, *, timeout_s: float) -> Any:
+        began = self.clock.monotonic()
+        await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        process = self._processes[address]
+        if process.bound:
+            return "ok", {"pid": process.pid}
+        while True:
+            await self._sleep(min(self.setup_delay_s, timeout_s))
+            if not process.alive:
+                raise ProcessDied(process.detail)
+            if not process.hung and not process.stalled:
+                break
+            if self.clock.monotonic() - began >= timeout_s:
+                raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s")
+        if failing := self._failing_setups.get(address.vertex):
+            user_code = failing.pop(0)
+            trace = 'Traceback (most recent call last):\n  File "mine.py", line 3, in setup\nValueError: no\n'
+            return "error", Failure("ValueError: no", trace, user_code)
+        process.bound, process.binding = True, binding
+        self.advance()
+        return "ok", {"pid": process.pid}
+
+    async def kill_address(self, address: Address) -> None:
+        await self._sleep(self.latency_s)
+        process = self._processes.get(address)
+        if process is not None and process.alive:
+            self._end(process, f"{address.vertex} was ended by the master")
+
+
+class Connection:
+    """A master's `Cluster`. Once cut, nothing that its master still tries reaches the world."""
+
+    def __init__(self, world: FakeCluster) -> None:
+        self._world = world
+        self._cut = False
+
+    def cut(self) -> None:
+        """The master's process is gone."""
+        self._cut = True
+
+    async def _through(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._cut:
+            call.close()
+            raise asyncio.CancelledError("the master that calls is dead")
+        return await call
+
+    async def nodes(self) -> list[NodeCapacity]:
+        return [
+            NodeCapacity(f"node-{n}", f"10.0.0.{n + 1}", cpu=64.0, memory_bytes=1 << 38)
+            for n in range(self._world.node_count)
+        ]
+
+    async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
+        await self._through(self._world.place(sub_graph, timeout_s))
+
+    async def release(self, sub_graph_id: str) -> None:
+        if not self._cut:
+            self._world.placed.discard(sub_graph_id)
+
+    async def spawn(
+        self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
+    ) -> Spawned:
+        return await self._through(self._world.spawn(address, sub_graph, epoch, timeout_s))
+
+    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
+        return await self._through(self._world.call(address, method, *args, timeout_s=timeout_s))
+
+    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
+        return await self._through(self._world.bind(address, *args, timeout_s=timeout_s))
+
+    async def kill(self, address: Address, *, pid: int, node: str) -> None:
+        await self._through(self._world.kill_address(address))
+
+    async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
+        return STACK_FROM_OUTSIDE if pid else "(no process id)"
+
+    async def end(self) -> None:
+        if not self._cut:
+            self._world.ended = True
+
+
+def _ends(fit: _Fit) -> float:
+    assert fit.step_ends_at is not None
+    return fit.step_ends_at

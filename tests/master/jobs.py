@@ -1,0 +1,232 @@
+"""A job that a test runs: its store, its world, and one master after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gyre.api.replaying import replay_job
+from gyre.config import JobSpec
+from gyre.errors import StoreFull
+from gyre.failover import Incident, JobPhase, JobState, VertexPhase, state_from
+from gyre.master.master import JobMaster
+from gyre.store import EventRow, Store, open_store
+from gyre.testing.clock import VirtualClock, VirtualTimeLoop
+from gyre.testing.fake_cluster import Connection, FakeCluster, FakeTrainer
+from gyre.testing.fake_master import small_spec
+
+JOB_ID = "j1"
+
+
+class MasterDied(BaseException):
+    """Raised where a master's process ends, so that nothing after it runs."""
+
+
+class Job:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps: int = 6,
+        change: Callable[[JobSpec], None] | None = None,
+        **knobs: Any,
+    ) -> None:
+        self.spec = small_spec()
+        self.spec.failover.backoff_s = 0.5
+        for role in self.spec.roles.values():
+            role.stall_timeout_s = 20.0
+        if change is not None:
+            change(self.spec)
+        folder.mkdir()
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'gyre.db'}"
+        self.clock = VirtualClock()
+        self.world = FakeCluster(self.clock, trainer=FakeTrainer(steps=steps), **knobs)
+        with self.open() as store:
+            store.create_job(
+                job_id=JOB_ID, name="small", spec=self.spec.model_dump(mode="json"), now=self.clock.time()
+            )
+        self.exits: list[int] = []
+
+    def open(self) -> Store:
+        return open_store(self.url)
+
+    def life(self) -> Life:
+        return Life(self)
+
+    def run(self, *, limit_s: float = 3000.0, on_point: Callable[[str], bool] | None = None) -> Life:
+        """One master, from its start to the job's end or its own."""
+        life = Life(self, on_point=on_point)
+        life.run(limit_s)
+        return life
+
+    # -- what came of it ----------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[EventRow]:
+        with self.open() as store:
+            return store.journal(JOB_ID).events()
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    @property
+    def state(self) -> JobState:
+        with self.open() as store:
+            return state_from(store.journal(JOB_ID).snapshot())
+
+    @property
+    def phase(self) -> JobPhase:
+        return self.state.job.phase
+
+    @property
+    def incidents(self) -> list[Incident]:
+        return sorted(self.state.incidents.values(), key=lambda incident: incident.at)
+
+    def check(self) -> None:
+        """What must be so after every test."""
+        with self.open() as store:
+            replay = replay_job(store, JOB_ID)
+            assert replay.differences == []
+            assert len({event.event_id for event in store.journal(JOB_ID).events()}) == replay.events
+        steps = [step for step, _ in self.world.steps]
+        assert steps == list(range(1, len(steps) + 1))
+        if self.phase.ended:
+            assert [process.address for process in self.world.alive] == []
+            assert all(v.phase is VertexPhase.STOPPED for v in self.state.vertices.values())
+            assert [i for i in self.state.incidents.values() if i.outcome == "open"] == []
+
+
+class Life:
+    """One master process: a loop of its own, so that its death takes everything with it at once."""
+
+    def __init__(self, job: Job, *, on_point: Callable[[str], bool] | None = None) -> None:
+        self.job = job
+        self.connection: Connection = job.world.connect()
+        self.exit_code: int | None = None
+        self.died = False
+        self.points: list[str] = []
+        self._buried = False
+        self.full = False
+        """While set, no event can be written."""
+        self._on_point = on_point
+        self.loop = VirtualTimeLoop(job.clock)
+        self.loop.set_exception_handler(self._ignore_death)
+        self.loop.outside(self._is_writing)
+        self.main: asyncio.Task[None] | None = None
+        self.script: list[tuple[float, Callable[[Life], Any]]] = []
+        self.master = JobMaster(
+            job_id=JOB_ID,
+            store_url=job.url,
+            directory=job.folder,
+            cluster=self.connection,
+            clock=job.clock.time,
+            monotonic=job.clock.monotonic,
+            exit_process=self._exit,
+        )
+
+    def at(self, at_s: float, action: Callable[[Life], Any]) -> Life:
+        """Do something at a moment, in the loop; a coroutine that is returned is run."""
+        self.script.append((at_s, action))
+        return self
+
+    async def command(self, verb: str, **body: Any) -> int:
+        return await self.master._command(verb, body, "tester")
+
+    def run(self, limit_s: float = 3000.0) -> Life:
+        asyncio.set_event_loop(None)
+        try:
+            self.main = self.loop.create_task(self.master.run())
+            self._hook()
+            for at_s, action in self.script:
+                self.loop.call_at(max(at_s, self.loop.time()), self._act, action)
+            self.loop.call_later(limit_s, self.die)
+            self.main.add_done_callback(self._stop_loop)
+            self.loop.run_forever()
+            error = None
+            if self.main.done() and not self.main.cancelled():
+                error = self.main.exception()
+        finally:
+            self._bury()
+        if error is not None and not isinstance(error, MasterDied):
+            raise error
+        return self
+
+    def die(self) -> None:
+        """SIGKILL: nothing of this master runs any more."""
+        self.died = True
+        self.connection.cut()
+        self._stop_loop()
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _stop_loop(self, _: object = None) -> None:
+        if not self._buried:
+            self.loop.stop()
+
+    def _act(self, action: Callable[[Life], Any]) -> None:
+        outcome = action(self)
+        if asyncio.iscoroutine(outcome):
+            self.loop.create_task(outcome)
+
+    def _hook(self) -> None:
+        """Set the store's fault points as soon as the master has opened it."""
+        opened = getattr(self.master, "_store", None)
+        if opened is None:
+            self.loop.call_soon(self._hook)
+        else:
+            opened.fault_points = self._point
+
+    def _point(self, point: str) -> None:
+        """Called in the thread that commits."""
+        self.points.append(point)
+        if self.full and point == "append.begun":
+            raise StoreFull("No space left for the journal.")
+        if self.died:
+            raise MasterDied(point)
+        if self._on_point is not None and self._on_point(point):
+            self.died = True
+            self.loop.call_soon_threadsafe(self.die)
+            raise MasterDied(point)
+
+    def _is_writing(self) -> bool:
+        context = getattr(self.master, "_context", None)
+        return context is not None and bool(context._queued) and not context._retrying
+
+    def _exit(self, code: int) -> None:
+        self.exit_code = code
+        self.job.exits.append(code)
+        self.die()
+        raise MasterDied(f"exit {code}")
+
+    @staticmethod
+    def _ignore_death(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), MasterDied):
+            loop.default_exception_handler(context)
+
+    def _bury(self) -> None:
+        ended = self.main is not None and self.main.done() and not self.died
+        if self.main is not None and self.main.done() and not self.main.cancelled():
+            self.main.exception()
+        self.died = self._buried = True
+        self.connection.cut()
+        for timer in list(self.loop._scheduled):  # type: ignore[attr-defined]
+            timer.cancel()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if not ended:
+            context = getattr(self.master, "_context", None)
+            if context is not None:
+                context.close()
+            if getattr(self.master, "_store", None) is not None:
+                self.master._store.close()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        with contextlib.suppress(RuntimeError):
+            self.loop.close()

@@ -1,0 +1,418 @@
+"""The real master, its control loop and its SQLite journal, over a fake cluster in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from jobs import Job, Life
+
+from gyre.config import Budget, JobSpec
+from gyre.failover import JobPhase, Scope
+from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
+
+SETTLED_S = 3.0
+"""By then every vertex runs and the trainer has made a step or two."""
+
+
+def test_a_job_runs_to_success(job: Job) -> None:
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert len(job.world.steps) == 6
+    assert job.world.ended
+    assert job.world.placed == set()
+    assert job.incidents == []
+    assert job.state.job.result == {"steps": 6}
+
+
+@pytest.mark.parametrize("vertex", ["trainer-0", "actor-1", "rollout-0", "reward-0"])
+def test_a_vertex_of_any_role_may_be_killed(job: Job, vertex: str) -> None:
+    job.world.at(SETTLED_S, job.world.kill, vertex)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    [incident] = job.incidents
+    assert (incident.vertex, incident.cause, incident.outcome) == (vertex, "process_died", "recovered")
+    assert incident.scope is (Scope.REGION if vertex.startswith("actor") else Scope.VERTEX)
+    assert "SIGKILL" in incident.evidence["error"]
+    assert len(job.world.steps) == 6
+
+
+def test_the_ranks_of_a_gang_restart_together(job: Job) -> None:
+    job.world.at(SETTLED_S, job.world.kill, "actor-1")
+    job.run()
+    assert [address.incarnation for address in job.world.spawned if address.vertex == "actor-0"] == [1, 2]
+    assert job.world.process("actor-0", 2).binding is not None
+    rendezvous = {job.world.process(f"actor-{rank}", 2).binding.master_port for rank in (0, 1)}  # type: ignore[union-attr]
+    assert len(rendezvous) == 1
+
+
+@pytest.mark.parametrize(
+    "pair", [("rollout-0", "rollout-1"), ("trainer-0", "rollout-0"), ("actor-0", "actor-1"), ("actor-0", "reward-0")]
+)
+def test_two_vertices_may_be_killed_at_once(job: Job, pair: tuple[str, str]) -> None:
+    for vertex in pair:
+        job.world.at(SETTLED_S, job.world.kill, vertex)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    regions = 1 if pair == ("actor-0", "actor-1") else 2
+    assert len(job.incidents) == regions
+    assert all(incident.outcome == "recovered" for incident in job.incidents)
+
+
+def test_setup_that_raises_ends_the_job_with_its_traceback(job: Job) -> None:
+    job.world.fail_setup("reward-0", user_code=True, times=5)
+    job.run()
+    state = job.state.job
+    assert (state.phase, state.reason) == (JobPhase.FAILED, "user_error")
+    assert "mine.py" in state.error
+    assert "reward-0" in state.message
+    assert [incident.scope for incident in job.incidents] == [Scope.VERTEX, Scope.GIVE_UP]
+
+
+def test_setup_that_raises_once_is_tried_again(job: Job) -> None:
+    job.world.fail_setup("reward-0", user_code=True)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+@pytest.mark.parametrize("vertex", ["rollout-0", "trainer-0", "actor-0"])
+def test_a_hang_is_found_within_its_deadline(job: Job, vertex: str) -> None:
+    job.world.at(SETTLED_S, job.world.hang, vertex)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    incident = job.incidents[0]
+    silence_s = job.spec.failover.silence_timeout_s
+    assert (incident.vertex, incident.cause) == (vertex, "silent")
+    assert incident.evidence["stack"] == STACK_FROM_OUTSIDE
+    assert incident.detected_after_s == pytest.approx(silence_s, abs=0.5)
+    assert incident.at - job.clock.time() + job.clock.monotonic() <= SETTLED_S + silence_s + 2.0
+
+
+def test_a_stall_is_found_within_its_deadline(job: Job) -> None:
+    job.world.at(SETTLED_S, job.world.stall, "rollout-0")
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    [incident] = job.incidents
+    assert (incident.vertex, incident.cause) == ("rollout-0", "stalled")
+    assert incident.evidence["stack"] == STACK_OF_A_STALL
+    assert incident.detected_after_s == pytest.approx(20.0, abs=1.0)
+
+
+def test_a_failing_call_is_retried_without_a_restart(job: Job) -> None:
+    job.world.fail_operator("reward-0", user_code=False)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert [incident.scope for incident in job.incidents] == [Scope.RETRY]
+
+
+# -- commands ---------------------------------------------------------------------------------------
+
+
+def test_a_paused_job_makes_no_step_until_it_is_resumed(job: Job) -> None:
+    steps: list[int] = []
+    life = job.life()
+    life.at(SETTLED_S, lambda life: life.command("pause"))
+    life.at(SETTLED_S + 1, lambda life: steps.append(len(job.world.steps)))
+    life.at(SETTLED_S + 60, lambda life: steps.append(len(job.world.steps)))
+    life.at(SETTLED_S + 60, lambda life: life.command("resume"))
+    life.run()
+    assert steps[0] == steps[1]
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+def test_stop_lets_the_step_under_way_end(job: Job) -> None:
+    job.life().at(SETTLED_S, lambda life: life.command("stop", reason="enough")).run()
+    assert (job.phase, job.state.job.message) == (JobPhase.STOPPED, "enough")
+    assert 0 < len(job.world.steps) < 6
+    assert job.clock.monotonic() < SETTLED_S + 10
+
+
+def test_stop_ends_a_trainer_that_does_not_listen(job: Job) -> None:
+    job.world.at(SETTLED_S - 0.1, job.world.stall, "trainer-0")
+    job.life().at(SETTLED_S, lambda life: life.command("stop")).run()
+    assert job.phase is JobPhase.STOPPED
+    assert job.clock.monotonic() < SETTLED_S + job.spec.failover.drain_timeout_s + 10
+
+
+def test_scaling_up_and_down(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=30)
+    counts: list[int] = []
+
+    def count(_: Life) -> None:
+        counts.append(sum(process.address.vertex.startswith("rollout") for process in job.world.alive))
+
+    life = job.life()
+    life.at(SETTLED_S, lambda life: life.command("scale", role="rollout", count=4))
+    life.at(SETTLED_S + 5, count)
+    life.at(SETTLED_S + 6, lambda life: life.command("scale", role="rollout", count=1))
+    life.at(SETTLED_S + 12, count)
+    life.at(SETTLED_S + 13, lambda life: life.command("scale", role="rollout", count=3))
+    life.at(SETTLED_S + 20, count)
+    life.run()
+    assert counts == [4, 1, 3]
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+def test_scaled_down_and_up_before_it_was_gone(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=30)
+    life = job.life()
+    life.at(SETTLED_S, lambda life: life.command("scale", role="rollout", count=1))
+    life.at(SETTLED_S + 0.001, lambda life: life.command("scale", role="rollout", count=2))
+    life.at(SETTLED_S + 10, lambda life: job.world.living("rollout-1") is not None or pytest.fail("not back"))
+    life.run()
+    assert job.state.vertices["rollout-1"].incarnation == 2
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+# -- no room ----------------------------------------------------------------------------------------
+
+
+def test_a_start_that_finds_no_room_is_tried_again(job: Job) -> None:
+    job.world.no_room = {"rollout-1"}
+    job.world.at(100.0, job.world.no_room.clear)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert "required 1, available 0" in job.incidents[0].evidence["error"]
+
+
+def test_a_job_without_room_can_be_scaled_to_what_there_is(job: Job) -> None:
+    job.world.no_room = {"rollout-1"}
+    job.life().at(20.0, lambda life: life.command("scale", role="rollout", count=1)).run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert all(address.vertex != "rollout-1" for address in job.world.spawned)
+
+
+def test_a_start_given_up_while_it_waited_for_room_starts_nothing(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=60)
+    job.world.no_room = {"rollout-2"}
+    life = job.life()
+    life.at(SETTLED_S, lambda life: life.command("scale", role="rollout", count=3))
+    life.at(SETTLED_S + 5, lambda life: life.command("scale", role="rollout", count=2))
+    life.at(SETTLED_S + 10, lambda life: job.world.no_room.clear())
+    life.at(SETTLED_S + 30, lambda life: job.world.living("rollout-2") is None or pytest.fail("a zombie"))
+    life.run()
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+def test_a_cluster_without_machines_is_an_incident_not_the_masters_end(job: Job) -> None:
+    job.world.node_count = 0
+    job.world.at(5.0, setattr, job.world, "node_count", 1)
+    life = job.run()
+    assert life.exit_code is None
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+# -- budgets ----------------------------------------------------------------------------------------
+
+
+def small_budgets(spec: JobSpec) -> None:
+    spec.failover.vertex = Budget(max=2, window_s=600)
+    spec.failover.job = Budget(max=1, window_s=600)
+
+
+def test_spent_budgets_widen_the_scope_and_end_the_job(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=1000, change=small_budgets)
+    for n in range(8):
+        job.world.at(5.0 + 20 * n, job.world.kill, "rollout-0")
+    job.run()
+    assert job.phase is JobPhase.FAILED
+    assert [incident.scope for incident in job.incidents] == [
+        Scope.VERTEX,
+        Scope.VERTEX,
+        Scope.JOB,
+        Scope.GIVE_UP,
+    ]
+
+
+def test_a_restart_that_waits_is_overtaken_by_a_wider_one(make_job: Callable[..., Job]) -> None:
+    """The start of incarnation 3 waits out its back-off when the whole job restarts: it must not start beside 4."""
+
+    def slow(spec: JobSpec) -> None:
+        spec.failover.vertex = Budget(max=2, window_s=600)
+        spec.failover.backoff_s = 30.0
+
+    job = make_job(steps=60, change=slow)
+    job.world.at(3.0, job.world.kill, "rollout-0")
+    job.world.at(6.0, job.world.hang, "rollout-0")
+    job.world.at(6.0, job.world.kill, "reward-0")
+    job.world.at(9.0, job.world.kill, "reward-0")
+    job.world.at(44.0, job.world.kill, "reward-0")
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert job.exits == []
+
+
+# -- the disk ---------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_suspends_deciding_and_loses_nothing(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=60)
+    errors: list[str] = []
+    steps: list[int] = []
+
+    def fill(life: Life) -> None:
+        life.full = True
+
+    def empty(life: Life) -> None:
+        errors.append(life.master.view()["store"]["error"])
+        steps.append(len(job.world.steps))
+        life.full = False
+
+    life = job.life()
+    life.at(SETTLED_S, fill).at(SETTLED_S + 30, empty).run()
+    assert "No space" in errors[0]
+    assert steps[0] > 25, "the data plane goes on"
+    assert job.phase is JobPhase.SUCCEEDED
+    assert [event.body["step"] for event in job.events if event.kind == "StepCompleted"] == list(range(1, 61))
+    assert job.incidents == []
+
+
+# -- the master dies --------------------------------------------------------------------------------
+
+
+def disturbed(job: Job) -> None:
+    job.world.at(2.6, job.world.kill, "rollout-0")
+    job.world.at(3.2, job.world.kill, "actor-1")
+
+
+def script(life: Life) -> Life:
+    return life.at(4.4, lambda life: life.command("scale", role="rollout", count=1))
+
+
+def commit_points(life: Life) -> list[int]:
+    return [
+        n for n, point in enumerate(life.points) if point.endswith((".before_commit", ".after_commit"))
+    ]
+
+
+def test_the_master_may_die_at_every_commit(make_job: Callable[..., Job]) -> None:
+    whole = make_job(steps=5)
+    disturbed(whole)
+    points = commit_points(script(whole.life()).run())
+    assert whole.phase is JobPhase.SUCCEEDED
+    assert len(points) > 50
+    for n in points:
+        job = make_job(steps=5)
+        disturbed(job)
+        first = job.life()
+        seen = iter(range(10_000))
+        first._on_point = lambda point, n=n, seen=seen: next(seen) == n
+        script(first).run()
+        assert first.died
+        job.clock.advance(1.5)
+        second = job.run()
+        assert second.exit_code is None, f"at {n}"
+        assert job.phase is JobPhase.SUCCEEDED, f"at {n}: {job.state.job}"
+        assert len(job.world.steps) == 5
+        assert job.state.job.epoch == 2 or not any(p.startswith("append") for p in second.points)
+        assert job.world.placed == set(), f"at {n}: {job.world.placed}"
+        with job.open() as store:
+            assert store.job("j1").phase == "succeeded", f"at {n}"
+
+
+def test_a_stop_that_a_dying_master_has_committed_is_still_a_gentle_one(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=60)
+    first = job.life()
+    first._on_point = lambda point: point == "append.after_commit" and first.stopping
+    first.stopping = False
+
+    def stop(life: Life) -> object:
+        life.stopping = True
+        return life.command("stop")
+
+    first.at(SETTLED_S, stop).run()
+    assert first.died
+    job.run()
+    assert job.phase is JobPhase.STOPPED
+    assert "stop_fit" in job.world.process("trainer-0", 1).told
+    assert "TrainerFinished" in job.kinds
+
+
+def test_a_pause_that_a_dying_master_has_committed_is_carried_out(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=10)
+    first = job.life()
+    first.pausing = False
+    first._on_point = lambda point: point == "append.after_commit" and first.pausing
+
+    def pause(life: Life) -> object:
+        life.pausing = True
+        return life.command("pause")
+
+    first.at(SETTLED_S, pause).run()
+    assert first.died
+    second = job.life()
+    steps: list[int] = []
+    for at_s in (10.0, 40.0):
+        second.at(at_s, lambda life: steps.append(len(job.world.steps)))
+    second.at(40.0, lambda life: life.command("resume"))
+    second.run()
+    assert steps[0] == steps[1] < 10
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+def test_vertices_outlive_their_master(job: Job) -> None:
+    first = job.life().at(SETTLED_S, lambda life: life.die())
+    first.run()
+    job.clock.advance(60.0)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert len(job.world.spawned) == 6, "nothing was started again"
+    assert [incident.vertex for incident in job.incidents] == ["master"]
+    assert job.clock.monotonic() < 80
+
+
+def test_what_died_while_there_was_no_master_is_repaired(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=10)
+    job.life().at(SETTLED_S, lambda life: life.die()).run()
+    job.world.kill("rollout-1")
+    job.world.kill("trainer-0")
+    job.clock.advance(5.0)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert {incident.vertex for incident in job.incidents} == {"master", "rollout-1", "trainer-0"}
+
+
+def test_reports_that_come_again_are_journaled_once(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=30)
+    for n in range(1, 6):
+        job.life().at(SETTLED_S + 3 * n, lambda life: life.die()).run()
+    job.run()
+    steps = [event.body["step"] for event in job.events if event.kind == "StepCompleted"]
+    assert steps == list(range(1, 31))
+    assert job.state.job.epoch == 6
+
+
+def test_of_two_masters_the_older_is_fenced_and_exits(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=30)
+    old = job.life()
+    usurped: list[int] = []
+
+    def usurp(life: Life) -> None:
+        with job.open() as store:
+            usurped.append(store.journal("j1").take_over(now=job.clock.time(), pid=99))
+
+    old.at(SETTLED_S, usurp).run()
+    assert old.exit_code == 0
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert usurped == [2]
+    assert job.state.job.epoch == 3
+    with job.open() as store:
+        assert {event.epoch for event in store.journal("j1").events()} == {1, 3}
+
+
+def test_a_vertex_refuses_a_master_of_an_older_epoch(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=30)
+    old = job.life()
+
+    def outrank(life: Life) -> None:
+        process = job.world.living("rollout-0")
+        assert process is not None
+        process.epoch = 7
+
+    old.at(SETTLED_S, outrank).run()
+    assert old.exit_code == 0
+    for process in job.world.alive:
+        process.epoch = 1
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
