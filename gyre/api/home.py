@@ -1,8 +1,8 @@
 """GYRE_HOME: where the embedded database, the logs and Ray's session of this user lie.
 
     <home>/gyre.db                       the journal of every job, unless a store's URL says otherwise
-    <home>/jobs/<job id>/                what belongs to one job: checkpoints, resolved spec
-    <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master.<epoch>.log`
+    <home>/jobs/<job id>/                what belongs to one job: its checkpoints
+    <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master-0.<pid>.log`
 
 Invariants:
 - *made on use*: asking for a folder makes it; naming the home does not, so reading verbs leave no trace;

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 LINE_EVERY_S = 5.0
+SAME_LINE_EVERY_S = 60.0
 SHOWN_INCIDENTS = 6
 LINE_WIDTH = 240
 """Where nobody looks a line is not folded to a terminal that is not there."""
@@ -22,7 +23,7 @@ class LiveProgress:
         terminal = sys.stderr.isatty()
         self._console = Console(stderr=True, highlight=False, width=None if terminal else LINE_WIDTH)
         self._live: Any = None
-        self._said_at = 0.0
+        self._said, self._said_at = "", 0.0
         self._told: set[str] = set()
         if self._console.is_terminal:
             from rich.live import Live
@@ -42,9 +43,15 @@ class LiveProgress:
                 self.say(f"! {incident['vertex']}: {incident['cause']}{whose} → {incident['decision']}")
         if self._live is not None:
             self._live.update(_panel(view))
-        elif time.monotonic() - self._said_at >= LINE_EVERY_S:
-            self._said_at = time.monotonic()
-            self.say(line_of(view))
+        else:
+            self._say_line(line_of(view))
+
+    def _say_line(self, line: str) -> None:
+        """Where nobody watches: a line every so often, and one that says nothing new less often."""
+        waited_s = time.monotonic() - self._said_at
+        if waited_s >= (LINE_EVERY_S if line != self._said else SAME_LINE_EVERY_S):
+            self._said, self._said_at = line, time.monotonic()
+            self.say(line)
 
     def close(self) -> None:
         if self._live is not None:

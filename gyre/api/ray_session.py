@@ -103,7 +103,7 @@ def _join(address: str) -> None:
     _check_address(address)
     own = _use_token_of_this_machine(address)
     try:
-        with _quiet():
+        with _handlers_kept(), _quiet():
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, AssertionError) as error:
         if own:
@@ -228,8 +228,7 @@ def _forget_latest(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM come when the block has ended. Ray sets a handler of its own for SIGTERM meanwhile, which
-    stays where there was none before: it exits in order, while one that was there may stop the job first."""
+    """SIGINT and SIGTERM come when the block has ended. For the handler that Ray sets see `_handlers_kept`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -242,11 +241,24 @@ def _signals_held() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-        if before[signal.SIGTERM] is not signal.SIG_DFL or signal.getsignal(signal.SIGTERM) is hold:
-            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        for number, handler in before.items():
+            if handler is not signal.SIG_DFL or signal.getsignal(number) is hold:
+                signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray sets a handler of its own for SIGTERM. It stays where there was none before, for it exits in order; one
+    that was there may stop the job first, and comes back."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        ours = before is not signal.SIG_DFL and before is not None
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _first_line(error: BaseException) -> str:

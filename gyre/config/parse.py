@@ -30,7 +30,8 @@ def parse_job(data: Mapping[str, Any]) -> JobSpec:
 def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
     """The mistakes as sentences; `prefix` (`roles.actor.`) is where the model stands in the job."""
     sentences = [prefix + _sentence(item, model) for item in error.errors(include_url=False)]
-    return ConfigError("; ".join(sentences) + ".", details={"mistakes": sentences})
+    text = "; ".join(sentences)
+    return ConfigError(text if text.endswith("?") else f"{text}.", details={"mistakes": sentences})
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

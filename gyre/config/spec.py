@@ -150,13 +150,13 @@ class FailoverSpec(Model):
     """How often each scope is tried before the next wider one, and how long things may take."""
 
     retry: Budget = Budget(max=2, window_s=60)
-    """Failed calls of a vertex that stays alive: the controller's own repetitions, per vertex."""
+    """Failed calls of vertices that stay alive: the controller's own repetitions, per role."""
     vertex: Budget = Budget(max=10, window_s=600)
     """Restarts of one vertex whose process died or got stuck."""
     region: Budget = Budget(max=10, window_s=600)
     job: Budget = Budget(max=2, window_s=3600)
     user_error: Budget = Budget(max=1, window_s=600)
-    """Restarts granted to a vertex for an exception in the user's own code, which seldom goes away."""
+    """Restarts granted to a role for exceptions in the user's own code, which seldom go away."""
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
     """Before the second and later restart in a window, doubled each time; the first is at once."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from gyre.config import Budget, FailoverSpec
 
+_MOST_DOUBLINGS = 64
+"""Past any sensible maximum, and far from what a float cannot hold."""
+
 
 def within(uses: tuple[float, ...], budget: Budget, now: float) -> tuple[float, ...]:
     """The uses that still count at `now`."""
@@ -18,4 +21,4 @@ def backoff_s(earlier_uses: int, spec: FailoverSpec) -> float:
     """Nothing before the first repair in a window; then `backoff_s`, doubled each time up to the maximum."""
     if earlier_uses <= 0:
         return 0.0
-    return float(min(spec.backoff_max_s, spec.backoff_s * 2 ** (earlier_uses - 1)))
+    return min(spec.backoff_max_s, spec.backoff_s * 2.0 ** min(earlier_uses - 1, _MOST_DOUBLINGS))

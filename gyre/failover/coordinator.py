@@ -282,7 +282,7 @@ class FailoverCoordinator:
                     draft,
                     record,
                     now,
-                    cause=Cause.USER_ERROR if event.user_code else Cause.START_FAILED,
+                    cause=Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED,
                     scope=Scope.RETRY,
                     decision=f"call {event.operator} again",
                     evidence=evidence,
@@ -294,7 +294,7 @@ class FailoverCoordinator:
             draft,
             record,
             now,
-            cause=Cause.USER_ERROR if event.user_code else Cause.COLLECTIVE,
+            cause=Cause.USER_ERROR if event.user_code else Cause.COLLECTIVE if gang else Cause.CALL_FAILED,
             evidence=evidence,
             user_code=event.user_code,
         )
@@ -536,7 +536,7 @@ class FailoverCoordinator:
             draft,
             record,
             now,
-            cause=Cause.USER_ERROR if event.user_code else Cause.DIED,
+            cause=Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED,
             evidence={"error": event.error, "traceback": event.traceback},
             user_code=event.user_code,
         )

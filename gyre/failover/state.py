@@ -66,11 +66,15 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     SILENT = "silent"
     """It does not answer: stopped, partitioned, or its host hangs."""
+    UNHEALTHY = "unhealthy"
+    """Its own `health()` raised."""
     STALLED = "stalled"
     """It answers, but the call it is in makes no progress."""
     START_FAILED = "start_failed"
     USER_ERROR = "user_error"
     COLLECTIVE = "collective_failed"
+    CALL_FAILED = "call_failed"
+    """A call raised in Gyre's own code, or in a library that it stands on."""
 
 
 class Scope(StrEnum):

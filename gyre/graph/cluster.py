@@ -86,7 +86,7 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
     ordered = {need.node: assignments[need.node] for need in needs}
     return replace(
         plan,
-        sub_graphs=tuple(_relaxed(sub_graph, ordered) for sub_graph in plan.sub_graphs),
+        sub_graphs=tuple(_laid_out(sub_graph, ordered) for sub_graph in plan.sub_graphs),
         notes=(*plan.notes, *_notes(ordered, nodes)),
         assignments=ordered,
     )
@@ -155,12 +155,12 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
     )
 
 
-def _relaxed(sub_graph: SubGraph, assignments: dict[int, str]) -> SubGraph:
-    """A strict spread that the machines cannot give becomes an ordinary one."""
-    machines = {assignments[bundle.node] for bundle in sub_graph.bundles}
-    if sub_graph.strategy == "STRICT_SPREAD" and len(machines) < len(sub_graph.bundles):
-        return replace(sub_graph, strategy="SPREAD")
-    return sub_graph
+def _laid_out(sub_graph: SubGraph, assignments: dict[int, str]) -> SubGraph:
+    """Its bundles on their machines. A strict spread that the machines cannot give becomes an ordinary one."""
+    bundles = tuple(replace(bundle, machine=assignments[bundle.node]) for bundle in sub_graph.bundles)
+    machines = {bundle.machine for bundle in bundles}
+    narrow = sub_graph.strategy == "STRICT_SPREAD" and len(machines) < len(bundles)
+    return replace(sub_graph, bundles=bundles, strategy="SPREAD" if narrow else sub_graph.strategy)
 
 
 def _notes(assignments: dict[int, str], nodes: Sequence[NodeCapacity]) -> list[str]:

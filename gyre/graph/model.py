@@ -52,6 +52,8 @@ class Operator:
     method: str
     dispatch: Dispatch = Dispatch.ONE
     ordered: bool = False
+    initial_policy: bool = False
+    """Its vertices hold the weights that training began with, and keep them: a reference model."""
 
     @property
     def ref(self) -> str:
@@ -131,6 +133,8 @@ class Bundle:
     cpu: float = 0.0
     memory_bytes: int = 0
     accelerator: float = 0.0
+    machine: str = ""
+    """Id of the cluster's node that the logical node was laid on; empty before, or where any will do."""
 
 
 @dataclass(frozen=True, slots=True)

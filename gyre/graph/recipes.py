@@ -79,7 +79,7 @@ def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
         Edge(apply.ref, generate.ref, EdgeKind.WEIGHTS, batch // firing, 1, delay=1 + spec.max_staleness),
     ]
     if "reference" in spec.roles:
-        logprobs = Operator("reference", "logprobs")
+        logprobs = Operator("reference", "logprobs", initial_policy=True)
         operators.append(logprobs)
         edges += [
             Edge(generate.ref, logprobs.ref, EdgeKind.SAMPLES, firing, firing, capacity=room),

@@ -52,8 +52,8 @@ class Unit:
 
     @property
     def single(self) -> bool:
-        """Each bundle is a sub-graph of its own, so that the unit scales one by one."""
-        return self.elastic and not self.gang
+        """Each bundle is a sub-graph of its own: it is started, replaced and scaled without touching the others."""
+        return not self.gang
 
 
 def units_of(spec: JobSpec) -> list[Unit]:

@@ -62,7 +62,12 @@ class MasterActor:
                 job_id=settings.job_id,
                 store_url=settings.store_url,
                 directory=directory,
-                cluster=RayCluster(settings.job_id, device_type=settings.device_type, master=self._self),
+                cluster=RayCluster(
+                    settings.job_id,
+                    device_type=settings.device_type,
+                    master=self._self,
+                    trainer_stays_here=settings.store_url.startswith("sqlite"),
+                ),
                 serve=self._serve if settings.surface else None,
             )
             asyncio.run(self._master.run())

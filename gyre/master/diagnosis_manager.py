@@ -100,7 +100,8 @@ class DiagnosisManager:
 
     async def _watch(self, address: Address) -> None:
         failover = self._spec.failover
-        acknowledged = 0
+        taken = acknowledged = 0
+        writing: asyncio.Future[int] | None = None
         timeout_s = failover.silence_timeout_s * WATCH_PATIENCE + failover.report_interval_s
         while True:
             try:
@@ -127,9 +128,19 @@ class DiagnosisManager:
                 # The diagnosis counts the silence; here the question is only asked again.
                 await asyncio.sleep(failover.report_interval_s)
                 continue
-            acknowledged = await self._take_in(address, report, acknowledged)
+            taken, newest = self._take_in(address, report, taken)
+            writing = newest or writing
+            if writing is not None:
+                # Acknowledged only once it is in the journal. While that cannot be written, the watch goes on:
+                # a full disk must not look like a vertex that fell silent.
+                await asyncio.wait([writing], timeout=failover.report_interval_s)
+                if writing.done():
+                    acknowledged, writing = taken, None
 
-    async def _take_in(self, address: Address, report: Report, acknowledged: int) -> int:
+    def _take_in(
+        self, address: Address, report: Report, taken: int
+    ) -> tuple[int, asyncio.Future[int] | None]:
+        """Submit what is new since report `taken`. Returns the newest report's number and its commit, if any."""
         now = self._monotonic()
         role = address.vertex.rpartition("-")[0]
         self._observations[address.vertex] = Observation(
@@ -146,19 +157,23 @@ class DiagnosisManager:
             "busy": report.busy,
             "fields": report.fields,
         }
-        written = None
+        if report.unhealthy and (address.vertex, address.incarnation) not in self._condemned:
+            self._condemned.add((address.vertex, address.incarnation))
+            evidence = {"error": "health() raised", "traceback": report.unhealthy}
+            self._context.submit(
+                VertexLost(address.vertex, address.incarnation, Cause.UNHEALTHY, evidence), actor="diagnosis"
+            )
+        writing = None
         for number, kind, body in report.outbox:
-            if number <= acknowledged:
+            if number <= taken:
                 continue
-            written = self._context.submit(
+            writing = self._context.submit(
                 event_from(kind, {**body, "report": number}),
                 actor=address.vertex,
                 event_id=f"{address.vertex}/{address.incarnation}/{number}",
             )
-            acknowledged = number
-        if written is not None:
-            await written  # acknowledged to the vertex only once it is in the journal
-        return acknowledged
+            taken = number
+        return taken, writing
 
     @property
     def progress(self) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class JobContext:
         self._writer: GroupCommitWriter | None = None
         self._counter = 0
         self._retrying = False
+        self._attempt = 0
 
     # -- taking over --------------------------------------------------------------------------------
 
@@ -193,10 +194,11 @@ class JobContext:
     def _write(self, queued: _Queued) -> None:
         assert self._writer is not None
         loop = asyncio.get_running_loop()
+        attempt = self._attempt
         try:
             future = self._writer.submit(queued.entry)
         except GyreError as error:
-            self._failed(error)
+            self._failed(error, attempt)
             return
 
         def tell(written: Any) -> None:
@@ -204,7 +206,7 @@ class JobContext:
             if error is None:
                 loop.call_soon_threadsafe(self._written, queued)
             else:
-                loop.call_soon_threadsafe(self._failed, error)
+                loop.call_soon_threadsafe(self._failed, error, attempt)
 
         future.add_done_callback(tell)
 
@@ -223,10 +225,12 @@ class JobContext:
         if queued.issued:
             self._on_commands(queued.issued)
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, attempt: int) -> None:
         if isinstance(error, Fenced):
             self._on_fenced(error)
             return
+        if attempt != self._attempt:
+            return  # late news of an attempt whose entries have all been sent again
         self.error = str(error)
         if not self._retrying:
             self._retrying = True
@@ -236,6 +240,7 @@ class JobContext:
         assert self._writer is not None
         self._writer.resume()
         self._retrying = False
+        self._attempt += 1
         for queued in list(self._queued):
             if self._retrying:
                 return

@@ -103,6 +103,9 @@ class JobMaster:
         undone = self._context.open(pid=os.getpid())
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
+            # The master before died between the job's last event and what follows from it.
+            await self._scheduler.release_all()
+            await self._update_row()
             await self._cluster.end()
             return
         url = ""
@@ -303,7 +306,7 @@ class JobMaster:
         return prometheus_text(self.view())
 
 
-_RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex")
+_RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex", "StopTrainer")
 
 
 def _regions(graph: Any) -> Callable[[str], frozenset[str]]:

@@ -46,8 +46,8 @@ class _ViewCollector:
             restarts.add_metric([name, role], float(count))
         yield restarts
 
-        incidents = CounterMetricFamily(
-            "gyre_incidents", "Incidents by cause and scope", labels=["job", "cause", "scope"]
+        incidents = GaugeMetricFamily(
+            "gyre_incidents", "Incidents kept, by cause and scope", labels=["job", "cause", "scope"]
         )
         kinds = Counter((incident["cause"], incident["scope"]) for incident in view["incidents"])
         for (cause, scope), count in kinds.items():

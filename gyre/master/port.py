@@ -11,7 +11,7 @@ The view of a job is plain data with these keys:
                version (of the weights it serves, or null), busy (operator or ""), fields (its own report)
     incidents  a list, oldest first
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
-               tokens_per_s, waits (seconds waited for, by role), prompts_lost, trained_twice, …
+               tokens_per_s, waits (shares of recent time, "role waits for role" → 0 to 1), …
     seq        sequence number of the last committed event
     store      error: why the journal cannot be written, or ""
 """

@@ -28,10 +28,12 @@ from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from gyre.config import TRAINER
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.host import VertexHost
@@ -46,14 +48,22 @@ CONTROL_THREADS = 4
 
 REMOVAL_DEADLINE_S = 10.0
 
+NODE_LABEL = "ray.io/node-id"
+"""The label that Ray gives every node; a bundle that selects it stands on that machine."""
+
 
 class RayCluster:
-    def __init__(self, job_id: str, *, device_type: str, master: Any = None) -> None:
+    def __init__(
+        self, job_id: str, *, device_type: str, master: Any = None, trainer_stays_here: bool = False
+    ) -> None:
+        """With `trainer_stays_here` the trainer runs on the master's machine, for the ledger is a file there."""
         self._job_id = job_id
+        self._trainer_stays_here = trainer_stays_here
         self._gpu = device_type == "GPU"
         self._master = master
         self._groups: dict[str, PlacementGroup] = {}
         self._placing: dict[str, asyncio.Lock] = {}
+        self._pins: dict[str, set[str]] = {}
         self._actors: dict[Address, Any] = {}
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         self._host = remote(
@@ -85,10 +95,20 @@ class RayCluster:
             await self._place(sub_graph, timeout_s)
 
     async def _place(self, sub_graph: SubGraph, timeout_s: float) -> None:
-        if sub_graph.id in self._groups:
-            return
+        machines = {node.node_id for node in await self.nodes()}
         name = f"{self._job_id}/{sub_graph.id}"
-        group = await asyncio.to_thread(self._find_or_create, name, sub_graph)
+        if sub_graph.id in self._groups:
+            if self._pins[sub_graph.id] <= machines:
+                return
+            await self._remove(name, self._groups.pop(sub_graph.id))
+        selectors = self._selectors(sub_graph, machines)
+        group = await asyncio.to_thread(self._find, name)
+        if group is not None and await asyncio.to_thread(_waits_for_a_node, group):
+            # Its machine died under an earlier master; nothing lives in it any more.
+            await self._remove(name, group)
+            group = None
+        if group is None:
+            group = await asyncio.to_thread(self._create, name, sub_graph, selectors)
         try:
             await asyncio.wait_for(_as_future(group.ready()), timeout_s)
         except TimeoutError:
@@ -100,15 +120,42 @@ class RayCluster:
                 f"({sub_graph.strategy}), available {shown}"
             ) from None
         self._groups[sub_graph.id] = group
+        self._pins[sub_graph.id] = {selector[NODE_LABEL] for selector in selectors if selector}
 
-    def _find_or_create(self, name: str, sub_graph: SubGraph) -> PlacementGroup:
-        group: PlacementGroup
+    def _selectors(self, sub_graph: SubGraph, machines: set[str]) -> list[dict[str, str]]:
+        """The machine of each bundle, as the plan has it. On a cluster of one there is nothing to choose."""
+        out = []
+        for bundle in sub_graph.bundles:
+            pin = bundle.machine if bundle.machine in machines else ""
+            if self._trainer_stays_here and f"{TRAINER}-0" in bundle.vertices:
+                pin = _own_node()
+            out.append({NODE_LABEL: pin} if pin and len(machines) > 1 else {})
+        return out
+
+    async def _remove(self, name: str, group: PlacementGroup) -> None:
+        """Its name is free again when this returns."""
+        await asyncio.to_thread(remove_placement_group, group)
+        deadline = asyncio.get_running_loop().time() + REMOVAL_DEADLINE_S
+        while await asyncio.to_thread(self._find, name) is not None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise CannotPlace(
+                    f"Ray did not remove the placement group {name} in {REMOVAL_DEADLINE_S:g} s"
+                )
+            await asyncio.sleep(0.05)
+
+    @staticmethod
+    def _find(name: str) -> PlacementGroup | None:
         try:
-            group = get_placement_group(name)
+            group: PlacementGroup = get_placement_group(name)
         except ValueError:  # Ray's way of saying that there is none
-            group = placement_group(
-                self._bundles(sub_graph), strategy=sub_graph.strategy, name=name, lifetime="detached"
-            )
+            return None
+        return group
+
+    def _create(self, name: str, sub_graph: SubGraph, selectors: list[dict[str, str]]) -> PlacementGroup:
+        options: dict[str, Any] = {"bundle_label_selector": selectors} if any(selectors) else {}
+        group: PlacementGroup = placement_group(
+            self._bundles(sub_graph), strategy=sub_graph.strategy, name=name, lifetime="detached", **options
+        )
         return group
 
     def _bundles(self, sub_graph: SubGraph) -> list[dict[str, float]]:
@@ -151,9 +198,12 @@ class RayCluster:
         }
         if self._gpu and accelerator:
             options["num_gpus"] = accelerator
-        actor = await asyncio.to_thread(
-            lambda: self._host.options(**options).remote(address.vertex, address.incarnation, epoch)
-        )
+        try:
+            actor = await asyncio.to_thread(
+                lambda: self._host.options(**options).remote(address.vertex, address.incarnation, epoch)
+            )
+        except ValueError as error:  # what Ray says to a bundle or a resource that the group does not have
+            raise CannotPlace(f"Ray refused to place {address.vertex}: {error}") from None
         self._actors[address] = actor
         told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
         node = await asyncio.to_thread(_node_of, actor)
@@ -249,6 +299,10 @@ async def _within(reference: Any, timeout_s: float) -> Any:
         return await asyncio.wait_for(_as_future(reference), timeout_s)
     except (TimeoutError, RayActorError, RayTaskError, ray.exceptions.RayError):
         return None
+
+
+def _waits_for_a_node(group: PlacementGroup) -> bool:
+    return str(placement_group_table(group).get("state", "")) == "RESCHEDULING"
 
 
 def _own_node() -> str:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from gyre.config import TRAINER, JobSpec
-from gyre.errors import GyreError
-from gyre.failover import Cause, JobState
+from gyre.errors import GraphError, GyreError
+from gyre.failover import Cause, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import Event, VertexLost, VertexStarted, VertexStartFailed, VertexStopped
 from gyre.graph import CompiledJob, PlacementPlan, SubGraph, VertexPlacement, compile_job, fit_to_cluster
@@ -46,9 +46,11 @@ class Scheduler:
         self._epoch = epoch
         self._clock = clock
         self._plans: dict[tuple[tuple[str, int], ...], CompiledJob] = {}
-        self._fitted: dict[tuple[tuple[str, int], ...], PlacementPlan] = {}
+        self._fitted: dict[tuple[tuple[str, int], ...], tuple[frozenset[str], PlacementPlan]] = {}
         self._used: set[str] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
+        self._gone: dict[str, int] = {}
+        """Incarnations up to here are known to have no process."""
 
     # -- plans --------------------------------------------------------------------------------------
 
@@ -68,35 +70,49 @@ class Scheduler:
         """The plan for the vertices wanted now, laid onto the machines that there are."""
         roles = self._state().job.roles
         key = tuple(sorted(roles.items()))
-        if key not in self._fitted:
-            self._fitted[key] = fit_to_cluster(self.compiled(roles).plan, await self._cluster.nodes())
-        return self._fitted[key]
-
-    async def _placement(self, vertex: str) -> tuple[VertexPlacement, SubGraph]:
-        plan = await self.plan()
-        placement = plan.placements[vertex]
-        sub_graph = next(sub for sub in plan.sub_graphs if sub.id == placement.sub_graph)
-        return placement, sub_graph
+        nodes = await self._cluster.nodes()
+        machines = frozenset(node.node_id for node in nodes)
+        known = self._fitted.get(key)
+        if known is None or known[0] != machines:
+            # A plan made for other machines is laid out anew: what runs stays, what starts finds its place.
+            known = self._fitted[key] = (machines, fit_to_cluster(self.compiled(roles).plan, nodes))
+        return known[1]
 
     # -- starting -----------------------------------------------------------------------------------
 
     async def start_region(self, command: StartRegion) -> AsyncIterator[Event]:
-        """Kill what is replaced, spawn, rendezvous, set up. Yields each vertex's event as it comes."""
+        """Kill what is replaced, spawn, rendezvous, set up. Yields each vertex's event as it comes.
+
+        Waiting for the back-off or for room takes long, and the command may be overtaken meanwhile: then it ends
+        without an event, and nothing that it has started stays.
+        """
+        await asyncio.gather(
+            *(self._kill_through(vertex, incarnation) for vertex, incarnation in command.replaces.items())
+        )
         wait_s = command.not_before - self._clock()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        await asyncio.gather(
-            *(self._kill_old(vertex, incarnation) for vertex, incarnation in command.replaces.items())
-        )
         addresses = [Address(vertex, incarnation) for vertex, incarnation in command.vertices.items()]
+        try:
+            plan = await self.plan()
+        except GraphError as error:
+            yield VertexStartFailed(addresses[0].vertex, addresses[0].incarnation, error=str(error))
+            return
+        if not self._is_meant(command):
+            return
+        placements = {address: plan.placements[address.vertex] for address in addresses}
+        outcomes = await asyncio.gather(*(self._spawn(address, plan, command) for address in addresses))
+        if not self._is_meant(command):
+            await asyncio.gather(*(self._kill(address) for address in addresses))
+            return
         spawned: dict[Address, Spawned] = {}
-        for address, outcome in zip(
-            addresses, await asyncio.gather(*(self._spawn(address) for address in addresses)), strict=True
-        ):
-            if isinstance(outcome, Event):
-                yield outcome
+        for address, outcome in zip(addresses, outcomes, strict=True):
+            if isinstance(outcome, Spawned):
+                spawned[address] = outcome
+            else:
+                if outcome is not None:
+                    yield outcome
                 return
-            spawned[address] = outcome
         rendezvous: tuple[str, int] | None = None
         if len(addresses) > 1:
             try:
@@ -107,7 +123,8 @@ class Scheduler:
                 yield _lost(addresses[0], error)
                 return
         tasks = [
-            asyncio.ensure_future(self._bind(address, spawned[address], rendezvous)) for address in addresses
+            asyncio.ensure_future(self._bind(address, placements[address], spawned[address], rendezvous))
+            for address in addresses
         ]
         try:
             for task in asyncio.as_completed(tasks):
@@ -116,14 +133,39 @@ class Scheduler:
             for task in tasks:
                 task.cancel()
 
-    async def _kill_old(self, vertex: str, incarnation: int) -> None:
-        pid, node = self._last_seen.pop((vertex, incarnation), (0, ""))
-        await self._cluster.kill(Address(vertex, incarnation), pid=pid, node=node)
+    def _is_meant(self, command: StartRegion) -> bool:
+        """Whether no later decision has overtaken the start."""
+        records = self._state().vertices
+        return all(
+            vertex in records
+            and records[vertex].incarnation == incarnation
+            and records[vertex].phase is VertexPhase.STARTING
+            for vertex, incarnation in command.vertices.items()
+        )
 
-    async def _spawn(self, address: Address) -> Spawned | Event:
-        placement, sub_graph = await self._placement(address.vertex)
+    async def _kill_through(self, vertex: str, incarnation: int) -> None:
+        """End this incarnation and every one before it that is not known to be gone."""
+        first = self._gone.get(vertex, 0) + 1
+        await asyncio.gather(
+            *(self._kill(Address(vertex, number)) for number in range(first, incarnation + 1))
+        )
+        self._gone[vertex] = max(incarnation, self._gone.get(vertex, 0))
+
+    async def _kill(self, address: Address) -> None:
+        pid, node = self._last_seen.pop((address.vertex, address.incarnation), (0, ""))
+        await self._cluster.kill(address, pid=pid, node=node)
+
+    async def _spawn(
+        self, address: Address, plan: PlacementPlan, command: StartRegion
+    ) -> Spawned | Event | None:
+        """None where the command was overtaken while the sub-graph waited for room."""
+        placement = plan.placements[address.vertex]
+        sub_graph = next(sub for sub in plan.sub_graphs if sub.id == placement.sub_graph)
         self._used.add(sub_graph.id)
         try:
+            await self._cluster.place(sub_graph, PLACE_TIMEOUT_S)
+            if not self._is_meant(command):
+                return None
             spawned = await self._cluster.spawn(
                 address,
                 sub_graph=sub_graph,
@@ -138,9 +180,14 @@ class Scheduler:
         self._last_seen[(address.vertex, address.incarnation)] = (spawned.pid, spawned.node)
         return spawned
 
-    async def _bind(self, address: Address, spawned: Spawned, rendezvous: tuple[str, int] | None) -> Event:
+    async def _bind(
+        self,
+        address: Address,
+        placement: VertexPlacement,
+        spawned: Spawned,
+        rendezvous: tuple[str, int] | None,
+    ) -> Event:
         role = address.vertex.rpartition("-")[0]
-        placement, _ = await self._placement(address.vertex)
         binding = self._binding(address, placement, rendezvous)
         try:
             status, value = await self._cluster.bind(
@@ -214,12 +261,18 @@ class Scheduler:
             await self._cluster.call(
                 address, "shutdown", self._epoch(), command.grace_s, timeout_s=command.grace_s + 2.0
             )
-        pid, node = self._last_seen.pop((command.vertex, command.incarnation), (0, ""))
-        await self._cluster.kill(address, pid=pid, node=node)
+        await self._kill_through(command.vertex, command.incarnation)
         return VertexStopped(command.vertex, command.incarnation)
 
     async def release_all(self) -> None:
-        plan = await self.plan()
+        """Give back every place that this master or one before it may have taken."""
+        counts = dict(self._state().job.roles)
+        for vertex in self._state().vertices.values():
+            counts[vertex.role] = max(counts.get(vertex.role, 0), vertex.rank + 1)
+        try:
+            plan = self.compiled(counts).plan
+        except GraphError:  # roles that scaled at different times need not fit all at once
+            plan = self.compiled(self._state().job.roles).plan
         names = self._used | {sub_graph.id for sub_graph in plan.sub_graphs}
         await asyncio.gather(*(self._cluster.release(name) for name in names))
 

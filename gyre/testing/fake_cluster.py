@@ -343,7 +343,9 @@ class FakeCluster:
         await self._sleep(min(self.latency_s, timeout_s))
         process = self._processes.get(address)
         if process is None or not process.alive:
-            raise ProcessDied(process.detail if process else f"no actor {address.vertex}/{address.incarnation}")
+            raise ProcessDied(
+                process.detail if process else f"no actor {address.vertex}/{address.incarnation}"
+            )
         while process.hung:
             if self.clock.monotonic() >= deadline - 1e-9:
                 raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s")
@@ -365,7 +367,11 @@ class FakeCluster:
         fit = self._fits.get(process.address)
         match method:
             case "hello":
-                return {"pid": process.pid, "bound": process.bound, "incarnation": process.address.incarnation}
+                return {
+                    "pid": process.pid,
+                    "bound": process.bound,
+                    "incarnation": process.address.incarnation,
+                }
             case "address":
                 return "127.0.0.1", 40_000 + process.pid
             case "stacks":

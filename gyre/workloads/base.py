@@ -84,6 +84,11 @@ class Progress:
             self._ticks += 1
             self._fields.update(fields)
 
+    def note(self, **fields: Any) -> None:
+        """Fields for people to read, without a tick: no sign of work."""
+        with self._lock:
+            self._fields.update(fields)
+
     def read(self) -> tuple[int, dict[str, Any]]:
         with self._lock:
             return self._ticks, dict(self._fields)
@@ -151,7 +156,8 @@ class BaseWorkload:
         """Release what `setup` took. Not called when the process is killed."""
 
     def health(self) -> dict[str, Any]:
-        """Facts for `gyre show`. Raise to be treated as unhealthy."""
+        """Facts for `gyre show --json`, asked for every few seconds between calls. Raise, and the vertex is
+        replaced."""
         return {}
 
     def checkpoint(self, path: Path) -> None:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from gyre.errors import Fenced, GyreError, UserCodeError, VertexLost
 from gyre.graph import compile_job
 from gyre.graph.flow import Firing, Flow
@@ -43,6 +45,8 @@ CALLS_PER_VERTEX = 2
 """Firings sent to one vertex at a time: one in work, one waiting, so that it never idles for a round trip."""
 
 KEPT_CHECKPOINTS = 2
+
+INITIAL_POLICY = "initial_policy.msgpack"
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, 5.0
 """Pause before a failed firing is sent again, doubled each time: the budgets are the master's to count, and a
@@ -179,6 +183,8 @@ class GraphTrainer(BaseTrainer):
         self.checkpoint_path = found.checkpoint_path
         self._remove_old_checkpoints()
         self.published: Published | None = None
+        self.initial: Published | None = None
+        """What training began with, for reference models; kept in a file, for the actor moves on."""
         self.gang: Gang | None = None
         self.gang_count = 0
         self.gang_not_before = 0.0
@@ -302,8 +308,9 @@ class GraphTrainer(BaseTrainer):
         self.flow.complete(firing)
 
     def _send_to_one(self, operator: Operator, firing: Firing) -> None:
-        needs_weights = any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
-        published = self.published
+        fed = any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
+        needs_weights = fed or operator.initial_policy
+        published = self.initial if operator.initial_policy else self.published
         if needs_weights and published is None:
             return
         member = self._free_member(operator.role)
@@ -598,6 +605,7 @@ class GraphTrainer(BaseTrainer):
         timeout_s = self.run.call_timeout_s
         if self.checkpoint_step is None:
             gang.call("warm_start", timeout_s=timeout_s)
+            self._keep_initial(gang)
             self._checkpoint(gang)
         else:
             states = gang.call("state", timeout_s=timeout_s)
@@ -612,9 +620,17 @@ class GraphTrainer(BaseTrainer):
             if at == self.step + 1:
                 # The optimizer stepped, but the trainer died before the ledger had it.
                 self._step_done(
-                    gang, gang.call("apply", step=at, indices=0, group_ids=[], timeout_s=timeout_s)[0]
+                    gang,
+                    gang.call(
+                        self.pace.method,
+                        _gyre_step=at,
+                        _gyre_indices=0,
+                        _gyre_group_ids=[],
+                        timeout_s=timeout_s,
+                    )[0],
                 )
                 self._checkpoint_if_due(gang)
+        self._serve_initial()
         gang.call("begin", self.step + 1, timeout_s=timeout_s)
         if self.published is None or self.published.version < self.step:
             manifest, buffer = gang.call_rank0("export_weights", version=self.step, timeout_s=timeout_s)
@@ -631,6 +647,21 @@ class GraphTrainer(BaseTrainer):
                 )
             self._publish(manifest, buffer)
 
+    def _keep_initial(self, gang: Gang) -> None:
+        """Before the first checkpoint commits, so that whoever finds that one finds this too."""
+        if any(operator.initial_policy for operator in self.dcg.operators):
+            bundle = gang.call_rank0("export_weights", version=0, timeout_s=self.run.call_timeout_s)
+            path = self.context.directory / INITIAL_POLICY
+            path.with_suffix(".partial").write_bytes(msgpack.packb(bundle))
+            path.with_suffix(".partial").rename(path)
+
+    def _serve_initial(self) -> None:
+        path = self.context.directory / INITIAL_POLICY
+        if self.initial is None and path.exists():
+            manifest, buffer = msgpack.unpackb(path.read_bytes())
+            shared = self.runtime.transport.share((manifest, buffer))
+            self.initial = Published(manifest["version"], manifest["checksum"], shared)
+
     def _replay(self, gang: Gang, step: int) -> None:
         """Train a step again that the restored checkpoint does not cover: same groups, same micro-batches."""
         timeout_s = self.run.call_timeout_s
@@ -640,13 +671,13 @@ class GraphTrainer(BaseTrainer):
         for index in range(self.micro_batches):
             groups = [self.groups[g] for g in ids[index * size : (index + 1) * size]]
             per_rank = [(groups[rank :: gang.size],) for rank in range(gang.size)]
-            futures = gang.submit(self.taker.method, per_rank, step=step, index=index)
+            futures = gang.submit(self.taker.method, per_rank, _gyre_step=step, _gyre_index=index)
             gang.gather(self.taker.method, futures, timeout_s=timeout_s)
         gang.call(
             self.pace.method,
-            step=step,
-            indices=self.micro_batches,
-            group_ids=ids,
+            _gyre_step=step,
+            _gyre_indices=self.micro_batches,
+            _gyre_group_ids=ids,
             timeout_s=timeout_s,
         )
         self.report_progress(replayed_step=step)

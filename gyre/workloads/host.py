@@ -39,6 +39,9 @@ OUTBOX_LIMIT = 100_000
 COALESCE_S = 0.02
 """How long a watch call waits for further reports once there is one: halves the calls of a fast job."""
 
+HEALTH_EVERY_S = 5.0
+"""Between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
+
 ORPHANED = 17
 """Exit status of a vertex that stopped itself because no master came back."""
 
@@ -66,6 +69,8 @@ class VertexHost:
         self._outbox: list[tuple[int, str, dict[str, Any]]] = []
         self._outbox_next = 1
         self._busy = ""
+        self._health_at = -math.inf
+        self._unhealthy = ""
         self._last_ticks = 0
         self._moved_at = monotonic()
         self._work = threading.Lock()
@@ -106,6 +111,7 @@ class VertexHost:
         now = self._monotonic()
         if ticks != self._last_ticks:
             self._last_ticks, self._moved_at = ticks, now
+        self._ask_health(now)
         version = getattr(self._workload, "version", None)
         return Report(
             ticks=ticks,
@@ -113,8 +119,27 @@ class VertexHost:
             busy=self._busy or (self._runtime.busy if self._runtime is not None else ""),
             still_s=now - self._moved_at,
             version=version if isinstance(version, int) else None,
+            unhealthy=self._unhealthy,
             outbox=outbox,
         )
+
+    def _ask_health(self, now: float) -> None:
+        """Between calls only, for the workload's methods run one at a time; and not at every report."""
+        ask = getattr(self._workload, "health", None)
+        if (
+            not callable(ask)
+            or now - self._health_at < HEALTH_EVERY_S
+            or not self._work.acquire(blocking=False)
+        ):
+            return
+        try:
+            self._health_at = now
+            self.progress.note(health=ask())
+            self._unhealthy = ""
+        except Exception as error:  # whatever it raises is the finding
+            self._unhealthy = failure_of(error, module=type(self._workload).__module__).traceback
+        finally:
+            self._work.release()
 
     def stacks(self, epoch: int) -> str:
         """(control)"""
@@ -208,8 +233,11 @@ class VertexHost:
     ) -> tuple[str, Any]:
         """`load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one put
         into the object store is passed by reference."""
-        status, value = self.call(term, "load_weights", *bundle)
-        return (status, value) if status == "error" else self.call(term, method, *args, **kwargs)
+        if hasattr(self._workload, "load_weights"):  # a reference may bring weights of its own
+            status, value = self.call(term, "load_weights", *bundle)
+            if status == "error":
+                return status, value
+        return self.call(term, method, *args, **kwargs)
 
     def control_call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         """(control) Run an operator that is marked `control`, beside whatever else runs."""

@@ -13,6 +13,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from gyre.errors import ConfigError
+
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl")
@@ -113,6 +115,8 @@ class Report:
     still_s: float
     """Seconds since progress last moved or a call last began or ended."""
     version: int | None
+    unhealthy: str = ""
+    """What the workload's `health()` raised, if it did."""
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
 
 

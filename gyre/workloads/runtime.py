@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec, parse_job
-from gyre.errors import Fenced, UserCodeError
+from gyre.errors import ConfigError, Fenced, GyreError, UserCodeError
 from gyre.workloads.base import BaseTrainer, WorkloadContext
 from gyre.workloads.handles import RoleHandle
 from gyre.workloads.protocol import Binding, failure_of
@@ -133,6 +133,12 @@ class TrainerRuntime:
         except UserCodeError as error:
             # The innermost cause is in a vertex, and its traceback is the one worth reading.
             self.report("TrainerFailed", error=error.message, traceback=error.traceback, user_code=True)
+            return
+        except GyreError as error:
+            # Raised by a handle in the user's `fit()`, say: a deadline that passed is not the user's exception.
+            told = failure_of(error)
+            user_code = isinstance(error, ConfigError)
+            self.report("TrainerFailed", error=told.error, traceback=told.traceback, user_code=user_code)
             return
         except BaseException as error:
             failure = failure_of(error, module=type(self._trainer).__module__)

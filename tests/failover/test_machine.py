@@ -211,7 +211,9 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.in_state(up=True) + self.in_state(up=False))
     @rule(data=st.data(), hangs=st.booleans())
     def die(self, data: st.DataObject, hangs: bool) -> None:
-        process = data.draw(st.sampled_from(self.in_state(up=True) + self.in_state(up=False)), label="process")
+        process = data.draw(
+            st.sampled_from(self.in_state(up=True) + self.in_state(up=False)), label="process"
+        )
         process.alive = hangs
         process.lost = True
         self.news.append(e.VertexLost(*process.pair, "silent" if hangs else "process_died"))
@@ -341,7 +343,9 @@ class World(RuleBasedStateMachine):
                 break
             self.let_everything_happen(finish=True)
         job = self.state.job
-        assert job.phase.ended, f"{job.phase} at {self.now}: {[vars_of(v) for v in self.state.vertices.values()]}"
+        assert job.phase.ended, (
+            f"{job.phase} at {self.now}: {[vars_of(v) for v in self.state.vertices.values()]}"
+        )
         assert [p for p in self.processes if p.alive] == [], "nothing outlives its job"
         assert [i for i in self.state.incidents.values() if i.outcome == "open"] == []
         assert all(v.phase is VertexPhase.STOPPED for v in self.state.vertices.values())

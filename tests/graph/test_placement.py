@@ -140,8 +140,8 @@ def test_collocated_ranks_may_divide() -> None:
             affinity={"collocate": [["actor", "rollout"]]},
         )
     ).plan
-    assert plan.sub_graphs[1].bundles[1].vertices == ("actor-2", "actor-3", "rollout-1")
-    assert plan.sub_graphs[1].bundles[1].accelerator == 2
+    assert plan.sub_graphs[2].bundles[0].vertices == ("actor-2", "actor-3", "rollout-1")
+    assert plan.sub_graphs[2].bundles[0].accelerator == 2
     assert plan.placements["rollout-1"].devices == (2, 3)
     assert [plan.placements[f"actor-{rank}"].devices for rank in range(4)] == [(0,), (1,), (2,), (3,)]
     assert plan.placements["actor-3"].accelerator == 0.5
@@ -164,11 +164,11 @@ def test_sub_graphs_are_the_units_of_scheduling_and_scaling() -> None:
         grpo_job({"actor": {"total": 2}, "rollout": {"total": 2, "elastic": {"min": 1, "max": 4}}})
     ).plan
     assert [sub_graph.id for sub_graph in plan.sub_graphs] == [
-        "trainer",
+        "trainer-0",
         "actor",
         "rollout-0",
         "rollout-1",
-        "reward",
+        "reward-0",
     ]
 
 
@@ -194,7 +194,7 @@ def test_scaling_up_leaves_the_others_where_they_are() -> None:
     ],
 )
 def test_strategies(affinity: dict[str, Any], per_node: int | None, nodes: list[int], strategy: str) -> None:
-    plan = compile_job(script_job({"actor": role(4, per_node=per_node)}, node_num=4, affinity=affinity)).plan
+    plan = compile_job(script_job({"actor": role(4, per_node=per_node, gang=True)}, node_num=4, affinity=affinity)).plan
     assert [plan.placements[f"actor-{rank}"].node for rank in range(4)] == nodes
     assert plan.sub_graphs[1].strategy == strategy
 
@@ -229,7 +229,7 @@ def machine(name: str, cpu: float = 8, gpu: float = 0) -> NodeCapacity:
 def spread_plan(device_type: str = "CPU", **resources: Any) -> PlacementPlan:
     return compile_job(
         script_job(
-            {"actor": role(3, per_node=1, resources=resources)},
+            {"actor": role(3, per_node=1, gang=True, resources=resources)},
             node_num=3,
             device_per_node=2,
             device_type=device_type,

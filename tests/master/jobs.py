@@ -54,14 +54,13 @@ class Job:
     def open(self) -> Store:
         return open_store(self.url)
 
-    def life(self) -> Life:
-        return Life(self)
+    def life(self, *, on_point: Callable[[str], bool] | None = None) -> Life:
+        """A master that does not run yet. It dies at the first fault point for which `on_point` is true."""
+        return Life(self, on_point=on_point)
 
-    def run(self, *, limit_s: float = 3000.0, on_point: Callable[[str], bool] | None = None) -> Life:
+    def run(self, *, limit_s: float = 3000.0) -> Life:
         """One master, from its start to the job's end or its own."""
-        life = Life(self, on_point=on_point)
-        life.run(limit_s)
-        return life
+        return self.life().run(limit_s)
 
     # -- what came of it ----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -13,7 +14,7 @@ from gyre.errors import JobFailed, UserCodeError
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads import graph_trainer
 from tests.workloads.conftest import digests_of, steps_of
-from tests.workloads.toy_policy import toy_spec
+from tests.workloads.toy_policy import digests_by_hand, toy_spec
 
 HERE = "tests.workloads.toy_policy"
 DEADLINE_S = 30
@@ -64,6 +65,24 @@ def test_an_undisturbed_run_trains_every_prompt_once_and_repeats_itself_bit_by_b
     assert [report.body["step"] for report in job.reports_of("CheckpointCommitted")] == [0, 2, 4, 5]
     assert {row.metrics["staleness_max"] for row in steps_of(job)} == {0}
     assert list((job.directory / "checkpoints").glob(".partial_*")) == []
+
+
+def test_the_graph_trains_what_a_plain_loop_trains(undisturbed):
+    assert undisturbed.digests == digests_by_hand(steps=5, batch=8, micro=4)
+
+
+def test_no_version_is_out_before_its_step_is_in_the_ledger(make_job):
+    job = make_job()
+    stored: list[list[int]] = []
+    shared: list[list[int]] = []
+    for nth in range(1, 7):
+        job.on_report("WeightsPublished", nth, lambda: stored.append(list(digests_of(job))), when="before")
+    for nth in range(1, 6):
+        job.on_report("StepCompleted", nth, lambda: shared.append(list(digests_of(job))), when="before")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert stored == [list(range(1, version + 1)) for version in range(6)]
+    assert shared == [list(range(1, step + 1)) for step in range(1, 6)]
 
 
 def test_the_result_does_not_depend_on_how_many_rollouts_or_rewards_there_are(make_job, undisturbed):
@@ -380,7 +399,7 @@ def test_an_evaluation_line_cut_short_by_a_kill_is_made_again(make_job, undistur
     assert result["accuracy_first"] == 0.5
     lines = (job.directory / "evaluations.jsonl").read_text().splitlines()
     assert len(lines) == 3
-    assert all(line.endswith("}") for line in lines)
+    assert [json.loads(line)["version"] for line in lines] == [0, 2, 4]
 
 
 # -- pause, stop, fence -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.in_process import collective_of
-from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
 from gyre.workloads.graph_trainer import GraphTrainer
 
 MASK = (1 << 64) - 1
@@ -274,6 +274,27 @@ class ToyReference(BaseWorkload):
             for sample in group.samples:
                 sample.extras["reference"] = sample.token_ids * 3 + 1
         return groups
+
+
+def digests_by_hand(steps: int, batch: int, micro: int) -> dict[int, str]:
+    """Each step's digest, by a plain loop over one worker of each role: no graph, no trainer, no ledger."""
+    actor, rollout, reward, reference = ToyActor(), ToyRollout(), ToyReward(), ToyReference()
+    for role, workload in (("actor", actor), ("rollout", rollout)):
+        workload.context = WorkloadContext(job="by-hand", role=role, rank=0, world_size=1)
+        workload.setup()
+    actor.warm_start()
+    rollout.load_weights(*actor.export_weights(version=0))
+    found = {}
+    for step in range(1, steps + 1):
+        groups = [ToyData({}).prompt(index) for index in range((step - 1) * batch, step * batch)]
+        groups = reference.logprobs(reward.score(rollout.generate(groups, step=step)))
+        for index in range(batch // micro):
+            actor.accumulate(groups[index * micro : (index + 1) * micro], step=step, index=index)
+        actor.apply(step=step, indices=batch // micro, group_ids=[group.id for group in groups])
+        manifest, buffer = actor.export_weights(version=step)
+        rollout.load_weights(manifest, buffer)
+        found[step] = manifest["checksum"]
+    return found
 
 
 class ForgetfulReward(ToyReward):

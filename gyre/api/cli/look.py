@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LOG_POLL_S = 0.5
 SHOWN_VERTICES = 200
 SHOWN_INCIDENTS = 20
+SHOWN_NODE = 12
+"""Of a node's id, whose 56 digits are for programs."""
 
 
 @verb()
@@ -108,7 +110,7 @@ def _show_job(view: dict[str, Any]) -> None:
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
     waits = view["progress"].get("waits")
     if isinstance(waits, dict) and waits:
-        rows.append(("waited for", ", ".join(f"{role} {duration(s)}" for role, s in waits.items())))
+        rows.append(("of the time", ", ".join(f"{who} {share:.0%}" for who, share in waits.items())))
     if view["store"]["error"]:
         rows.append(("journal", view["store"]["error"]))
     write_table(("", ""), rows)
@@ -127,7 +129,7 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
                 vertex["phase"],
                 vertex["reason"],
                 vertex["pid"] or "",
-                vertex["node"],
+                vertex["node"][:SHOWN_NODE],
                 vertex["version"],
                 vertex["busy"],
                 vertex["restarts"] or "",

@@ -1,0 +1,106 @@
+"""A user's classes, in a module that every process can import: plain ones and ones that inherit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from gyre.workloads import BaseTrainer, BaseWorkload
+
+
+class MyActor(BaseWorkload):
+    def setup(self) -> None:
+        print(f"actor {self.rank} of {self.world_size} is up")
+
+    def where(self, word: str) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "local_rank": self.local_rank,
+            "e0": os.environ.get("e0"),
+            "e1": os.environ.get("e1"),
+            "c1": self.config["c1"],
+            "word": word,
+        }
+
+
+class MyRollout:
+    """Inherits nothing."""
+
+    rank: int
+
+    def generate(self, n: int) -> list[int]:
+        print(f"generates {n}")
+        return [self.rank] * n
+
+    def bound(self) -> tuple[Any, ...]:
+        return (self.rank, self.world_size, self.local_rank, self.config, os.environ.get("e1"))  # type: ignore[attr-defined]
+
+
+class MyReference(BaseWorkload):
+    def score(self, items: list[int], factor: int) -> list[int]:
+        return [item * factor + self.rank for item in items]
+
+
+class MyTrainer(BaseTrainer):
+    def fit(self) -> dict[str, Any]:
+        async def together() -> list[Any]:
+            calls = self.rollout.generate.submit(1), self.actor.where.submit("there")
+            return [await call for call in calls]
+
+        return {
+            "all": self.rollout.generate(5),
+            "one": self.rollout[1].generate(2),
+            "plain": self.rollout.bound(),
+            "where": self.actor.where("here"),
+            "scattered": self.reference.score.scatter([1, 2, 3, 4, 5], 10),
+            "awaited": asyncio.run(together()),
+            "streamed": sorted(self.rollout.generate.stream([1, 2, 3])),
+            "config": self.config,
+        }
+
+
+class Endless(BaseTrainer):
+    """Goes on until it is told to stop."""
+
+    def fit(self) -> dict[str, Any]:
+        rounds = 0
+        while not self.runtime.should_stop:
+            sizes = len(self.rollout.generate(1))
+            rounds += 1
+            self.report_progress(step=rounds, vertices=sizes)
+        return {"rounds": rounds}
+
+
+class Careless(BaseTrainer):
+    """Fails, or has others fail, where `config["fail"]` says."""
+
+    def fit(self) -> Any:
+        if self.config["fail"] == "fit":
+            raise ValueError("the learning rate is nonsense")
+        return self.rollout.generate(1)
+
+
+class CarelessRollout(BaseWorkload):
+    def setup(self) -> None:
+        if self.config["fail"] == "setup":
+            raise RuntimeError("there is no model here")
+
+    def generate(self, n: int) -> int:
+        if self.config["fail"] == "rollout":
+            return self._look_up(n)
+        if self.config["fail"] == "spin" and not (self.context.directory / "spun").exists():
+            (self.context.directory / "spun").touch()
+            while True:
+                pass
+        return n
+
+    def _look_up(self, n: int) -> int:
+        prices: dict[str, int] = {}
+        return prices["missing"] * n
+
+
+class CarelessReward:
+    def score(self, groups: list[Any], *, step: int) -> list[Any]:
+        raise ZeroDivisionError("no rewards today")

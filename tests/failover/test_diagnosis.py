@@ -1,0 +1,67 @@
+"""Silence and stalls, at moments of a clock that is only a number here."""
+
+from __future__ import annotations
+
+import pytest
+
+from gyre.config import JobSpec
+from gyre.failover import Cause, Observation, diagnose
+from gyre.testing.fake_master import small_spec
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    spec = small_spec()
+    spec.failover.silence_timeout_s = 10.0
+    spec.roles["rollout"].stall_timeout_s = 30.0
+    spec.roles["actor"].stall_timeout_s = 5.0
+    return spec
+
+
+def seen(vertex: str, *, heard_at: float = 0.0, busy: str = "", progressed_at: float = 0.0) -> Observation:
+    return Observation(vertex, vertex.rpartition("-")[0], 3, heard_at, busy, 7, progressed_at)
+
+
+@pytest.mark.parametrize(
+    ("observation", "now", "cause"),
+    [
+        (seen("rollout-0"), 0.0, None),
+        (seen("rollout-0"), 10.0, None),
+        (seen("rollout-0"), 10.001, Cause.SILENT),
+        (seen("rollout-0", heard_at=95.0), 100.0, None),
+        (seen("rollout-0", heard_at=100.0, busy="generate", progressed_at=70.0), 100.0, None),
+        (seen("rollout-0", heard_at=100.0, busy="generate", progressed_at=69.9), 100.0, Cause.STALLED),
+        (seen("rollout-0", heard_at=100.0, busy="", progressed_at=0.0), 100.0, None),
+        (seen("actor-0", heard_at=100.0, busy="update", progressed_at=94.0), 100.0, Cause.STALLED),
+        (seen("actor-0", heard_at=89.0, busy="update", progressed_at=0.0), 100.0, Cause.SILENT),
+    ],
+    ids=[
+        "just heard",
+        "at the limit",
+        "past the limit",
+        "heard lately",
+        "at the stall limit",
+        "past the stall limit",
+        "idle is no stall",
+        "each role its own limit",
+        "silence comes first",
+    ],
+)
+def test_what_is_wrong_with_a_vertex(
+    spec: JobSpec, observation: Observation, now: float, cause: Cause | None
+) -> None:
+    found = diagnose({observation.vertex: observation}, spec, now)
+    assert [suspicion.cause for suspicion in found] == ([] if cause is None else [cause])
+
+
+def test_a_suspicion_says_what_was_seen(spec: JobSpec) -> None:
+    [silent] = diagnose({"rollout-0": seen("rollout-0")}, spec, 12.0)
+    assert (silent.vertex, silent.incarnation, silent.after_s) == ("rollout-0", 3, 12.0)
+    assert silent.detail == "no report for 12.0 s (limit 10 s)"
+    [stalled] = diagnose({"actor-0": seen("actor-0", heard_at=9.0, busy="update")}, spec, 9.0)
+    assert stalled.detail == "update made no progress for 9.0 s (limit 5 s)"
+
+
+def test_the_worst_comes_first(spec: JobSpec) -> None:
+    observations = {name: seen(name, heard_at=at) for name, at in (("rollout-0", 50.0), ("rollout-1", 20.0))}
+    assert [found.vertex for found in diagnose(observations, spec, 100.0)] == ["rollout-1", "rollout-0"]

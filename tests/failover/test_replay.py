@@ -1,0 +1,71 @@
+"""A history folds to its snapshot, from the start or from any point of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from histories import History, Recorded
+
+from gyre.failover import FailoverCoordinator, JobState, differences, fold, rows_of, state_from, story
+from gyre.failover import events as e
+
+
+@pytest.fixture
+def eventful(history: History) -> History:
+    history.start_all()
+    history.report(e.StepCompleted, step=1, version=1)
+    history.lose("actor-1", stack="here")
+    history.start_all()
+    history.decide(e.ScaleRequested("rollout", 1))
+    history.stop_all()
+    history.report(e.TrainerFinished, result={})
+    return history.stop_all()
+
+
+def test_the_fold_is_the_state(eventful: History, coordinator: FailoverCoordinator) -> None:
+    assert fold(coordinator, eventful.records) == eventful.state
+    assert differences(fold(coordinator, eventful.records), rows_of(eventful.state)) == []
+
+
+def test_the_fold_may_go_on_from_the_rows_of_any_moment(
+    eventful: History, coordinator: FailoverCoordinator
+) -> None:
+    for cut in range(len(eventful.records)):
+        rows = rows_of(fold(coordinator, eventful.records[:cut]))
+        loaded = state_from({key: rows[key] for key in sorted(rows)})
+        assert differences(fold(coordinator, eventful.records[cut:], loaded), rows_of(eventful.state)) == []
+
+
+def test_bodies_that_were_json_fold_the_same(eventful: History, coordinator: FailoverCoordinator) -> None:
+    again = [
+        Recorded(r.seq, r.kind, r.at, json.loads(json.dumps(r.body, sort_keys=True)))
+        for r in eventful.records
+    ]
+    assert differences(fold(coordinator, again), rows_of(eventful.state)) == []
+
+
+def test_differences_name_the_row_and_both_sides(eventful: History) -> None:
+    stored = rows_of(eventful.state)
+    stored[("job", "job")] = {**stored[("job", "job")], "step": 99}
+    del stored[("vertex", "reward-0")]
+    stored[("vertex", "ghost-0")] = {"id": "ghost-0"}
+    found = {difference.key: difference for difference in differences(eventful.state, stored)}
+    assert set(found) == {("job", "job"), ("vertex", "reward-0"), ("vertex", "ghost-0")}
+    assert (found[("job", "job")].folded or {})["step"] == 1
+    assert found[("vertex", "reward-0")].stored is None
+    assert found[("vertex", "ghost-0")].folded is None
+
+
+def test_an_empty_history_is_an_empty_state(coordinator: FailoverCoordinator) -> None:
+    assert fold(coordinator, []) == JobState()
+    assert state_from(rows_of(JobState())) == JobState()
+
+
+def test_the_story_of_a_vertex(eventful: History) -> None:
+    assert [record.kind for record in story(eventful.records, "actor-1")] == [
+        "VertexStarted",
+        "VertexLost",
+        "VertexStarted",
+        "VertexStopped",
+    ]
