@@ -52,7 +52,8 @@ def demo_job(*, steps: int = STEPS, seed: int = 0) -> RLJob:
         )
         .failover(silence_timeout_s=6.0)
     )
-    return builder.actor().total(2).rollout().total(2).elastic(1, 4).reward().total(1).build()
+    job: RLJob = builder.actor().total(2).rollout().total(2).elastic(1, 4).reward().total(1).build()
+    return job
 
 
 def run_demo(

@@ -141,7 +141,7 @@ def _nodes() -> list[NodeCapacity]:
             memory_bytes=int(node["Resources"].get("memory", 0)),
             gpu=float(node["Resources"].get("GPU", 0)),
         )
-        for node in ray.nodes()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
 

@@ -97,8 +97,9 @@ class Draft:
         kind, name = key
         if kind == "job":
             return of.job
-        table: dict[str, Any] = {"vertex": of.vertices, "incident": of.incidents, "budget": of.uses}[kind]
-        return table.get(name)
+        if kind == "vertex":
+            return of.vertices.get(name)
+        return of.incidents.get(name) if kind == "incident" else of.uses.get(name)
 
     def _put_vertex(self, record: VertexRecord) -> None:
         self._own_table("vertices")

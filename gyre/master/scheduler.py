@@ -13,7 +13,7 @@ from gyre.errors import GraphError, GyreError
 from gyre.failover import Cause, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import Event, VertexLost, VertexStarted, VertexStartFailed, VertexStopped
-from gyre.graph import CompiledJob, PlacementPlan, SubGraph, VertexPlacement, compile_job, fit_to_cluster
+from gyre.graph import CompiledJob, PlacementPlan, VertexPlacement, compile_job, fit_to_cluster
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.protocol import Binding, Failure
 

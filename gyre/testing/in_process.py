@@ -305,7 +305,14 @@ class InProcessTransport:
         self._open: set[Future[Outcome]] = set()
 
     def submit(
-        self, vertex: str, incarnation: int, method: str, *args: Any, bundle: Any = None, **kwargs: Any
+        self,
+        vertex: str,
+        incarnation: int,
+        method: str,
+        *args: Any,
+        bundle: Any = None,
+        control: bool = False,
+        **kwargs: Any,
     ) -> Future[Outcome]:
         """See `gyre.workloads.transport.Transport`. Raises Killed once closed, and what makes arguments unpicklable."""
         out: Future[Outcome] = Future()
@@ -321,7 +328,9 @@ class InProcessTransport:
 
         def call() -> Packed:
             given, named = _unpack(packed)
-            if bundle is not None:
+            if control:
+                outcome = found.host.control_call(self._term, method, *given, **named)
+            elif bundle is not None:
                 value = _unpack(bundle.packed)
                 outcome = found.host.call_with_weights(self._term, value, method, *given, **named)
             else:

@@ -21,7 +21,9 @@ import math
 import queue
 import shutil
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,9 +331,11 @@ class GraphTrainer(BaseTrainer):
         future = self.runtime.transport.submit(
             *member, operator.method, groups, **options, _gyre_step=step, _gyre_index=firing.index
         )
-        future.add_done_callback(
-            lambda done, f=firing, m=member: self.inbox.put(("one", (f, m, outcome_of(done))))
-        )
+        future.add_done_callback(partial(self._hear_one, firing, member))
+
+    def _hear_one(self, firing: Firing, member: Member, done: Future[Outcome]) -> None:
+        """On the transport's thread."""
+        self.inbox.put(("one", (firing, member, outcome_of(done))))
 
     def _free_member(self, role: str) -> Member | None:
         """The running vertex of the role with the fewest firings on it, if one has room."""
@@ -361,9 +365,11 @@ class GraphTrainer(BaseTrainer):
         pending = _GangFiring(firing, gang, [None] * gang.size)
         self.gang_firings[(firing.operator, firing.index)] = pending
         for rank, future in enumerate(gang.submit(operator.method, per_rank, **kwargs)):
-            future.add_done_callback(
-                lambda done, p=pending, r=rank: self.inbox.put(("rank", (p, r, outcome_of(done))))
-            )
+            future.add_done_callback(partial(self._hear_rank, pending, rank))
+
+    def _hear_rank(self, pending: _GangFiring, rank: int, done: Future[Outcome]) -> None:
+        """On the transport's thread."""
+        self.inbox.put(("rank", (pending, rank, outcome_of(done))))
 
     def _ids_of(self, step: int) -> list[int]:
         return list(range((step - 1) * self.batch, step * self.batch))

@@ -65,6 +65,7 @@ class RoleHandle:
         gate: Callable[[], object],
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         rank: int | None = None,
+        beside: bool = False,
     ) -> None:
         self._role = role
         self._roster = roster
@@ -73,6 +74,12 @@ class RoleHandle:
         self._gate = gate
         self._waiting = waiting
         self._rank = rank
+        self._beside = beside
+
+    @property
+    def control(self) -> RoleHandle:
+        """The same vertices; calls of operators marked `@operator(control=True)` run beside their other work."""
+        return self._like(self._rank, beside=True)
 
     @property
     def world_size(self) -> int:
@@ -81,6 +88,9 @@ class RoleHandle:
     def __getitem__(self, rank: int) -> RoleHandle:
         if not 0 <= rank < max(1, self.world_size):
             raise IndexError(f"role {self._role!r} has ranks 0 to {self.world_size - 1}; asked for {rank}")
+        return self._like(rank, beside=self._beside)
+
+    def _like(self, rank: int | None, *, beside: bool) -> RoleHandle:
         return RoleHandle(
             self._role,
             self._roster,
@@ -89,6 +99,7 @@ class RoleHandle:
             gate=self._gate,
             waiting=self._waiting,
             rank=rank,
+            beside=beside,
         )
 
     rank = __getitem__
@@ -113,6 +124,13 @@ class RoleHandle:
             )
         return found
 
+    def _submit(
+        self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[tuple[str, Any]]:
+        if self._beside:
+            return self._transport.submit(*member, method, *args, control=True, **kwargs)
+        return self._transport.submit(*member, method, *args, **kwargs)
+
     def _call_one(
         self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float
     ) -> Any:
@@ -120,7 +138,7 @@ class RoleHandle:
         while True:
             try:
                 left_s = max(0.0, deadline - time.monotonic())
-                outcome = self._transport.submit(*member, method, *args, **kwargs).result(left_s)
+                outcome = self._submit(member, method, args, kwargs).result(left_s)
                 return _value(outcome, member[0], method)
             except VertexLost:
                 member = self._replacement(member, method, deadline)
@@ -214,9 +232,7 @@ class RoleMethod:
         members = self._handle._members(deadline)
         if self._handle._rank is not None:
             return self._handle._call_one(members[0], self._method, args, kwargs, deadline)
-        submitted = [
-            self._handle._transport.submit(*member, self._method, *args, **kwargs) for member in members
-        ]
+        submitted = [self._handle._submit(member, self._method, args, kwargs) for member in members]
         results = []
         for member, future in zip(members, submitted, strict=True):
             try:

@@ -23,9 +23,17 @@ def actor_name(job_id: str, vertex: str, incarnation: int) -> str:
 
 class Transport(Protocol):
     def submit(
-        self, vertex: str, incarnation: int, method: str, *args: Any, bundle: Any = None, **kwargs: Any
+        self,
+        vertex: str,
+        incarnation: int,
+        method: str,
+        *args: Any,
+        bundle: Any = None,
+        control: bool = False,
+        **kwargs: Any,
     ) -> Future[tuple[str, Any]]:
-        """With a `bundle` made by `share`, the vertex first does `load_weights(*bundle)`."""
+        """With a `bundle` made by `share`, the vertex first does `load_weights(*bundle)`. With `control` an
+        operator that is marked so runs beside whatever else the vertex does."""
         ...
 
     def share(self, value: Any) -> Any:
@@ -43,9 +51,19 @@ class RayTransport:
         self._handles: dict[tuple[str, int], Any] = {}
 
     def submit(
-        self, vertex: str, incarnation: int, method: str, *args: Any, bundle: Any = None, **kwargs: Any
+        self,
+        vertex: str,
+        incarnation: int,
+        method: str,
+        *args: Any,
+        bundle: Any = None,
+        control: bool = False,
+        **kwargs: Any,
     ) -> Future[tuple[str, Any]]:
         def call(handle: Any) -> Any:
+            if control:
+                beside = handle.control_call.options(concurrency_group="control")
+                return beside.remote(self._term, method, *args, **kwargs)
             if bundle is not None:
                 return handle.call_with_weights.remote(self._term, bundle, method, *args, **kwargs)
             return handle.call.remote(self._term, method, *args, **kwargs)

@@ -17,7 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from gyre.api.cli import main
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
@@ -45,6 +47,11 @@ class Shared:
     def gyre(self, *arguments: str, timeout_s: float = ENDS_WITHIN_S) -> Ended:
         """Run a verb in a process of its own, until it ends."""
         return Process.start(self.home, *arguments, ray_address=self.address).end(timeout_s)
+
+    def verb(self, *arguments: str) -> Ended:
+        """Run a verb in this process, which is another one than any job's."""
+        result = CliRunner(env={"GYRE_HOME": str(self.home)}).invoke(main, arguments)
+        return Ended(result.exit_code, result.stdout, result.stderr)
 
     def submit(self, builder: Any, name: str = "") -> JobHandle:
         handle: JobHandle = builder.build().submit(name or f"e2e-{uuid.uuid4().hex[:8]}", home_path=self.home)

@@ -53,7 +53,7 @@ class Bench:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         context = self.context
-        loop.outside(lambda: bool(context._queued) and not context._retrying)
+        loop.outside(lambda: bool(context._queued) and not context._retrying and not self.fenced)
         context.open(pid=1)
         return context
 

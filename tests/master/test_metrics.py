@@ -17,7 +17,7 @@ def samples(master: FakeMaster) -> dict[tuple[str, tuple[str, ...]], float]:
         for sample in family.samples:
             labels = {**sample.labels}
             assert labels.pop("job") == "small"
-            found[(sample.name, tuple(labels.values()))] = sample.value
+            found[(sample.name, tuple(labels[name] for name in sorted(labels)))] = sample.value
     return found
 
 
@@ -30,8 +30,8 @@ def test_a_job_that_runs() -> None:
     found = samples(master)
     assert found[("gyre_job_phase", ("running",))] == 1.0
     assert sum(value for (name, _), value in found.items() if name == "gyre_job_phase") == 1.0
-    assert found[("gyre_vertices", ("rollout", "running"))] == 2.0
-    assert found[("gyre_vertices", ("rollout", "starting"))] == 0.0
+    assert found[("gyre_vertices", ("running", "rollout"))] == 2.0
+    assert found[("gyre_vertices", ("starting", "rollout"))] == 0.0
     assert found[("gyre_optimizer_step", ())] == 3.0
     assert found[("gyre_policy_version", ())] == 3.0
     assert found[("gyre_reward_mean", ())] == 0.5

@@ -1,0 +1,121 @@
+"""A job under command: from its handle, and from other processes while it holds the foreground of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.api import RLJobBuilder
+from gyre.api.handle import JobHandle
+from gyre.testing.processes import ProcessFaults
+from tests.e2e.conftest import ENDS_WITHIN_S, Process, Shared
+
+pytestmark = pytest.mark.ray
+
+MODULE = "tests.e2e.workloads"
+
+VERTEX_KEYS = {"id", "role", "rank", "pid", "node", "phase", "reason", "version"}
+
+ENDLESS = f"""
+name: endless
+roles:
+  trainer: {{entrypoint: "{MODULE}:Endless"}}
+  rollout: {{entrypoint: "{MODULE}:MyRollout", total: 1, elastic: {{min: 1, max: 3}}}}
+"""
+
+
+@pytest.fixture
+def endless(shared: Shared) -> Iterator[JobHandle]:
+    builder = RLJobBuilder().trainer(MODULE, "Endless").rollout(MODULE, "MyRollout").elastic(1, 3)
+    handle = shared.submit(builder, "by-handle")
+    yield handle
+    if not handle.status()["job"]["ended_at"]:
+        handle.stop("the test failed")
+        handle.wait(ENDS_WITHIN_S)
+    handle.close()
+
+
+def test_a_handle_scales_pauses_resumes_and_stops(endless: JobHandle) -> None:
+    watch = ProcessFaults(endless)
+
+    def vertices(count: int) -> None:
+        watch.until(
+            lambda view: view["progress"].get("vertices") == count or None,
+            f"{count} vertices called",
+            timeout_s=ENDS_WITHIN_S,
+        )
+
+    vertices(1)
+    endless.scale("rollout", 3)
+    vertices(3)
+    endless.scale("rollout", 1)
+    vertices(1)
+    endless.pause()
+    watch.until(
+        lambda view: view["job"]["phase"] == "paused" or None, "pause", timeout_s=ENDS_WITHIN_S
+    )
+    endless.resume()
+    view = watch.until(
+        lambda view: view if view["job"]["phase"] == "running" else None, "run", timeout_s=ENDS_WITHIN_S
+    )
+    watch.reach_step(view["progress"]["step"] + 5)
+    endless.stop("enough")
+    view = endless.wait(ENDS_WITHIN_S)
+    assert (view["job"]["phase"], view["job"]["message"]) == ("stopped", "enough")
+    assert endless.status()["job"]["result"]["rounds"] > 0
+
+
+def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
+    shared: Shared, tmp_path: Path
+) -> None:
+    file = tmp_path / "endless.yaml"
+    file.write_text(ENDLESS)
+    run = Process.start(shared.home, "run", str(file), "--json", "--name", "fore", ray_address=shared.address)
+
+    def running() -> dict[str, Any] | None:
+        shown = shared.verb("show", "fore", "--json")
+        view: dict[str, Any] = json.loads(shown.out) if shown.code == 0 else {}
+        return view if view and view["job"]["phase"] == "running" else None
+
+    view = run.until(running)
+    assert view["master"].keys() >= {"pid", "epoch", "url"}
+    assert view["master"]["answering"]
+    assert [vertex["id"] for vertex in view["vertices"]] == ["rollout-0", "trainer-0"]
+    assert all(vertex.keys() >= VERTEX_KEYS and vertex["pid"] for vertex in view["vertices"])
+    follow = Process.start(shared.home, "events", "-f", "--json", "fore", ray_address=shared.address)
+    tail = Process.start(shared.home, "logs", "-f", "fore", "--role", "rollout", ray_address=shared.address)
+
+    assert [job["name"] for job in shared.verb("ls", "--json").json()] == ["fore"]
+    assert shared.gyre("submit", str(file), "--name", "fore").code == 5
+    assert shared.verb("scale", "fore", "rollout=2").code == 0
+    assert shared.verb("scale", "fore", "rollout=9").code == 2
+    assert shared.verb("scale", "fore", "nobody=1").code == 4
+    assert shared.verb("pause").code == 0
+    assert shared.verb("resume", "--json").json()["job_id"] == view["job"]["job_id"]
+    assert shared.verb("replay", "fore", "--json").json()["differences"] == []
+    assert shared.verb("stop", "fore", "--reason", "seen enough").code == 0
+
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    last = ended.json()
+    assert (last["job"]["phase"], last["job"]["message"]) == ("stopped", "seen enough")
+    assert last["job"]["roles"]["rollout"] == 2
+    events = [json.loads(line) for line in follow.end().out.splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert {"ScaleRequested", "PauseRequested", "ResumeRequested", "StopRequested"} <= {
+        event["kind"] for event in events
+    }
+    assert "rollout-0    generates 1" in tail.end().out
+
+    # And when it is over:
+    shown = shared.verb("show", "fore", "--json").json()
+    assert shown["master"]["answering"] is False
+    assert shown["job"]["phase"] == "stopped"
+    assert shared.verb("replay", "fore").code == 0
+    assert shared.verb("pause", "fore").code == 5
+    assert shared.verb("show", "nobody").code == 4
+    assert "generates 1" in shared.verb("logs", "fore", "--role", "rollout", "--rank", "1").out

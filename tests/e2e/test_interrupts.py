@@ -1,0 +1,135 @@
+"""Ctrl-C, SIGTERM and SIGKILL at a job in the foreground: the right status, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gyre.store import JobRow, open_store
+from tests.e2e.conftest import Process
+
+pytestmark = pytest.mark.ray
+
+MODULE = "tests.e2e.workloads"
+
+ENDLESS = f"""
+name: endless
+failover: {{drain_timeout_s: 5}}
+roles:
+  trainer: {{entrypoint: "{MODULE}:Endless"}}
+  rollout: {{entrypoint: "{MODULE}:MyRollout"}}
+"""
+
+
+@pytest.fixture
+def running(short_home: Path, tmp_path: Path) -> Iterator[Process]:
+    """`gyre run` of a job without end, on a cluster of its own."""
+    file = tmp_path / "endless.yaml"
+    file.write_text(ENDLESS)
+    process = Process.start(short_home, "run", str(file))
+    yield process
+    if process.process.poll() is None:
+        process.process.kill()
+        process.process.communicate()
+
+
+def row_of(process: Process) -> JobRow | None:
+    """The job in the directory, once it is there."""
+    path = process.home / "gyre.db"
+    if not path.exists():
+        return None
+    with open_store(f"sqlite:///{path}") as store:
+        return next(iter(store.jobs()), None)
+
+
+def reach(process: Process, phase: str) -> None:
+    def reached() -> bool:
+        row = row_of(process)
+        return row is not None and row.phase == phase
+
+    process.until(reached)
+
+
+def ends(process: Process, code: int) -> None:
+    ended = process.end()
+    assert ended.code == code, ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+    process.nothing_left()
+
+
+def test_ctrl_c_while_ray_starts(running: Process) -> None:
+    def ray_starts() -> bool:
+        return any("gcs_server" in " ".join(child.cmdline()) for child in running.seen if child.is_running())
+
+    running.until(ray_starts)
+    running.ctrl_c()
+    ends(running, 130)
+
+
+def test_ctrl_c_while_the_job_is_placed(running: Process) -> None:
+    running.until(lambda: row_of(running))
+    running.ctrl_c()
+    ends(running, 130)
+
+
+def test_ctrl_c_while_it_trains(running: Process) -> None:
+    reach(running, "running")
+    running.ctrl_c()
+    ends(running, 130)
+    row = row_of(running)
+    assert row is not None
+    assert (row.phase, row.message) == ("stopped", "interrupted")
+
+
+def test_an_impatient_ctrl_c(running: Process) -> None:
+    reach(running, "running")
+    running.ctrl_c()
+    running.ctrl_c()
+    running.ctrl_c()
+    ends(running, 130)
+    row = row_of(running)
+    assert row is not None
+    assert row.phase == "stopped"
+
+
+def test_sigterm_ends_the_job_in_order(running: Process) -> None:
+    reach(running, "running")
+    os.kill(running.process.pid, signal.SIGTERM)
+    ends(running, 143)
+    row = row_of(running)
+    assert row is not None
+    assert (row.phase, row.message) == ("stopped", "interrupted")
+
+
+def test_a_killed_driver_takes_everything_along_and_its_name_comes_free(
+    running: Process, tmp_path: Path
+) -> None:
+    reach(running, "running")
+    running.look()
+    os.kill(running.process.pid, signal.SIGKILL)
+    assert running.end().code == -signal.SIGKILL
+    # Its files are swept, and its name is taken back, by whoever comes next.
+    again = Process.start(running.home, "run", str(tmp_path / "endless.yaml"))
+    again.seen |= running.seen
+
+    def is_again() -> bool:
+        row = row_of(again)
+        return row is not None and row.phase == "running" and row.epoch == 1 and len(rows(again)) == 2
+
+    again.until(is_again)
+    again.ctrl_c()
+    ends(again, 130)
+    assert [(row.phase, row.reason) for row in rows(again)] == [
+        ("stopped", "stop_requested"),
+        ("failed", "cluster_lost"),
+    ]
+
+
+def rows(process: Process) -> list[JobRow]:
+    with open_store(f"sqlite:///{process.home / 'gyre.db'}") as store:
+        return store.jobs()

@@ -1,0 +1,106 @@
+"""Exceptions and hangs in the user's own code: the traceback first, whose code it was, and status 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyre.api import RLJobBuilder
+from tests.e2e.conftest import ENDS_WITHIN_S, HERE, Shared
+
+pytestmark = pytest.mark.ray
+
+MODULE = "tests.e2e.workloads"
+
+JOB = f"""
+from gyre.api import RLJobBuilder
+
+job = (
+    RLJobBuilder()
+    .trainer("{MODULE}", "Careless")
+    .rollout("{MODULE}", "CarelessRollout").total(1)
+    .failover(user_error={{"max": 1, "window_s": 600}})
+)
+"""
+
+GRPO = f"""
+name: unrewarded
+recipe: grpo
+config:
+  task: {{digits: 1}}
+  model: {{layers: 1, hidden: 32, heads: 2, kv_heads: 1, mlp: 64}}
+  sampling: {{n: 2}}
+  warm_start: {{max_steps: 1, batch: 8}}
+run: {{steps: 3, prompts_per_step: 4, groups_per_firing: 2, groups_per_micro_batch: 4, evaluate_every: 0}}
+failover: {{retry: {{max: 1, window_s: 60}}, user_error: {{max: 1, window_s: 60}}, backoff_s: 0.1}}
+roles:
+  trainer:
+  actor:
+  rollout:
+  reward: {{entrypoint: "{MODULE}:CarelessReward"}}
+"""
+
+
+def said(shared: Shared, file: Path, *options: str) -> str:
+    """What `gyre run` of a job that fails prints: the traceback, then one sentence."""
+    ended = shared.gyre("run", str(file), *options)
+    assert ended.code == 1, ended.err
+    assert ended.out == ""
+    before, traceback, after = ended.err.partition("Traceback (most recent call last):")
+    assert traceback, ended.err
+    assert "error:" not in before
+    assert after.count("error: Job") == 1
+    assert "user code raised" in after
+    assert "in the job's own code" in before  # the incident, while it ran
+    return after
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "error"),
+    [
+        ("fit", "raise ValueError", "ValueError: the learning rate is nonsense"),
+        ("setup", "raise RuntimeError", "RuntimeError: there is no model here"),
+        ("rollout", 'return prices["missing"] * n', "KeyError: 'missing'"),
+    ],
+)
+def test_an_exception_of_the_users_ends_the_job(
+    shared: Shared, tmp_path: Path, where: str, line: str, error: str
+) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(JOB)
+    text = said(shared, file, "--set", f"config.fail={where}", "--name", f"careless-{where}")
+    assert line in text
+    assert str(HERE / "workloads.py") in text
+    assert error in text
+    assert "gyre/workloads/" not in text  # no frame of ours
+
+
+def test_an_operator_that_always_raises_is_given_up_after_its_budget(shared: Shared, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(GRPO)
+    text = said(shared, file)
+    assert "ZeroDivisionError: no rewards today" in text
+    incidents = shared.verb("show", "unrewarded", "--json").json()["incidents"]
+    assert {incident["vertex"] for incident in incidents} == {"reward-0"}
+    assert all(incident["user_code"] for incident in incidents)
+    assert [incident["scope"] for incident in incidents] == ["retry", "vertex", "give_up"]
+
+
+def test_an_endless_loop_is_found_named_and_replaced(shared: Shared) -> None:
+    builder = (
+        RLJobBuilder()
+        .config({"fail": "spin"})
+        .trainer(MODULE, "Careless")
+        .rollout(MODULE, "CarelessRollout")
+        .stall_timeout(3.0)
+    )
+    handle = shared.submit(builder, "spinner")
+    view = handle.wait(ENDS_WITHIN_S)
+    assert view["job"]["phase"] == "succeeded"
+    (incident,) = view["incidents"]
+    assert (incident["vertex"], incident["cause"], incident["outcome"]) == ("rollout-0", "stalled", "recovered")
+    assert 3.0 <= incident["detected_after_s"] < 6.0
+    assert "while True:" in incident["evidence"]["stack"] or "pass" in incident["evidence"]["stack"]
+    assert str(HERE / "workloads.py") in incident["evidence"]["stack"]
+    handle.close()
