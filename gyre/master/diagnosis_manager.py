@@ -7,6 +7,8 @@ carries progress and reports, and its silence is the detection of a hang.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +44,7 @@ class DiagnosisManager:
         self._on_fault = on_fault
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._observations: dict[str, Observation] = {}
+        self._identity = (os.getpid(), socket.gethostname())
         self._condemned: set[tuple[str, int]] = set()
         self.telemetry: dict[str, dict[str, Any]] = {}
         """What each vertex last reported, by id: version, busy, fields. Readable from any thread."""
@@ -111,6 +114,7 @@ class DiagnosisManager:
                     self._context.epoch,
                     acknowledged,
                     failover.report_interval_s,
+                    self._identity,
                     timeout_s=timeout_s,
                 )
             except ProcessDied as error:

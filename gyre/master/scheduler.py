@@ -249,7 +249,7 @@ class Scheduler:
             master_addr=rendezvous[0] if rendezvous else None,
             master_port=rendezvous[1] if rendezvous else None,
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
-            store_url=self._store_url,
+            store_url=self._store_url if role == TRAINER else "",
         )
 
     # -- stopping -----------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
-from gyre.store import CheckpointRow, GroupRow, LedgerStore, StepRow
+from gyre.store import CheckpointRow, GroupRow, LedgerStore, StepRow, open_store
 
 
 @dataclass(slots=True)
@@ -52,6 +53,13 @@ class SampleLedger:
     def __init__(self, store: LedgerStore, term: int) -> None:
         self._store = store
         self._term = term
+
+    @classmethod
+    @contextmanager
+    def at(cls, store_url: str, job_id: str, term: int) -> Iterator[SampleLedger]:
+        """The ledger of a job in the store at this URL; the store is closed at the end. Raises StoreError."""
+        with open_store(store_url) as store:
+            yield cls(store.ledger(job_id), term)
 
     def open(self) -> Recovered:
         """Fence every older writer and read what it left. Raises Fenced where a newer one exists."""

@@ -136,7 +136,7 @@ class FakeCluster:
         self._pids = itertools.count(FIRST_PID)
         self._plans: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that a run can be repeated
 
     def connect(self) -> Connection:
         """A master's way in. Cut it (`connection.cut()`) when that master dies."""
@@ -287,7 +287,7 @@ class FakeCluster:
     # -- waiting ------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -297,11 +297,11 @@ class FakeCluster:
         due = self._next_at()
         until = until if due is None else min(until, due)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await asyncio.wait([waiter], timeout=max(0.0, until - self.clock.monotonic()))
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     async def _sleep(self, seconds: float) -> None:
         deadline = self.clock.monotonic() + seconds
@@ -397,7 +397,13 @@ class FakeCluster:
         return None
 
     async def _watch(
-        self, process: FakeProcess, acknowledged: int, report_s: float, *, deadline: float
+        self,
+        process: FakeProcess,
+        acknowledged: int,
+        report_s: float,
+        master: tuple[int, str] | None = None,
+        *,
+        deadline: float,
     ) -> Report:
         process.outbox = [entry for entry in process.outbox if entry[0] > acknowledged]
         answer_at = self.clock.monotonic() + report_s

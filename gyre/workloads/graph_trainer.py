@@ -35,7 +35,6 @@ from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, EdgeKind, Operator
 from gyre.rollouts.ledger import SampleLedger
 from gyre.rollouts.samples import Group
-from gyre.store import open_store
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.protocol import Failure
@@ -140,8 +139,8 @@ class GraphTrainer(BaseTrainer):
         self.run = runtime.spec.run
         self.dcg = compile_job(runtime.spec).dcg
         self._read_graph()
-        with open_store(runtime.binding.store_url) as store:
-            self.ledger = SampleLedger(store.ledger(runtime.binding.job_id), runtime.term)
+        binding = runtime.binding
+        with SampleLedger.at(binding.store_url, binding.job_id, runtime.term) as self.ledger:
             self._recover()
             self._loop()
             return self._finish()

@@ -30,7 +30,7 @@ from typing import Any
 
 from gyre.errors import Fenced
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
-from gyre.workloads.master_guard import MasterGuard
+from gyre.workloads.master_guard import Identity, MasterGuard
 from gyre.workloads.protocol import Binding, Failure, Report, failure_of, thread_stacks
 
 OUTBOX_LIMIT = 100_000
@@ -78,6 +78,7 @@ class VertexHost:
         self._control_methods: frozenset[str] = frozenset()
         self._runtime: Any = None
         self._address: tuple[str, int] | None = None
+        self._guard: MasterGuard | None = None
 
     # -- the master's calls (control) ---------------------------------------------------------------
 
@@ -97,9 +98,13 @@ class VertexHost:
                 self._address = (host, probe.getsockname()[1])
         return self._address
 
-    def watch(self, epoch: int, acknowledged: int, timeout_s: float) -> Report:
-        """(control) Returns when there is something to tell, at the latest after `timeout_s`."""
+    def watch(
+        self, epoch: int, acknowledged: int, timeout_s: float, master: Identity | None = None
+    ) -> Report:
+        """(control) Returns when there is something to tell, at the latest after `timeout_s`. `master` is who asks."""
         self._hear(epoch)
+        if master is not None and self._guard is not None:
+            self._guard.master = master
         with self._condition:
             self._outbox = [entry for entry in self._outbox if entry[0] > acknowledged]
             if not self._outbox:
@@ -322,9 +327,7 @@ class VertexHost:
     def _mind_the_master(self, binding: Binding) -> None:
         """Without a master: end one that hangs, and in the end leave."""
         timeout_s = binding.orphan_timeout_s
-        guard = MasterGuard(
-            job_id=binding.job_id, store_url=binding.store_url, hung_after_s=binding.master_hung_after_s
-        )
+        guard = self._guard = MasterGuard(binding.master_hung_after_s)
         while True:
             time.sleep(min(1.0, timeout_s / 4))
             now = self._monotonic()
@@ -333,7 +336,7 @@ class VertexHost:
                 print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
                 self._exit_process(ORPHANED)
                 return
-            found = guard.look(silent_s, now)
+            found = guard.look(silent_s)
             if found is not None:
                 self.report("MasterHung", {"vertex": self.vertex, **found})
 
