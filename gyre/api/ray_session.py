@@ -33,9 +33,6 @@ NAMESPACE = "gyre"
 PROBE_S = 5.0
 """How long a cluster's address may refuse connections: a head that is just starting takes a few seconds."""
 
-GCS_GONE_S = 5
-"""The head of a cluster that was started here never comes back: its processes need not wait a minute for it."""
-
 _AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
 """This process started the Ray cluster that it uses, and ends it."""
@@ -192,7 +189,6 @@ def _start_local(place: Home) -> None:
                 log_to_driver=False,
                 configure_logging=False,
                 _temp_dir=str(folder),
-                _system_config={"gcs_rpc_server_reconnect_timeout_s": GCS_GONE_S},
             )
         _started_here.set()
         atexit.register(disconnect, context.address_info.get("session_dir", ""))

@@ -124,6 +124,14 @@ class JobReader:
                 pass  # away, replaced by another program, or shut to us: the journal knows it all
         return self._stored_view(row)
 
+    def master_state(self, job: Mapping[str, Any]) -> str:
+        """Of an item of `jobs`: `answering`, `away`, or nothing for a job that has ended."""
+        if self._url is not None:
+            return "answering"
+        if job["ended_at"]:
+            return ""
+        return "answering" if self.view(job["job_id"])["master"]["answering"] else "away"
+
     def spec(self, job_id: str) -> dict[str, Any]:
         """The resolved spec that the job was submitted with."""
         if self._url is not None:

@@ -9,6 +9,7 @@ itself, anything else is told by a probe (`outside`).
 
 Invariants:
 - *time never falls*, and stands still while a callback runs or a thread works;
+- *first set, first fired*, of timers for the same moment;
 - *no jump over news*: a callback that a thread has handed over runs before the next timer;
 - *no silent hang*: with nothing to run, no timer and no thread at work the loop raises `Deadlocked`.
 """
@@ -16,6 +17,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import heapq
+import itertools
 import selectors
 import time
 from collections.abc import Callable, Coroutine
@@ -63,11 +67,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.clock = clock
         self._in_executors = 0
         self._probes: list[Callable[[], bool]] = []
+        self._timers = itertools.count()
         super().__init__(_JumpingSelector(self))
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self.clock.monotonic()
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = _OrderedTimer(when, callback, args, self, context)
+        timer.number = next(self._timers)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
     def outside(self, probe: Callable[[], bool]) -> None:
         """While `probe()` is true a thread is at work that will call `call_soon_threadsafe`: time stands still."""
@@ -85,6 +103,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     @property
     def waits_for_threads(self) -> bool:
         return self._in_executors > 0 or any(probe() for probe in self._probes)
+
+
+class _OrderedTimer(asyncio.TimerHandle):
+    """Of timers for the same moment the one that was set first fires first; a plain heap promises nothing."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _OrderedTimer):
+            return NotImplemented
+        return (self.when(), self.number) < (other.when(), other.number)
 
 
 class _JumpingSelector(selectors.DefaultSelector):

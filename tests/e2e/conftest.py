@@ -58,7 +58,7 @@ class Shared:
         return handle
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared() -> Iterator[Shared]:
     with tempfile.TemporaryDirectory(prefix="ge", dir="/tmp") as folder:
         address = connect("local", start_local=True, place=home(folder))
@@ -136,14 +136,17 @@ class Process:
 
     def nothing_left(self, within_s: float = 20.0) -> None:
         """No process that it started, no process of its home, no Ray session, no job that is still open."""
-        deadline = time.monotonic() + within_s
-        while left := [process for process in self._left() if _alive(process)]:
-            assert time.monotonic() < deadline, [" ".join(process.cmdline())[:200] for process in left]
-            time.sleep(0.1)
+        self.no_process_left(within_s)
         assert list((self.home / "ray").glob("session_*")) == []
         if (self.home / "gyre.db").exists():
             with open_store(f"sqlite:///{self.home / 'gyre.db'}") as store:
                 assert store.jobs(live=True) == []
+
+    def no_process_left(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while left := [process for process in self._left() if _alive(process)]:
+            assert time.monotonic() < deadline, [" ".join(process.cmdline())[:200] for process in left]
+            time.sleep(0.1)
 
     def _left(self) -> set[psutil.Process]:
         found = set(self.seen)

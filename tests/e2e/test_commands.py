@@ -55,9 +55,7 @@ def test_a_handle_scales_pauses_resumes_and_stops(endless: JobHandle) -> None:
     endless.scale("rollout", 1)
     vertices(1)
     endless.pause()
-    watch.until(
-        lambda view: view["job"]["phase"] == "paused" or None, "pause", timeout_s=ENDS_WITHIN_S
-    )
+    watch.until(lambda view: view["job"]["phase"] == "paused" or None, "pause", timeout_s=ENDS_WITHIN_S)
     endless.resume()
     view = watch.until(
         lambda view: view if view["job"]["phase"] == "running" else None, "run", timeout_s=ENDS_WITHIN_S

@@ -99,7 +99,11 @@ def test_an_endless_loop_is_found_named_and_replaced(shared: Shared) -> None:
     view = handle.wait(ENDS_WITHIN_S)
     assert view["job"]["phase"] == "succeeded"
     (incident,) = view["incidents"]
-    assert (incident["vertex"], incident["cause"], incident["outcome"]) == ("rollout-0", "stalled", "recovered")
+    assert (incident["vertex"], incident["cause"], incident["outcome"]) == (
+        "rollout-0",
+        "stalled",
+        "recovered",
+    )
     assert 3.0 <= incident["detected_after_s"] < 6.0
     assert "while True:" in incident["evidence"]["stack"] or "pass" in incident["evidence"]["stack"]
     assert str(HERE / "workloads.py") in incident["evidence"]["stack"]

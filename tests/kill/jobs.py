@@ -50,6 +50,9 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
         )
     )
     builder = builder.max_staleness(overrides.pop("max_staleness", 0))
+    store_url = overrides.pop("store", None)
+    if store_url is not None:
+        builder = builder.store(store_url)
     stall_s = overrides.pop("stall_timeout_s", 20.0)
     assert not overrides, overrides
     builder = builder.actor().total(2).stall_timeout(stall_s)

@@ -23,12 +23,13 @@ DEADLINE_S = 40
 TORCH = {
     "name": "torch",
     "recipe": "grpo",
-    "roles": {"actor": {}, "rollout": {}, "reward": {}},
+    "roles": {"actor": {}, "rollout": {}, "reward": {}, "reference": {}},
     "config": {
         "seed": 3,
         "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
         "sampling": {"n": 2, "max_new_tokens": 3},
         "warm_start": {"max_steps": 2, "batch": 4},
+        "loss": {"kl_coef": 0.01},
     },
     "run": {
         "steps": 4,
@@ -59,7 +60,7 @@ def test_the_torch_workloads_end_with_the_same_bits_whatever_died(make_job):
     job = make_job(TORCH)
     job.on("rollout.generate", 2, lambda: job.restart("rollout-0"), when="after")
     job.on("actor.apply", 2, lambda: job.restart("actor-0"), when="before")
-    job.on("reward.score", 5, lambda: job.restart("reward-0"))
+    job.on("reward.score", 5, lambda: job.restart("reward-0", "reference-0"))
     job.on("actor.apply", 4, job.kill_trainer, when="after")
     job.on("actor.accumulate", 12, lambda: job.restart("actor-0", "trainer-0"), when="after")
     with job:

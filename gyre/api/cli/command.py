@@ -23,6 +23,26 @@ def _command(session: Session, job: str | None, name: str, body: dict[str, Any],
         remark(f"{found.name}: {name} is event {seq}")
 
 
+def _end_if_lost(session: Session, job: str | None, sure: bool, reason: str, as_json: bool) -> bool:
+    """Write the end of a job that nobody is left to end. Whether that was done. With `sure` on the user's word,
+    else only where it shows from here."""
+    from gyre.api.lost import end_lost_job, is_lost, master_answers
+    from gyre.errors import Conflict
+
+    with session.reader() as reader:
+        row = reader.store.job(reader.find(job, live_first=True).job_id)
+        if not row.live or not (sure or is_lost(reader.store, row)):
+            return False
+        if master_answers(row):
+            raise Conflict(f"Job {row.name} is not lost: its master answers.", hint="Stop it without --lost.")
+        end_lost_job(reader.store, row, reason)
+        if as_json:
+            write_json({"job_id": row.job_id, "seq": reader.store.journal(row.job_id).last_seq()})
+        else:
+            remark(f"{row.name}: its cluster is gone; it is recorded as ended")
+    return True
+
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="The job's id and the event's number.")
 
 
@@ -58,6 +78,9 @@ def resume(session: Session, job: str | None, as_json: bool) -> None:
 @click.argument("job", required=False)
 @click.option("--reason", default="", help="Recorded with the stop.")
 @_JSON
-def stop(session: Session, job: str | None, reason: str, as_json: bool) -> None:
+@click.option("--lost", is_flag=True, help="Its cluster is gone for good: write its end, and free its name.")
+def stop(session: Session, job: str | None, reason: str, lost: bool, as_json: bool) -> None:
     """End a job in order: at the next step's end, or after its drain timeout."""
+    if session.url is None and _end_if_lost(session, job, lost, reason, as_json):
+        return
     _command(session, job, "stop", {"reason": reason}, as_json)

@@ -34,10 +34,13 @@ SHOWN_NODE = 12
 def ls(session: Session, as_json: bool, show_all: bool) -> None:
     """List the jobs that run, or with --all every job, the newest first."""
     jobs: list[dict[str, Any]] = []
+    masters: dict[str, str] = {}
     past = False
     if session.url is not None or session.has_store():
         with session.reader() as reader:
             jobs = reader.jobs(live=None if show_all else True)
+            if not as_json:
+                masters = {job["job_id"]: reader.master_state(job) for job in jobs}
             past = not show_all and not jobs and session.url is None and bool(reader.jobs(live=False))
     if as_json:
         write_json(jobs)
@@ -47,13 +50,14 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
         return
     now = time.time()
     write_table(
-        ("NAME", "ID", "PHASE", "REASON", "STEP", "VERSION", "SUBMITTED", "FOR"),
+        ("NAME", "ID", "PHASE", "REASON", "MASTER", "STEP", "VERSION", "SUBMITTED", "FOR"),
         [
             (
                 job["name"],
                 job["job_id"],
                 job["phase"],
                 job["reason"],
+                masters[job["job_id"]],
                 job["step"],
                 job["version"] if job["version"] >= 0 else "",
                 local_time(job["submitted_at"]),

@@ -31,6 +31,7 @@ COLOURS = {
     "stopping": "yellow",
     "open": "yellow",
     "warn": "yellow",
+    "away": "yellow",
     "failed": "red",
     "fail": "red",
     "gave up": "red",

@@ -1,0 +1,27 @@
+"""The same job with its journal and ledger in PostgreSQL: nothing above the store knows the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.kill.conftest import Run
+from tests.store.conftest import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]
+
+
+@pytest.mark.ray
+@pytest.mark.kill
+@pytest.mark.postgres
+@pytest.mark.timeout(240)
+def test_master_and_trainer_killed_together_on_postgres(
+    postgres_url: str, start: Callable[..., Run], undisturbed_digest: str
+) -> None:
+    run = start(store=postgres_url)
+    run.faults.reach_step(6)
+    for victim in run.faults.kill("trainer-0", "master"):
+        run.faults.replaced(victim)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest

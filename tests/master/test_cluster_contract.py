@@ -1,0 +1,252 @@
+"""What a master may rely on of a cluster, said once: `RayCluster` and its double `FakeCluster` answer alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.errors import Fenced
+from gyre.graph import Bundle, SubGraph
+from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied, Spawned
+from gyre.testing.clock import VirtualClock, run_virtual
+from gyre.testing.fake_cluster import FakeCluster
+from gyre.workloads.protocol import Binding, Failure, Report
+
+FIRST, SECOND = Address("rollout-0", 1), Address("rollout-0", 2)
+PLACE = SubGraph("rollout-0", (Bundle(0, 0, ("rollout-0",)),), "PACK")
+HERE = Path(__file__).parent
+WATCH_S = 0.3
+
+
+class Bench:
+    """A cluster under test, and the two things that only the world can do: raise in `setup`, stop a process."""
+
+    def __init__(self, cluster: Cluster, world: FakeCluster | None, folder: Path) -> None:
+        self.cluster = cluster
+        self._world = world
+        self._folder = folder
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            try:
+                await scenario()
+            finally:
+                for address in (FIRST, SECOND):
+                    await self.cluster.kill(address, pid=0, node="")
+                await self.cluster.release(PLACE.id)
+
+        if self._world is not None:
+            run_virtual(whole(), self._world.clock)
+        else:
+            asyncio.run(whole())
+
+    def now(self) -> float:
+        return time.monotonic() if self._world is None else self._world.clock.monotonic()
+
+    async def spawn(self, address: Address = FIRST, epoch: int = 1) -> Spawned:
+        return await self.cluster.spawn(address, sub_graph=PLACE, bundle=0, epoch=epoch, timeout_s=60.0)
+
+    async def bind(self, address: Address, workload: str = "Quiet") -> Any:
+        if self._world is not None and workload == "Raising":
+            self._world.fail_setup(address.vertex, user_code=True)
+        return await self.cluster.bind(address, 1, self._binding(address, workload), timeout_s=60.0)
+
+    def stop(self, spawned: Spawned) -> None:
+        """The process stays, and answers nothing."""
+        if self._world is not None:
+            self._world.hang(FIRST.vertex)
+        else:
+            os.kill(spawned.pid, signal.SIGSTOP)
+
+    def end(self, spawned: Spawned) -> None:
+        if self._world is not None:
+            self._world.kill(FIRST.vertex)
+        else:
+            os.kill(spawned.pid, signal.SIGKILL)
+
+    def _binding(self, address: Address, workload: str) -> Binding:
+        return Binding(
+            job_id="contract",
+            job_name="contract",
+            role="rollout",
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            incarnation=address.incarnation,
+            module="contract_workloads",
+            name=workload,
+            file=None,
+            config={},
+            env={},
+            python_path=[str(HERE)],
+            directory=str(self._folder),
+            log_path=str(self._folder / "logs" / f"{address.vertex}.log"),
+            orphan_timeout_s=60.0,
+        )
+
+
+@pytest.fixture(scope="module")
+def ray_session() -> Iterator[None]:
+    """A Ray of its own in a short folder (its sockets have long names); skipped beside one that runs already."""
+    import ray
+
+    from gyre.api.home import home
+    from gyre.api.ray_session import connect, disconnect
+
+    here = not ray.is_initialized()
+    with tempfile.TemporaryDirectory(prefix="gc", dir="/tmp") as folder:
+        if here:
+            connect(None, start_local=True, place=home(folder))
+        yield
+        if here:
+            disconnect()
+
+
+@pytest.fixture(params=["fake", pytest.param("ray", marks=pytest.mark.ray)])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "fake":
+        world = FakeCluster(VirtualClock())
+        yield Bench(world.connect(), world, tmp_path)
+        return
+    request.getfixturevalue("ray_session")
+    from gyre.master.ray_cluster import RayCluster
+
+    yield Bench(RayCluster(f"contract-{os.urandom(4).hex()}", device_type="CPU"), None, tmp_path)
+
+
+def test_a_process_is_started_once_and_found_again(bench: Bench) -> None:
+    async def scenario() -> None:
+        first = await bench.spawn()
+        assert first.pid > 0
+        assert first.node
+        assert not first.bound
+        assert await bench.spawn(epoch=2) == first
+        status, told = await bench.cluster.bind(FIRST, 2, bench._binding(FIRST, "Quiet"), timeout_s=60.0)
+        assert (status, told) == ("ok", {"pid": first.pid})
+        again = await bench.spawn(epoch=3)
+        assert (again.pid, again.bound) == (first.pid, True)
+        assert (await bench.cluster.bind(FIRST, 3, bench._binding(FIRST, "Quiet"), timeout_s=60.0))[0] == "ok"
+
+    bench.run(scenario)
+
+
+def test_setup_that_raises_is_told_and_the_process_lives_on(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.spawn()
+        status, failure = await bench.bind(FIRST, "Raising")
+        assert status == "error"
+        assert isinstance(failure, Failure)
+        assert failure.user_code
+        assert failure.error.startswith("ValueError: ")
+        assert "in setup" in failure.traceback
+        told = await bench.cluster.call(FIRST, "hello", 1, timeout_s=10.0)
+        assert not told["bound"]
+
+    bench.run(scenario)
+
+
+def test_a_quiet_watch_ends_at_its_deadline_with_a_report(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.spawn()
+        await bench.bind(FIRST)
+        await bench.cluster.call(FIRST, "watch", 1, 0, 0.01, timeout_s=10.0)  # sees the end of the set-up
+        began = bench.now()
+        report = await bench.cluster.call(FIRST, "watch", 1, 0, WATCH_S, timeout_s=10.0)
+        assert isinstance(report, Report)
+        assert WATCH_S * 0.9 <= bench.now() - began < 5.0
+        assert (report.busy, report.outbox, report.version) == ("", [], None)
+        assert report.still_s >= WATCH_S * 0.9
+
+    bench.run(scenario)
+
+
+def test_a_death_is_known_at_the_call_that_waits(bench: Bench) -> None:
+    async def scenario() -> None:
+        spawned = await bench.spawn()
+        await bench.bind(FIRST)
+        watch = asyncio.ensure_future(bench.cluster.call(FIRST, "watch", 1, 0, 30.0, timeout_s=30.0))
+        await asyncio.sleep(0.2)
+        began = bench.now()
+        bench.end(spawned)
+        with pytest.raises(ProcessDied) as death:
+            await watch
+        assert bench.now() - began < 5.0
+        assert death.value.detail
+        assert not death.value.node_lost
+        with pytest.raises(ProcessDied):
+            await bench.cluster.call(FIRST, "hello", 1, timeout_s=5.0)
+        with pytest.raises(ProcessDied):
+            await bench.bind(FIRST)
+
+    bench.run(scenario)
+
+
+def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ended(bench: Bench) -> None:
+    async def scenario() -> None:
+        spawned = await bench.spawn()
+        await bench.bind(FIRST)
+        bench.stop(spawned)
+        with pytest.raises(NotAnswering):
+            await bench.cluster.call(FIRST, "hello", 1, timeout_s=0.5)
+        seen = await bench.cluster.stacks(pid=spawned.pid, node=spawned.node, timeout_s=3.0)
+        assert "T (stopped)" in seen
+        await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
+        with pytest.raises(ProcessDied):
+            await bench.cluster.call(FIRST, "hello", 1, timeout_s=5.0)
+
+    bench.run(scenario)
+
+
+def test_an_older_master_is_refused(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.spawn(epoch=3)
+        for method, *args in (("hello",), ("stacks",), ("watch", 0, 0.1), ("shutdown", 0.0)):
+            with pytest.raises(Fenced, match="obeys epoch 3; a call came with epoch 2"):
+                await bench.cluster.call(FIRST, method, 2, *args, timeout_s=10.0)
+
+    bench.run(scenario)
+
+
+def test_ending_a_process_is_idempotent_and_makes_room_for_the_next(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.cluster.kill(FIRST, pid=0, node="")
+        spawned = await bench.spawn()
+        await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
+        await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
+        after = await bench.spawn(SECOND)
+        assert after.pid != spawned.pid
+        with contextlib.suppress(ProcessDied):
+            pytest.fail(str(await bench.cluster.call(FIRST, "hello", 1, timeout_s=5.0)))
+
+    bench.run(scenario)
+
+
+def test_the_address_of_a_rendezvous_stays_the_same(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.spawn()
+        host, port = await bench.cluster.call(FIRST, "address", 1, timeout_s=10.0)
+        assert host
+        assert 0 < port < 65536
+        assert tuple(await bench.cluster.call(FIRST, "address", 2, timeout_s=10.0)) == (host, port)
+
+    bench.run(scenario)
+
+
+def test_a_place_is_taken_once_and_given_back_as_often_as_asked(bench: Bench) -> None:
+    async def scenario() -> None:
+        await asyncio.gather(*(bench.cluster.place(PLACE, 30.0) for _ in range(3)))
+        await bench.cluster.release(PLACE.id)
+        await bench.cluster.release(PLACE.id)
+        await bench.cluster.place(PLACE, 30.0)
+        assert await bench.cluster.nodes()
+
+    bench.run(scenario)
