@@ -1,0 +1,19 @@
+"""What Gyre tests itself with, for users' own workloads. Exports are resolved on first use; none of it needs Ray."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_EXPORTS = {
+    "InProcessCollective": "in_process",
+    "InProcessJob": "in_process",
+    "InProcessTransport": "in_process",
+    "collective_of": "in_process",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

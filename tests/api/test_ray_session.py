@@ -58,9 +58,14 @@ def test_what_killed_sessions_left_is_swept_and_what_lives_is_kept(tmp_path: Pat
 
 def test_signals_are_held_until_the_block_has_ended() -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt), ray_session._signals_held():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("the end")
+
+    def interrupted() -> None:
+        with ray_session._signals_held():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert reached == ["the end"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

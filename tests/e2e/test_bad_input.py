@@ -45,9 +45,9 @@ def mine(short_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield short_home
     database = short_home / "gyre.db"
     if database.exists() and database.read_bytes().startswith(b"SQLite format 3"):
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-            with contextlib.suppress(sqlite3.DatabaseError):  # the test damaged it
-                assert connection.execute("select count(*) from jobs").fetchone() == (0,)
+        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+        with contextlib.suppress(sqlite3.DatabaseError):  # the test damaged it
+            assert connection.execute("select count(*) from jobs").fetchone() == (0,)
         connection.close()
     assert not (short_home / "jobs").exists()
 

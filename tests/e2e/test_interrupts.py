@@ -59,6 +59,7 @@ def ends(process: Process, code: int) -> None:
     assert ended.code == code, ended.err
     assert "Traceback" not in ended.err
     assert ended.out == ""
+    print(ended.err)
     process.nothing_left()
 
 
@@ -112,7 +113,11 @@ def test_a_killed_driver_takes_everything_along_and_its_name_comes_free(
     reach(running, "running")
     running.look()
     # Two small agents of Ray's own look for their dead cluster for a minute more; they hold nothing.
-    agents = {process for process in running.seen if "Agent" in process.name()}
+    agents = {
+        process
+        for process in running.seen
+        if any("Agent" in part or "agent" in part for part in process.cmdline())
+    }
     running.seen -= agents
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.end().code == -signal.SIGKILL

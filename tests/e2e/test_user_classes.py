@@ -43,7 +43,7 @@ def described(**where: Any) -> RLJobBuilder:
 def check(result: dict[str, Any]) -> None:
     assert result["all"] == [[0] * 5, [1] * 5]
     assert result["one"] == [1, 1]
-    assert result["plain"] == [[0, 2, 0, {"c1": "v1"}, None], [1, 2, 0, {"c1": "v1"}, None]]
+    assert result["plain"] == [[0, 2, 0, {"c1": "v1"}, False], [1, 2, 0, {"c1": "v1"}, False]]
     here = [
         {"rank": rank, "world_size": 2, "local_rank": 0, "e0": "v0", "e1": "v1", "c1": "v1", "word": "here"}
         for rank in (0, 1)
@@ -84,6 +84,7 @@ def test_classes_may_be_given_themselves_and_build_left_out(shared: Shared) -> N
         RLJobBuilder()
         .config({"c1": "v1"})
         .trainer(workloads.MyTrainer)
+        .global_env({"e0": "v0", "e1": "v1"})
         .actor(workloads.MyActor)
         .total(2)
         .per_node(2)

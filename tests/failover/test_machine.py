@@ -291,7 +291,7 @@ class World(RuleBasedStateMachine):
     def pause_or_resume(self, pause: bool) -> None:
         self.decide(e.PauseRequested() if pause else e.ResumeRequested())
 
-    @precondition(lambda self: len(self.history) > 40)
+    @precondition(lambda self: len(self.history) > 25)
     @rule()
     def stop(self) -> None:
         self.decide(e.StopRequested("enough"))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gyre.workloads.roster import Roster
+from gyre.workloads.roster import DOUBT_S, Roster
 
 
 def soon(delay_s=5.0):
@@ -75,8 +75,19 @@ def test_a_wait_ends_as_soon_as_the_role_is_whole(roster):
     assert found == [[("a-0", 2), ("a-1", 1)]]
 
 
-def test_a_wait_for_a_rank_wants_a_newer_incarnation(roster):
+def test_a_doubt_that_nothing_confirms_passes():
+    now = [100.0]
+    roster = Roster(monotonic=lambda: now[0])
+    roster.announce(1, {"a-0": 1}, {"a": 1})
+    roster.doubt("a-0", 1)
+    assert roster.members("a") == []
+    now[0] += DOUBT_S
+    assert roster.members("a") == [("a-0", 1)]
+
+
+def test_a_wait_for_a_rank_wants_a_newer_incarnation_than_a_doubted_one(roster):
     assert roster.wait_for("a", 1, soon()) == [("a-1", 1)]
+    roster.doubt("a-1", 1)
     assert roster.wait_for("a", 1, soon(0.02), beyond=1) is None
     threading.Timer(0.02, lambda: roster.announce(4, {"a-1": 2}, {"a": 2})).start()
     assert roster.wait_for("a", 1, soon(), beyond=1) == [("a-1", 2)]

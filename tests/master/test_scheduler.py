@@ -1,0 +1,209 @@
+"""Starts that are overtaken while they wait, and processes that nobody else would end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gyre.failover import FailoverCoordinator, JobState, VertexPhase
+from gyre.failover import events as e
+from gyre.failover.commands import StartRegion, StopVertex
+from gyre.graph import compile_job
+from gyre.master.cluster import Address
+from gyre.master.scheduler import PLACE_TIMEOUT_S, Scheduler
+from gyre.testing.clock import VirtualClock, run_virtual
+from gyre.testing.fake_cluster import FakeCluster
+from gyre.testing.fake_master import regions_of_gangs, small_spec
+
+VERTEX = "rollout-0"
+
+
+class Bench:
+    """A scheduler with a state that the test sets."""
+
+    def __init__(self, folder: Path) -> None:
+        spec = compile_job(small_spec()).spec
+        coordinator = FailoverCoordinator(spec, regions_of_gangs(spec))
+        roles = {name: role.total for name, role in spec.roles.items()}
+        self.state = coordinator.decide(JobState(), e.JobSubmitted("j1", "small", roles), 0.0).state
+        self.clock = VirtualClock()
+        self.world = FakeCluster(self.clock)
+        self.scheduler = Scheduler(
+            spec,
+            self.world.connect(),
+            job_id="j1",
+            directory=folder,
+            store_url="",
+            state=lambda: self.state,
+            epoch=lambda: 1,
+            clock=self.clock.time,
+        )
+
+    def say(self, incarnation: int, phase: VertexPhase = VertexPhase.STARTING) -> None:
+        """The state's word on the vertex from now on."""
+        record = replace(self.state.vertices[VERTEX], incarnation=incarnation, phase=phase)
+        self.state = replace(self.state, vertices={**self.state.vertices, VERTEX: record})
+
+    def later(self, after_s: float, incarnation: int, phase: VertexPhase = VertexPhase.STARTING) -> None:
+        asyncio.get_running_loop().call_later(after_s, self.say, incarnation, phase)
+
+    async def start(
+        self, incarnation: int, *, replaces: int = 0, wait_s: float = 0.0, vertex: str = VERTEX
+    ) -> list[e.Event]:
+        command = StartRegion(
+            vertex,
+            {vertex: incarnation},
+            {vertex: replaces} if replaces else {},
+            self.clock.time() + wait_s if wait_s else 0.0,
+        )
+        return [event async for event in self.scheduler.start_region(command)]
+
+    @property
+    def alive(self) -> list[Address]:
+        return [process.address for process in self.world.alive]
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        run_virtual(scenario(), self.clock)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_vertex_comes_up(bench: Bench) -> None:
+    async def scenario() -> None:
+        [event] = await bench.start(1)
+        assert isinstance(event, e.VertexStarted)
+        assert (event.vertex, event.incarnation, event.node) == (VERTEX, 1, "node-0")
+
+    bench.run(scenario)
+
+
+def test_every_earlier_incarnation_is_ended_before_the_next_starts(bench: Bench) -> None:
+    """The start of incarnation 2 was given up before it ended incarnation 1, which hangs."""
+
+    async def scenario() -> None:
+        await bench.start(1)
+        bench.world.hang(VERTEX)
+        bench.say(3)
+        [event] = await bench.start(3, replaces=2)
+        assert isinstance(event, e.VertexStarted)
+        assert bench.alive == [Address(VERTEX, 3)]
+
+    bench.run(scenario)
+
+
+def test_stopping_a_vertex_ends_its_earlier_incarnations_too(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.start(1)
+        bench.say(2, VertexPhase.STOPPING)
+        assert await bench.scheduler.stop_vertex(StopVertex(VERTEX, 2)) == e.VertexStopped(VERTEX, 2)
+        assert bench.alive == []
+
+    bench.run(scenario)
+
+
+def test_the_old_one_is_ended_before_the_back_off_not_after(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.start(1)
+        bench.say(2)
+        seen: list[list[Address]] = []
+        asyncio.get_running_loop().call_later(5.0, lambda: seen.append(bench.alive))
+        await bench.start(2, replaces=1, wait_s=30.0)
+        assert bench.clock.monotonic() > 30.0
+        assert seen == [[]], "it held its device while nobody used it"
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("phase", [VertexPhase.STARTING, VertexPhase.STOPPING])
+def test_a_start_that_is_overtaken_while_it_waits_starts_nothing(bench: Bench, phase: VertexPhase) -> None:
+    async def scenario() -> None:
+        bench.later(10.0, 2, phase)
+        assert await bench.start(1, wait_s=30.0) == []
+        assert bench.world.spawned == []
+
+    bench.run(scenario)
+
+
+def test_a_start_that_is_overtaken_while_it_waits_for_room_starts_nothing(bench: Bench) -> None:
+    async def scenario() -> None:
+        bench.world.no_room = {VERTEX}
+        bench.later(10.0, 2)
+        bench.world.at(20.0, bench.world.no_room.clear)
+        assert await bench.start(1) == []
+        assert bench.world.spawned == []
+
+    bench.run(scenario)
+
+
+def test_a_start_that_is_overtaken_while_its_process_comes_up_leaves_nothing(bench: Bench) -> None:
+    async def scenario() -> None:
+        bench.world.start_delay_s = 5.0
+        bench.later(2.0, 2)
+        assert await bench.start(1) == []
+        assert bench.world.spawned == [Address(VERTEX, 1)]
+        assert bench.alive == []
+
+    bench.run(scenario)
+
+
+def test_no_room_and_no_machine_are_failed_starts(bench: Bench) -> None:
+    async def scenario() -> None:
+        bench.world.no_room = {VERTEX}
+        [event] = await bench.start(1)
+        assert isinstance(event, e.VertexStartFailed)
+        assert "required 1, available 0" in event.error
+        assert bench.clock.monotonic() >= PLACE_TIMEOUT_S
+
+    bench.run(scenario)
+    bench.world.node_count = 0
+    bench.scheduler._fitted.clear()
+
+    async def without_machines() -> None:
+        [event] = await bench.start(1)
+        assert isinstance(event, e.VertexStartFailed)
+        assert "available 0" in event.error
+
+    bench.run(without_machines)
+
+
+def test_a_setup_that_does_not_return_is_a_stall_with_its_stack(bench: Bench) -> None:
+    async def scenario() -> None:
+        bench.world.at(0.3, bench.world.stall, VERTEX)
+        [event] = await bench.start(1)
+        assert isinstance(event, e.VertexLost)
+        assert event.cause == "stalled"
+        assert "setup() did not return within 600 s" in event.evidence["error"]
+        assert "generate" in event.evidence["stack"]
+
+    bench.run(scenario)
+
+
+def test_a_process_that_dies_in_its_setup_is_lost(bench: Bench) -> None:
+    async def scenario() -> None:
+        bench.world.at(0.4, bench.world.kill, VERTEX)
+        [event] = await bench.start(1)
+        assert isinstance(event, e.VertexLost)
+        assert event.cause == "process_died"
+
+    bench.run(scenario)
+
+
+def test_everything_is_given_back_also_what_an_earlier_master_took(bench: Bench) -> None:
+    async def scenario() -> None:
+        names = {
+            sub_graph.id for sub_graph in bench.scheduler.compiled(bench.state.job.roles).plan.sub_graphs
+        }
+        bench.world.placed = set(names)
+        job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": 1})
+        bench.state = replace(bench.state, job=job)
+        await bench.scheduler.release_all()
+        assert bench.world.placed == set()
+
+    bench.run(scenario)
