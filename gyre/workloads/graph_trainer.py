@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import queue
 import shutil
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -36,6 +34,7 @@ from gyre.graph.model import Dispatch, EdgeKind, Operator
 from gyre.rollouts.ledger import SampleLedger
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseTrainer
+from gyre.workloads.evaluations import Evaluations
 from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.protocol import Failure
 from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
@@ -83,32 +82,6 @@ class _GangFiring:
 class _Tries:
     count: int = 0
     not_before: float = 0.0
-
-
-@dataclass(slots=True)
-class _Evaluations:
-    """Held-out results so far, kept in a file of the job so that a new trainer knows them too."""
-
-    path: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def load(self) -> None:
-        if not self.path.exists():
-            return
-        for line in self.path.read_text().splitlines():
-            try:
-                self.rows.append(json.loads(line))
-            except ValueError:
-                # Cut short by a kill: the evaluation is simply made again, on a line of its own.
-                self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-                break
-
-    def add(self, row: dict[str, Any]) -> None:
-        if any(known["version"] == row["version"] for known in self.rows):
-            return
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 class GraphTrainer(BaseTrainer):
@@ -173,7 +146,7 @@ class GraphTrainer(BaseTrainer):
         """Take up where the ledger says the last trainer stood; nothing that is done is done again."""
         directory = self.context.directory
         directory.mkdir(parents=True, exist_ok=True)
-        self.evaluations = _Evaluations(directory / "evaluations.jsonl")
+        self.evaluations = Evaluations(directory / "evaluations.jsonl")
         self.evaluations.load()
         found = self.ledger.open()
         self.step = found.step
