@@ -17,6 +17,7 @@ from typing import NoReturn
 from gyre.api.handle import JobHandle
 from gyre.api.lost import end_lost_job
 from gyre.api.ray_session import disconnect, owns_cluster
+from gyre.api.signals import signals_ignored
 from gyre.errors import GyreError, JobFailed
 from gyre.failover.events import StopRequested
 from gyre.store import open_store
@@ -58,11 +59,12 @@ def in_foreground(handle: JobHandle) -> Iterator[None]:
         _stop(handle)
         raise
     finally:
-        handle.close()
-        own = owns_cluster()
-        disconnect()
-        if own:
-            _write_end(handle, interrupted)
+        with signals_ignored():
+            handle.close()
+            own = owns_cluster()
+            disconnect()
+            if own:
+                _write_end(handle, interrupted)
 
 
 def _stop(handle: JobHandle) -> None:

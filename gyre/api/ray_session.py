@@ -22,10 +22,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from gyre.api.home import Home
+from gyre.api.signals import signals_held, signals_ignored
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 
 NAMESPACE = "gyre"
@@ -68,7 +68,7 @@ def disconnect(session: str = "") -> None:
     """Leave the cluster; one that this process started ends with all its processes, and its files go."""
     import ray
 
-    with _signals_held():
+    with signals_held():
         if not session and _started_here.is_set() and ray.is_initialized():
             session = _session_of(ray)
         if ray.is_initialized():
@@ -79,6 +79,11 @@ def disconnect(session: str = "") -> None:
             if folder.name.startswith("session_"):
                 shutil.rmtree(folder, ignore_errors=True)
                 _forget_latest(folder.parent)
+
+
+def _disconnect_at_exit(session: str) -> None:
+    with signals_ignored():
+        disconnect(session)
 
 
 def owns_cluster() -> bool:
@@ -180,7 +185,7 @@ def _start_local(place: Home) -> None:
 
     folder = place.ray_temp_dir()
     _sweep(folder)
-    with _signals_held():
+    with signals_held():
         with _quiet():
             context: Any = ray.init(
                 address="local",
@@ -191,7 +196,7 @@ def _start_local(place: Home) -> None:
                 _temp_dir=str(folder),
             )
         _started_here.set()
-        atexit.register(disconnect, context.address_info.get("session_dir", ""))
+        atexit.register(_disconnect_at_exit, context.address_info.get("session_dir", ""))
 
 
 def _session_of(ray: Any) -> str:
@@ -224,28 +229,6 @@ def _forget_latest(folder: Path) -> None:
     link = folder / "session_latest"
     if link.is_symlink() and not link.exists():
         link.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM come when the block has ended. For the handler that Ray sets see `_handlers_kept`."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not signal.SIG_DFL or signal.getsignal(number) is hold:
-                signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.lost import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect
+from gyre.api.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
@@ -74,7 +75,8 @@ def submit_job(
             directory = place.job_directory(job_id)
             _start_master(spec, job_id, store_url, directory, host=host, port=port, token=token)
         except BaseException as error:
-            _take_back(store, job_id, error)
+            with signals_held():
+                _take_back(store, job_id, error)
             raise
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=plan.notes)
 

@@ -164,19 +164,17 @@ def _check_path(path: Path, *, create: bool) -> None:
                 raise _full(str(path), error) from error
             raise StoreError(f"Cannot create {path}: {error.strerror}.", hint=hint) from error
         return
-    try:
-        with path.open("rb") as file:
-            header = file.read(16)
-    except OSError as error:
-        raise StoreError(f"Cannot read {path}: {error.strerror}.", hint=hint) from error
+    # Looked at, never opened: closing any descriptor of the file drops every lock that this process has on it,
+    # and without its lock another process's leaving deletes the log that this one still writes to.
+    if not os.access(path, os.R_OK):
+        raise StoreError(f"Cannot read {path}: {os.strerror(errno.EACCES)}.", hint=hint)
+    empty = path.stat().st_size == 0
     wal = Path(f"{path}-wal")
-    if not header and wal.exists() and wal.stat().st_size > 0 and not path.stat().st_size:
+    if empty and wal.exists() and wal.stat().st_size > 0 and path.stat().st_size == 0:
         # SQLite would take an empty file for a new database and delete the log that still holds its rows.
         raise _corrupt(str(path), "the file is empty although its write-ahead log is not")
-    if not header and not create:
+    if empty and not create:
         raise _corrupt(str(path), "the file is empty")
-    if header and header != b"SQLite format 3\x00":
-        raise _corrupt(str(path), "it is not an SQLite database")
 
 
 def _sqlite_engine(url: URL, read_only: bool) -> Engine:
@@ -360,7 +358,9 @@ def _translate_sqlite(cause: sqlite3.Error, database: Database) -> GyreError:
     details = {"sqlite": getattr(cause, "sqlite_errorname", ""), "path": path}
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _disk_is_full(path)):
         return _full(path, cause)
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+    if code == sqlite3.SQLITE_NOTADB:
+        return _corrupt(path, "it is not an SQLite database")
+    if code == sqlite3.SQLITE_CORRUPT:
         return _corrupt(path, str(cause))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreError(

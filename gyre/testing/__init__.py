@@ -6,10 +6,16 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
+    "FakeCluster": "fake_cluster",
+    "FakeTrainer": "fake_cluster",
+    "FaultInjector": "faults",
     "InProcessCollective": "in_process",
     "InProcessJob": "in_process",
     "InProcessTransport": "in_process",
     "collective_of": "in_process",
+    "VirtualClock": "clock",
+    "VirtualTimeLoop": "clock",
+    "run_virtual": "clock",
 }
 
 

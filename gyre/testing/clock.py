@@ -23,9 +23,11 @@ import itertools
 import selectors
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 EPOCH_START = 1_700_000_000.0
 """What `VirtualClock.time` begins at: any moment will do, as long as it is the same in every run."""
@@ -77,8 +79,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = _OrderedTimer(when, callback, args, self, context)
@@ -91,7 +93,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """While `probe()` is true a thread is at work that will call `call_soon_threadsafe`: time stands still."""
         self._probes.append(probe)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
         self._in_executors += 1
         future.add_done_callback(self._left_executor)

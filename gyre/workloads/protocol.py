@@ -46,7 +46,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
     theirs = any(not _is_library(frame.filename) for frame in outside)
     if isinstance(error, ConfigError) or not module.startswith("gyre."):
         theirs = True
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {_text_of(error)}"
     sign = message.lower()
     return Failure(
         error=message,
@@ -55,6 +55,14 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),
     )
+
+
+def _text_of(error: BaseException) -> str:
+    """A user's exception may do anything when it is asked for its text; telling it must not fail."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its text cannot be told: str() raised {type(second).__name__})"
 
 
 def _is_gyre(filename: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -126,6 +127,14 @@ class TrainerRuntime:
         self._report(kind, {"incarnation": self.term, **body})
 
     def _fit(self) -> None:
+        """The thread of `fit()`. However it ends, the master is told: it would wait for ever otherwise."""
+        try:
+            self._fit_and_tell()
+        except BaseException as error:
+            text = f"{type(error).__name__}: the end of fit() could not be told"
+            self.report("TrainerFailed", error=text, traceback=traceback.format_exc(), user_code=True)
+
+    def _fit_and_tell(self) -> None:
         try:
             result = self._trainer.fit()
         except Fenced:

@@ -137,7 +137,7 @@ def test_ways_to_name_a_class(given: tuple[Any, ...], expected: str) -> None:
 
 
 def test_folder_of_a_class_goes_on_the_python_path() -> None:
-    assert str(Path(__file__).resolve().parent) in builder().actor(Worker).build().spec.python_path
+    assert str(Path(__file__).resolve().parents[2]) in builder().actor(Worker).build().spec.python_path
     assert builder().actor("json.decoder", "JSONDecoder").build().spec.python_path == []
     assert builder().actor("pydantic", "BaseModel").build().spec.python_path == []
 

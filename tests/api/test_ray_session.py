@@ -56,20 +56,6 @@ def test_what_killed_sessions_left_is_swept_and_what_lives_is_kept(tmp_path: Pat
     assert not (tmp_path / "session_latest").is_symlink()
 
 
-def test_signals_are_held_until_the_block_has_ended() -> None:
-    reached = []
-
-    def interrupted() -> None:
-        with ray_session._signals_held():
-            signal.raise_signal(signal.SIGINT)
-            reached.append("the end")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert reached == ["the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_a_handler_for_sigterm_outlives_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def mine(*_: object) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -142,11 +143,20 @@ class Process:
             with open_store(f"sqlite:///{self.home / 'gyre.db'}") as store:
                 assert store.jobs(live=True) == []
 
-    def no_process_left(self, within_s: float) -> None:
+    def no_process_left(self, within_s: float, *, but_agents: bool = False) -> None:
+        """`but_agents`: two small agents of Ray's own look for a killed cluster for a minute; they hold nothing."""
         deadline = time.monotonic() + within_s
-        while left := [process for process in self._left() if _alive(process)]:
+        while left := [
+            process for process in self._left() if _alive(process) and not (but_agents and _is_agent(process))
+        ]:
             assert time.monotonic() < deadline, [" ".join(process.cmdline())[:200] for process in left]
             time.sleep(0.1)
+
+    def kill_agents(self) -> None:
+        for process in self.seen:
+            if _alive(process) and _is_agent(process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def _left(self) -> set[psutil.Process]:
         found = set(self.seen)
@@ -160,4 +170,11 @@ def _alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
+        return False
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return "agent" in " ".join(process.cmdline()).lower()
+    except psutil.Error:
         return False

@@ -116,4 +116,4 @@ def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
     assert shared.verb("replay", "fore").code == 0
     assert shared.verb("pause", "fore").code == 5
     assert shared.verb("show", "nobody").code == 4
-    assert "generates 1" in shared.verb("logs", "fore", "--role", "rollout", "--rank", "1").out
+    assert "generates 1" in shared.verb("logs", "fore", "--role", "rollout", "--rank", "0").out

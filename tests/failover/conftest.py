@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from histories import History, coordinator_of, spec_with
 
 from gyre.config import JobSpec
 from gyre.failover import FailoverCoordinator
+from tests.failover.histories import History, coordinator_of, spec_with
 
 
 @pytest.fixture

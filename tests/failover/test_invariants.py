@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from histories import History, coordinator_of, spec_with
 
 from gyre.config import Budget
 from gyre.failover import Decision, JobPhase, Scope, VertexPhase
@@ -13,6 +12,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
 from gyre.sim import Witness
+from tests.failover.histories import History, coordinator_of, spec_with
 
 
 def old_news(history: History) -> list[e.Event]:

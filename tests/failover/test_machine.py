@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from histories import Recorded, coordinator_of, spec_with
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,6 +19,7 @@ from gyre.failover import JobState, VertexPhase, VertexRecord, differences, fold
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.sim import Witness
+from tests.failover.histories import Recorded, coordinator_of, spec_with
 
 SPEC = spec_with(
     vertex=Budget(max=3, window_s=100),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from histories import History, Recorded
 
 from gyre.failover import FailoverCoordinator, JobState, differences, fold, rows_of, state_from, story
 from gyre.failover import events as e
+from tests.failover.histories import History, Recorded
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from histories import History, coordinator_of, spec_with
 
 from gyre.config import Budget
 from gyre.errors import ConfigError, Conflict, NotFound
@@ -15,6 +14,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft, InvariantBroken
 from gyre.failover.state import VERTEX_TRANSITIONS
+from tests.failover.histories import History, coordinator_of, spec_with
 
 Step = Callable[[History], object]
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jobs import grpo_job, role, script_job
 
 from gyre.config import parse_job
 from gyre.graph import Dispatch, Edge, EdgeKind, as_dict, compile_job
+from tests.graph.jobs import grpo_job, role, script_job
 
 
 def test_recipe_gets_its_trainer_and_classes() -> None:

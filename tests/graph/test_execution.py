@@ -8,10 +8,10 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import grpo_job
 
 from gyre.errors import NotFound
 from gyre.graph import Dcg, Edge, EdgeKind, ExecutionGraph, compile_job
+from tests.graph.jobs import grpo_job
 
 ROLES = ("trainer", "actor", "rollout", "critic")
 

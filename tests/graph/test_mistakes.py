@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jobs import grpo_job, role, script_job
 
 from gyre.config import JobSpec
 from gyre.errors import ConfigError, GraphError
 from gyre.graph import Dcg, Edge, EdgeKind, Operator, compile_job
 from gyre.graph.validate import check_dcg
+from tests.graph.jobs import grpo_job, role, script_job
 
 
 def two(**keys: Any) -> JobSpec:

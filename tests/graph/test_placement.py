@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from jobs import grpo_job, role, script_job
 
 from gyre.errors import GraphError
 from gyre.graph import CompiledJob, NodeCapacity, PlacementPlan, compile_job, fit_to_cluster
+from tests.graph.jobs import grpo_job, role, script_job
 
 ROLES = ("actor", "rollout", "reference", "reward")
 
@@ -194,7 +194,9 @@ def test_scaling_up_leaves_the_others_where_they_are() -> None:
     ],
 )
 def test_strategies(affinity: dict[str, Any], per_node: int | None, nodes: list[int], strategy: str) -> None:
-    plan = compile_job(script_job({"actor": role(4, per_node=per_node, gang=True)}, node_num=4, affinity=affinity)).plan
+    plan = compile_job(
+        script_job({"actor": role(4, per_node=per_node, gang=True)}, node_num=4, affinity=affinity)
+    ).plan
     assert [plan.placements[f"actor-{rank}"].node for rank in range(4)] == nodes
     assert plan.sub_graphs[1].strategy == strategy
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 
-from jobs import grpo_job, role, script_job
-
 from gyre.graph import NodeCapacity, as_dict, as_dot, as_mermaid, as_tables, compile_job, fit_to_cluster
 from gyre.graph.compile import CompiledJob
+from tests.graph.jobs import grpo_job, role, script_job
 
 
 def job() -> CompiledJob:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import grpo_job, role, script_job
 
 from gyre.errors import GraphError, NotFound
 from gyre.graph import CompiledJob, compile_job, with_vertices, without_vertices
+from tests.graph.jobs import grpo_job, role, script_job
 
 ELASTIC = {"min": 0, "max": 99}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job
+
+from tests.master.lives import Job
 
 
 @pytest.fixture
@@ -22,6 +23,8 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield make
     for job in made:
         job.check()
+    for job in made:
+        job.store.close()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ class Bench:
         self.issued: list[Issued] = []
         self.seqs_at_issue: list[int] = []
         self.fenced: list[GyreError] = []
+        self.was_fenced = asyncio.Event()
         self.commits = 0
         self.context = self.new_context()
 
@@ -38,13 +39,17 @@ class Bench:
             self.coordinator,
             clock=self.clock.time,
             on_commands=self.issue,
-            on_fenced=self.fenced.append,
+            on_fenced=self.fence,
             on_commit=self.count,
         )
 
     def issue(self, issued: list[Issued]) -> None:
         self.issued += issued
         self.seqs_at_issue.append(self.store.journal("j1").last_seq())
+
+    def fence(self, error: GyreError) -> None:
+        self.fenced.append(error)
+        self.was_fenced.set()
 
     def count(self) -> None:
         self.commits += 1
@@ -136,8 +141,7 @@ def test_a_successor_has_the_state_and_what_was_left_undone(bench: Bench) -> Non
         assert undone == bench.issued
         await successor.submit(started("reward-0"))
         context.submit(started("reward-0"))
-        while not bench.fenced:
-            await asyncio.sleep(0.1)
+        await bench.was_fenced.wait()
         successor.close()
 
     bench.run(scenario)

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from jobs import Job, Life
 
 from gyre.config import Budget, JobSpec
 from gyre.failover import JobPhase, Scope
 from gyre.sim import FaultKind
 from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
 from gyre.testing.faults import FaultInjector
+from tests.master.lives import Job, Life
 
 SETTLED_S = 3.0
 """By then every vertex runs and the trainer has made a step or two."""
@@ -271,6 +271,22 @@ def test_a_full_disk_suspends_deciding_and_loses_nothing(make_job: Callable[...,
     assert job.incidents == []
 
 
+def test_a_master_that_dies_with_a_full_disk_has_acknowledged_nothing_that_is_lost(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=30)
+
+    def fill(life: Life) -> None:
+        life.full = True
+
+    job.life().at(SETTLED_S, fill).at(SETTLED_S + 15, lambda life: life.die()).run()
+    written = job.kinds.count("StepCompleted")
+    assert written < len(job.world.steps) - 10
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert [event.body["step"] for event in job.events if event.kind == "StepCompleted"] == list(range(1, 31))
+
+
 # -- the master dies --------------------------------------------------------------------------------
 
 
@@ -310,9 +326,8 @@ def test_the_master_may_die_at_every_commit(make_job: Callable[..., Job]) -> Non
         assert len(job.world.steps) == 5
         assert max(event.epoch for event in job.events) == job.state.job.epoch
         assert job.world.placed == set(), f"at {n}"
-        with job.open() as store:
-            assert store.job("j1").phase == "succeeded", f"at {n}"
-            assert store.job("j1").epoch > 1
+        assert job.store.job("j1").phase == "succeeded", f"at {n}"
+        assert job.store.job("j1").epoch > 1
     assert deaths > 40
 
 
@@ -391,8 +406,7 @@ def test_of_two_masters_the_older_is_fenced_and_exits(make_job: Callable[..., Jo
     usurped: list[int] = []
 
     def usurp(life: Life) -> None:
-        with job.open() as store:
-            usurped.append(store.journal("j1").take_over(now=job.clock.time(), pid=99))
+        usurped.append(job.journal.take_over(now=job.clock.time(), pid=99))
 
     old.at(SETTLED_S, usurp).run()
     assert old.exit_code == 0
@@ -400,8 +414,7 @@ def test_of_two_masters_the_older_is_fenced_and_exits(make_job: Callable[..., Jo
     assert job.phase is JobPhase.SUCCEEDED
     assert usurped == [2]
     assert job.state.job.epoch == 3
-    with job.open() as store:
-        assert {event.epoch for event in store.journal("j1").events()} == {1, 3}
+    assert {event.epoch for event in job.events} == {1, 3}
 
 
 def test_a_vertex_refuses_a_master_of_an_older_epoch(make_job: Callable[..., Job]) -> None:

@@ -131,6 +131,23 @@ def test_a_start_that_is_overtaken_while_it_waits_starts_nothing(bench: Bench, p
     bench.run(scenario)
 
 
+def test_a_start_whose_vertex_is_scaled_away_while_it_waits_starts_nothing(bench: Bench) -> None:
+    """The plan of the vertices that are wanted then does not know it."""
+
+    def scale_down() -> None:
+        records = {**bench.state.vertices}
+        records["rollout-1"] = replace(records["rollout-1"], phase=VertexPhase.STOPPING)
+        job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": 1})
+        bench.state = replace(bench.state, job=job, vertices=records)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().call_later(10.0, scale_down)
+        assert await bench.start(1, vertex="rollout-1", wait_s=30.0) == []
+        assert bench.world.spawned == []
+
+    bench.run(scenario)
+
+
 def test_a_start_that_is_overtaken_while_it_waits_for_room_starts_nothing(bench: Bench) -> None:
     async def scenario() -> None:
         bench.world.no_room = {VERTEX}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from store_processes import in_processes
 
 from gyre.errors import Conflict, Fenced, NotFound, StoreError
 from gyre.store import Store
+from tests.store.store_processes import in_processes
 
 
 def test_a_job_is_found_by_id_and_the_newest_by_name(store: Store) -> None:

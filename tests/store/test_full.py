@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_processes import entries
 
 from gyre.errors import StoreFull
 from gyre.store import Entry, Journal, Store, open_store
+from tests.store.store_processes import entries
 
 
 def _mount(folder: Path, size_kb: int, *, again: bool = False) -> None:

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_processes import entries, in_processes
 
 from gyre.errors import Fenced, NotFound, StoreError
 from gyre.store import Command, Entry, Journal, Store, tables
+from tests.store.store_processes import entries, in_processes
 
 APPEND_POINTS = [
     "append.begun",

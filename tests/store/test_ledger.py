@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
-from store_processes import in_processes
 
 from gyre.errors import Fenced, StoreError
 from gyre.store import CheckpointRow, GroupRow, LedgerStore, StepRow, Store
+from tests.store.store_processes import in_processes
 
 
 @pytest.fixture

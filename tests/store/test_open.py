@@ -17,12 +17,12 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import make_url
-from store_processes import in_processes
 
 import gyre.store
 from gyre.errors import SchemaTooNew, StoreCorrupt, StoreError
 from gyre.store import Store, open_store, tables
 from gyre.store.engine import open_database
+from tests.store.store_processes import in_processes
 
 MIGRATIONS = Path(gyre.store.__file__).parent / "migrations"
 

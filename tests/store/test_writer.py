@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from store_processes import entries
 
 from gyre.errors import Fenced, GyreError, StoreError, StoreFull
 from gyre.store import GroupCommitWriter, Journal, Store
+from tests.store.store_processes import entries
 
 
 @pytest.fixture
