@@ -11,9 +11,11 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 View = dict[str, Any]
+
+T = TypeVar("T")
 
 
 class Viewable(Protocol):
@@ -94,7 +96,7 @@ class ProcessFaults:
 
         return self.until(look, f"step {step}", timeout_s=timeout_s)
 
-    def until(self, look: Callable[[View], Any], what: str, *, timeout_s: float) -> Any:
+    def until(self, look: Callable[[View], T | None], what: str, *, timeout_s: float) -> T:
         deadline = time.monotonic() + timeout_s
         while True:
             view = self._job.status()
