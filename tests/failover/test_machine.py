@@ -389,7 +389,7 @@ def vars_of(record: VertexRecord) -> tuple[str, int, str]:
 
 TestMachine = World.TestCase
 TestMachine.settings = settings(
-    max_examples=150,
+    max_examples=110,
     stateful_step_count=50,
     derandomize=True,
     deadline=None,
