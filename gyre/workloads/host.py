@@ -187,7 +187,7 @@ class VertexHost:
                     name for name, info in operators_of(workload).items() if info.control
                 )
                 self._workload = workload
-            except Exception as error:  # whatever the user's setup raises is told, not lost
+            except (Exception, SystemExit) as error:  # whatever the user's setup raises is told, not lost
                 return "error", failure_of(error, module=binding.module)
             finally:
                 self._end()
@@ -228,7 +228,7 @@ class VertexHost:
             try:
                 function = getattr(self._workload, method)
                 return "ok", function(*args, **_accepted(function, kwargs))
-            except Exception as error:  # told to the caller, who decides
+            except (Exception, SystemExit) as error:  # told to the caller, who decides
                 return "error", failure_of(error, module=type(self._workload).__module__)
             finally:
                 self._end()
@@ -254,7 +254,7 @@ class VertexHost:
         try:
             function = getattr(self._workload, method)
             return "ok", function(*args, **_accepted(function, kwargs))
-        except Exception as error:  # as in `call`
+        except (Exception, SystemExit) as error:  # as in `call`
             return "error", failure_of(error, module=type(self._workload).__module__)
 
     # -- the trainer vertex (control) ---------------------------------------------------------------

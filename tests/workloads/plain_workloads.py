@@ -95,6 +95,9 @@ class Echo(BaseWorkload):
     def fail(self, text: str) -> None:
         raise ValueError(text)
 
+    def leave(self, code: int) -> None:
+        raise SystemExit(code)
+
     def no_peer(self, text: str) -> None:
         raise RuntimeError(text)
 

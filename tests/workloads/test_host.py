@@ -215,6 +215,13 @@ def test_the_users_exception_is_told_with_the_users_lines(host):
     assert "host.py" not in failure.traceback
 
 
+def test_leaving_the_process_is_an_exception_like_any_other(host):
+    _, failure = host.call(1, "leave", 3)
+    assert failure.error == "SystemExit: 3"
+    assert failure.user_code
+    assert host.call(1, "add", 1) == ("ok", 1)
+
+
 def test_a_library_that_raises_in_the_users_class_is_the_users_matter(host):
     _, failure = host.call(1, "parse", "{")
     assert failure.user_code
