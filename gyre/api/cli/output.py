@@ -66,8 +66,12 @@ def remark(text: str) -> None:
 def console() -> Console:
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process with code 1; a reader that left is no failure
+
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
+    return Quiet(file=sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
