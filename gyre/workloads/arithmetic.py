@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.errors import ConfigError
+from gyre.rollouts.philox import uniforms, words
 from gyre.rollouts.samples import Group, Sample
-from gyre.workloads.torch.philox import uniforms, words
 from gyre.workloads.torch.settings import TaskSettings, TorchSettings
 
 _STREAM_PROBLEM = 1

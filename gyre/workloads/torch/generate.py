@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gyre.rollouts.philox import uniforms
 from gyre.workloads.torch.model import Decoder, KVCache
-from gyre.workloads.torch.philox import uniforms
 
 _STREAM_TOKEN = 16
 _COMPACT_BELOW = 0.75
