@@ -1,0 +1,66 @@
+"""How SGLang is started as an engine: its arguments and environment, and why each is there.
+
+This module must not import SGLang: it runs in a process, and often an environment, of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gyre.errors import ConfigError
+from gyre.rollouts.engines.supervisor import EngineCommand
+
+STREAM_INTERVAL = 8
+"""Tokens a chunk: 8 costs an eighth of the messages of 1, and is a fifth of a second of a busy engine's work."""
+
+_OURS = ("--host", "--port", "--model-path", "--skip-tokenizer-init", "--incremental-streaming-output")
+
+
+def sglang_command(
+    model_path: Path | str,
+    *,
+    python: str = sys.executable,
+    weight_version: str | None = None,
+    seeded: bool = True,
+    stream_interval: int = STREAM_INTERVAL,
+    api_key: str | None = None,
+    extra: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> EngineCommand:
+    """SGLang 0.5.17 or newer over the model in `model_path`, by the `python` that it is installed in.
+
+    `seeded` makes it honour `sampling_seed` (`--enable-deterministic-inference`: without it SGLang ignores seeds, with
+    it a request without a seed gets seed 42). `extra` are the user's own arguments, last, so that they win. Raises
+    ConfigError for an argument in `extra` that is Gyre's to give.
+    """
+    for argument in extra:
+        name = argument.partition("=")[0]
+        if name in _OURS:
+            raise ConfigError(
+                f"{name} is set by Gyre and cannot be among the engine's extra arguments.",
+                hint="Leave it out.",
+            )
+    argv = [
+        *(python, "-m", "sglang.launch_server"),
+        *("--model-path", str(model_path)),
+        *("--host", "{host}", "--port", "{port}"),
+        "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
+        "--incremental-streaming-output",  # else every chunk repeats all tokens so far: quadratic
+        *("--stream-interval", str(stream_interval)),
+        "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
+        "--sleep-on-idle",  # else an idle engine takes a core
+    ]
+    if seeded:
+        argv.append("--enable-deterministic-inference")
+    if weight_version is not None:
+        argv += ["--weight-version", weight_version]
+    if api_key is not None:
+        argv += ["--api-key", api_key]
+    argv += extra
+    own = {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
+        "PYTHONUNBUFFERED": "1",
+    }
+    return EngineCommand(tuple(argv), {**own, **(env or {})}, api_key)

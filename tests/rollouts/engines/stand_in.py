@@ -1,0 +1,62 @@
+"""A process that stands in for an engine: it takes a while, serves `/ready`, and can be told to be difficult.
+
+    python stand_in.py --port N [--say TEXT] [--exit-after S CODE] [--never-ready] [--stubborn] [--children]
+
+It prints `pid N` for itself and each process that it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--say", default="")
+    parser.add_argument("--exit-after", type=float, nargs=2)
+    parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
+    parser.add_argument("--children", action="store_true", help="start two, one in a session of its own")
+    asked = parser.parse_args()
+
+    print(f"pid {os.getpid()}", flush=True)
+    if asked.say:
+        sys.stderr.write(asked.say)
+        sys.stderr.flush()
+    if asked.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if asked.children:
+        for apart in (False, True):
+            # The one apart has lost its parent, as a daemon has.
+            starter = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}], "
+            starter += f"start_new_session={apart}); print('pid', p.pid, flush=True)"
+            subprocess.run([sys.executable, "-c", starter], check=True)
+    if asked.exit_after:
+        after_s, code = asked.exit_after
+        threading.Thread(target=lambda: (time.sleep(after_s), os._exit(int(code))), daemon=True).start()
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503 if asked.never_ready else 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http.server.ThreadingHTTPServer((asked.host, asked.port), Answers).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
