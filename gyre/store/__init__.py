@@ -13,6 +13,7 @@ modules that hold them: `engine` (transactions, errors), `tables`, `journal`, `w
 from gyre.store.directory import JobFields, JobRow, Store, open_store
 from gyre.store.journal import Command, CommandRow, Entry, EventRow, Journal
 from gyre.store.ledger import CheckpointRow, GroupRow, LedgerAudit, LedgerRows, LedgerStore, StepRow
+from gyre.store.rollouts import RolloutRows, RolloutStore
 from gyre.store.writer import GroupCommitWriter
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "LedgerAudit",
     "LedgerRows",
     "LedgerStore",
+    "RolloutRows",
+    "RolloutStore",
     "StepRow",
     "Store",
     "open_store",

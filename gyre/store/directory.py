@@ -21,6 +21,7 @@ from gyre.store import tables
 from gyre.store.engine import Database, Fault, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
+from gyre.store.rollouts import RolloutStore
 from gyre.store.tables import check_text, decode_body, encode_body
 
 FIRST_PHASE = "submitted"
@@ -103,6 +104,10 @@ class Store:
     def ledger(self, job_id: str) -> LedgerStore:
         """The sample ledger of one job, which begins with its first `take_over`."""
         return LedgerStore(self._database, job_id)
+
+    def rollouts(self, job_id: str) -> RolloutStore:
+        """The rollout rows of one job, which begin with their first `take_over`."""
+        return RolloutStore(self._database, job_id)
 
     def verify(self) -> None:
         """Read everything and check its structure (SQLite; seconds per gigabyte). StoreCorrupt if damaged:

@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001",)
+KNOWN_REVISIONS = ("0001", "0002")
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
@@ -182,6 +182,30 @@ ledger_checkpoints = Table(
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("path", Text, nullable=False),
     Column("at", Float, nullable=False),
+)
+
+rollouts = Table(
+    "gyre_rollouts",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("term", BigInteger, nullable=False),
+    Column("counters", Text, nullable=False),
+)
+
+rollout_groups = Table(
+    "gyre_rollout_groups",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("ticket", BigInteger, primary_key=True, autoincrement=False),
+    Column("request", LargeBinary, nullable=False),
+)
+
+rollout_deltas = Table(
+    "gyre_rollout_deltas",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("body", LargeBinary, nullable=False),
 )
 
 # ASCII, because a lone surrogate (a model can generate half a character) has no UTF-8 form, and because a

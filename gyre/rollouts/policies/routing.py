@@ -403,6 +403,18 @@ class Router:
             given.append(Assignment(sample.id, chosen.name))
         return given
 
+    def place(self, sample: int, instance: str) -> bool:
+        """Count a queued sample as given to this instance, whether it has room or not: it has it already. False where
+        either is not known, or the sample is somewhere."""
+        known, holder = self._samples.get(sample), self._instances.get(instance)
+        if known is None or known.instance is not None or holder is None:
+            return False
+        self._queued -= 1
+        self._queued_tokens -= known.expected
+        self._place(known, holder)
+        self._dirty.add(holder)
+        return True
+
     def rebalance(self, now: float) -> list[Move]:
         """The moves that even out the queues. Call when instances joined, left or slowed down."""
         self._freshen()

@@ -1,0 +1,729 @@
+"""The agent: beside one engine, dials the rollout manager, and keeps what was generated until it is in the ledger.
+
+Invariants:
+- *the agent dials*: it needs no open port, and comes back by itself after a cut, saying what it holds;
+- *work goes on*: while the manager is away the engine goes on with what it has; nothing is dropped before the
+  manager said that it is in the ledger;
+- *first the weights*: the engine is started with, or given, a version whose checksums are right, and only then the
+  manager is told that it is loaded;
+- *an old label rather than a new one*: where an engine cannot tell which weights made a token, it is called older.
+
+This module must not know about Ray, the ledger, or who else generates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.errors import GyreError
+from gyre.rollouts.engines.client import EngineClient
+from gyre.rollouts.engines.dialect import (
+    Chunk,
+    FinishKind,
+    GenerateRequest,
+    PauseMode,
+    SamplingParams,
+)
+from gyre.rollouts.engines.errors import EngineError, EngineRefused
+from gyre.rollouts.engines.supervisor import EngineCommand, EngineDeath, EngineProcess
+from gyre.rollouts.frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Ack,
+    Assign,
+    Cancel,
+    Drain,
+    Draining,
+    End,
+    EngineDied,
+    Frame,
+    FrameError,
+    Held,
+    Hello,
+    Loaded,
+    LoadFailed,
+    Progress,
+    Prompt,
+    Reject,
+    Weights,
+    Welcome,
+    Work,
+    decode,
+    encode,
+)
+from gyre.rollouts.model_folder import ModelFolder, file_checksum, fingerprint
+from gyre.weights.manifest import WeightMismatch
+
+FLUSH_GAP_S = 0.02
+"""At least so long between two reports; one that is wanted sooner (a sample ended) waits for it."""
+
+REDIAL_FIRST_S, REDIAL_MAX_S = 0.1, 2.0
+"""Pause before the manager is dialled again, doubled each time: it is back within seconds, or there is a new one."""
+
+DRAIN_ABORT_S = 0.6
+"""How long a drain waits for the engine's last tokens; they are handed over within a second of the notice."""
+
+ENGINE_STARTS = 3
+"""Starts in a row that may fail before the agent gives up: its machine is not able."""
+
+_SAMPLING_KEYS = {entry.name for entry in fields(SamplingParams)}
+
+
+class Refused(GyreError):
+    """The manager will not work with this agent. `details["reason"]` is its code."""
+
+    code = "rollouts.refused"
+
+
+class Endpoint(Protocol):
+    """Where the manager is, asked for before each dial: it may have moved. (URL, token); None while unknown."""
+
+    def __call__(self) -> tuple[str, str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    name: str
+    max_running: int
+    kv_tokens: int
+    cache: Path
+    """Folder for weights that are fetched; memory-backed is best."""
+    engine: str = "embedded"
+    ready_within_s: float = 600.0
+    fetch_timeout_s: float = 600.0
+    """Between two blocks of a file: a manager that stalls is dialled again."""
+    local: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A sample that this agent has."""
+
+    key: int
+    row: int
+    lease: int
+    prompt: NDArray[np.int32]
+    prior: NDArray[np.int32]
+    sampling: dict[str, Any]
+    seed: int
+    ids: list[NDArray[np.int32]] = field(default_factory=list)
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
+    runs: list[list[int]] = field(default_factory=list)
+    """[version, tokens] of what this agent generated."""
+    made: int = 0
+    sent: int = 0
+    lease_began: int = 0
+    """Tokens made before the present lease (a reconnect gives a new one)."""
+    end: str = ""
+    message: str = ""
+    true_runs: tuple[tuple[int, int], ...] = ()
+    end_seq: int = 0
+    """The report that held its end; 0 while not sent."""
+    task: asyncio.Task[None] | None = None
+    unsure: bool = False
+    """Weights changed since its last chunk: the next one may hold tokens of both."""
+    cancelled: bool = False
+
+    @property
+    def start(self) -> int:
+        return len(self.prior)
+
+    def take(self, chunk: Chunk, version: int) -> None:
+        count = len(chunk.token_ids)
+        if not count:
+            return
+        if self.unsure and self.runs:
+            version, self.unsure = min(version, self.runs[-1][0]), False
+        if self.runs and self.runs[-1][0] == version:
+            self.runs[-1][1] += count
+        else:
+            self.runs.append([version, count])
+        self.ids.append(chunk.token_ids)
+        self.logprobs.append(chunk.logprobs)
+        self.made += count
+
+    def unsent(self) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
+        """Ids and log-probs that were not sent, as far as they are of one version, and that version."""
+        first, at = self.sent, 0
+        version = -1
+        end = self.made
+        for run_version, count in self.runs:
+            if first < at + count:
+                version, end = run_version, min(self.made, at + count)
+                break
+            at += count
+        self._join()
+        return self.ids[0][first:end], self.logprobs[0][first:end], version
+
+    def _join(self) -> None:
+        if len(self.ids) > 1:
+            self.ids = [np.concatenate(self.ids)]
+            self.logprobs = [np.concatenate(self.logprobs)]
+
+
+class Agent:
+    """`command_for(folder, version)` says how an engine is started over a model folder. `run` returns when the agent
+    was drained, and raises Refused, or the engine's error where no engine could be started."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        endpoint: Endpoint,
+        command_for: Callable[[Path, str], EngineCommand],
+        *,
+        on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.incarnation = uuid.uuid4().hex
+        self.version = -1
+        self.checksum = ""
+        self.connected = False
+        self.tokens = 0
+        self._endpoint = endpoint
+        self._command_for = command_for
+        self._on_progress = on_progress
+        self._now = monotonic
+        self._model = "unset"
+        self._engine: EngineProcess | None = None
+        self._client: EngineClient | None = None
+        self._engine_watch: asyncio.Task[None] | None = None
+        self._samples: dict[int, _Held] = {}
+        """By lease."""
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._seq = 0
+        self._acked = 0
+        self._interval_s = 0.25
+        self._update_mode = "in_place"
+        self._report_now = asyncio.Event()
+        self._loading = asyncio.Lock()
+        self._wanted: Weights | None = None
+        self._failed_starts = 0
+        self._draining: str | None = None
+        self._drain_deadline_s = 30.0
+        self._drained = asyncio.Event()
+        self._fatal: BaseException | None = None
+        self._stopped = asyncio.Event()
+        self._rate = 0.0
+        self._rate_at = 0.0
+        self._rate_tokens = 0
+        self._background: set[asyncio.Task[Any]] = set()
+        self._reject: Refused | None = None
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        pause_s = REDIAL_FIRST_S
+        try:
+            while not self._stopped.is_set():
+                began = self._now()
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    await self._session()
+                if self._fatal is not None:
+                    raise self._fatal
+                if self._reject is not None:
+                    raise self._reject
+                if self._stopped.is_set():
+                    return
+                if self._now() - began > REDIAL_MAX_S:
+                    pause_s = REDIAL_FIRST_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), pause_s)
+                pause_s = min(REDIAL_MAX_S, 2 * pause_s)
+            if self._fatal is not None:
+                raise self._fatal
+        finally:
+            await self._end()
+
+    def drain(self, reason: str, deadline_s: float = 30.0) -> None:
+        """Hand over and leave, as after a preemption notice. Safe to call twice."""
+        if self._draining is None:
+            self._draining, self._drain_deadline_s = reason, deadline_s
+            self._spawn(self._drain())
+
+    async def _end(self) -> None:
+        for held in self._samples.values():
+            if held.task is not None:
+                held.task.cancel()
+        for task in list(self._background):
+            task.cancel()
+        if self._engine_watch is not None:
+            self._engine_watch.cancel()
+        if self._client is not None:
+            await self._client.close()
+        if self._engine is not None:
+            await self._engine.stop()
+        shutil.rmtree(self.settings.cache / self.incarnation, ignore_errors=True)
+
+    def _spawn(self, work: Awaitable[Any]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._give_up(task.exception())
+
+    def _give_up(self, error: BaseException | None) -> None:
+        self._fatal = self._fatal or error
+        self._stopped.set()
+        if self._socket is not None:
+            self._spawn_close(self._socket)
+
+    def _spawn_close(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        task = asyncio.ensure_future(socket.close())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # -- one connection -----------------------------------------------------------------------------
+
+    async def _session(self) -> None:
+        where = self._endpoint()
+        if where is None:
+            return
+        url, token = where
+        headers = {"Authorization": f"Bearer {token}"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            try:
+                socket = await session.ws_connect(
+                    f"{url.rstrip('/')}/v1/agent", max_msg_size=MAX_FRAME_BYTES, compress=0
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                if error.status in (401, 403):
+                    self._reject = Refused(
+                        f"The rollout manager at {url} does not accept the token.",
+                        hint="Give the job's rollout token.",
+                        details={"reason": "unauthorised"},
+                    )
+                raise
+            async with socket:
+                await socket.send_bytes(encode(self._hello()))
+                reporter: asyncio.Task[None] | None = None
+                try:
+                    async for message in socket:
+                        if message.type is not aiohttp.WSMsgType.BINARY:
+                            break
+                        frame = decode(message.data)
+                        if isinstance(frame, Welcome):
+                            self._welcomed(frame, session, url, socket)
+                            reporter = asyncio.create_task(self._report_loop(socket))
+                        else:
+                            self._hear(frame, session, url)
+                        if self._reject is not None:
+                            return
+                except FrameError as error:
+                    self._reject = Refused(str(error), details={"reason": "protocol"})
+                finally:
+                    self.connected = False
+                    self._socket = None
+                    if reporter is not None:
+                        reporter.cancel()
+                        with contextlib.suppress(asyncio.CancelledError, ConnectionError, RuntimeError):
+                            await reporter
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL,
+            instance=self.settings.name,
+            incarnation=self.incarnation,
+            model=self._model,
+            engine=self.settings.engine,
+            max_running=self.settings.max_running,
+            kv_tokens=self.settings.kv_tokens,
+            version=self.version,
+            checksum=self.checksum,
+            held=[
+                Held(key=held.key, lease=held.lease, start=held.start, length=held.start + held.made)
+                for held in self._samples.values()
+                if not held.cancelled
+            ],
+            local=self.settings.local,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+    def _welcomed(
+        self,
+        frame: Welcome,
+        session: aiohttp.ClientSession,
+        url: str,
+        socket: aiohttp.ClientWebSocketResponse,
+    ) -> None:
+        self._interval_s = frame.interval_s
+        self._update_mode = frame.update_mode
+        self._seq, self._acked = 0, 0
+        kept = {keep.key: keep for keep in frame.keep}
+        mine, self._samples = self._samples, {}
+        for held in mine.values():
+            keep = kept.get(held.key)
+            if keep is None or held.cancelled:
+                self._drop(held)
+                continue
+            held.row, held.lease = keep.row, keep.lease
+            held.sent = held.lease_began = max(0, keep.known - held.start)
+            held.end_seq = 0
+            self._samples[held.lease] = held
+        self._socket = socket
+        self.connected = True
+        if self._draining is not None:
+            self._send(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
+        if frame.weights is not None:
+            self._want(frame.weights, session, url)
+        self._report_now.set()
+
+    def _drop(self, held: _Held) -> None:
+        """It went on elsewhere."""
+        held.cancelled = True
+        if held.task is not None:
+            held.task.cancel()  # closing the stream aborts it in the engine
+        self._samples.pop(held.lease, None)
+
+    def _send(self, frame: Frame) -> None:
+        if self._socket is not None and not self._socket.closed:
+            self._spawn(self._send_quietly(self._socket, encode(frame)))
+
+    async def _send_quietly(self, socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:
+        with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
+            await socket.send_bytes(data)  # a cut is noticed by the reading side, which dials again
+
+    def _hear(self, frame: Frame | Progress, session: aiohttp.ClientSession, url: str) -> None:
+        if isinstance(frame, Assign):
+            prompts = {prompt.ticket: prompt for prompt in frame.prompts}
+            for work in frame.work:
+                self._begin(work, prompts[work.ticket])
+        elif isinstance(frame, Ack):
+            self._acknowledged(frame.seq)
+        elif isinstance(frame, Cancel):
+            for _, lease in frame.rows:
+                held = self._samples.get(lease)
+                if held is not None and not held.end:
+                    self._spawn(self._call_off(held))
+        elif isinstance(frame, Weights):
+            self._want(frame, session, url)
+        elif isinstance(frame, Drain):
+            self.drain(frame.reason or "the manager asked", frame.deadline_s)
+        elif isinstance(frame, Reject):
+            self._reject = Refused(frame.message, details={"reason": frame.code})
+
+    def _acknowledged(self, seq: int) -> None:
+        self._acked = max(self._acked, seq)
+        for held in [held for held in self._samples.values() if held.end_seq and held.end_seq <= seq]:
+            del self._samples[held.lease]
+        if self._draining is not None and not self._samples:
+            self._drained.set()
+
+    # -- samples ------------------------------------------------------------------------------------
+
+    def _begin(self, work: Work, prompt: Prompt) -> None:
+        held = _Held(
+            key=work.key,
+            row=work.row,
+            lease=work.lease,
+            prompt=np.frombuffer(prompt.tokens, "<i4").astype(np.int32),
+            prior=np.frombuffer(work.prior, "<i4").astype(np.int32),
+            sampling=prompt.sampling,
+            seed=work.seed,
+        )
+        self._samples[held.lease] = held
+        if self._client is None or self._draining is not None:
+            self._finish(held, "released", "the engine is not there")
+            return
+        held.task = asyncio.create_task(self._generate(held, self._client))
+
+    async def _generate(self, held: _Held, client: EngineClient) -> None:
+        sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
+        sampling["max_new_tokens"] -= held.start
+        sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids", ()))
+        request = GenerateRequest(
+            rid=_rid(held.lease),
+            input_ids=np.concatenate([held.prompt, held.prior]),
+            sampling=SamplingParams(**sampling, sampling_seed=held.seed),
+        )
+        try:
+            async with aclosing(client.generate(request)) as chunks:
+                async for chunk in chunks:
+                    held.take(chunk, self.version)
+                    self.tokens += len(chunk.token_ids)
+                    if chunk.finish is None:
+                        continue
+                    if chunk.spans:
+                        held.true_runs = _runs_of(chunk, held)
+                    if chunk.finish.kind is FinishKind.ABORT:
+                        self._finish(held, "released", chunk.finish.message)
+                    else:
+                        self._finish(held, str(chunk.finish.kind), "")
+        except EngineRefused as error:
+            self._finish(held, "failed", str(error)[:2000])
+        except EngineError as error:
+            await asyncio.sleep(
+                0.2
+            )  # if it was the engine's death, that is what is told, with its last words
+            if self._client is client and not held.cancelled and not held.end:
+                self._finish(held, "failed", str(error)[:2000])
+
+    def _finish(self, held: _Held, kind: str, message: str) -> None:
+        held.end, held.message = kind, message
+        self._report_now.set()
+
+    async def _call_off(self, held: _Held) -> None:
+        """Its stream ends with the tokens that the engine has, and then it is released."""
+        client = self._client
+        if client is None:
+            self._finish(held, "released", "called off")
+            return
+        with contextlib.suppress(EngineError):
+            await client.abort(_rid(held.lease))
+        await self._wait_end(held, DRAIN_ABORT_S)
+        if not held.end:
+            if held.task is not None:
+                held.task.cancel()
+            self._finish(held, "released", "called off")
+
+    async def _wait_end(self, held: _Held, within_s: float) -> None:
+        if held.task is not None and not held.end:
+            await asyncio.wait([held.task], timeout=within_s)
+
+    # -- reporting ----------------------------------------------------------------------------------
+
+    async def _report_loop(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._report_now.wait(), self._interval_s)
+            self._report_now.clear()
+            while True:
+                frame, more = self._progress()
+                await socket.send_bytes(encode(frame))
+                if not more:
+                    break
+            self._on_progress({"version": self.version, "tokens": self.tokens, "samples": len(self._samples)})
+            await asyncio.sleep(FLUSH_GAP_S)
+
+    def _progress(self) -> tuple[Progress, bool]:
+        """What is new, and whether there is more (of another version) for a further frame."""
+        self._seq += 1
+        new = sorted(
+            (held for held in self._samples.values() if held.sent < held.made), key=lambda held: held.row
+        )
+        rows, leases, starts, counts, versions = [], [], [], [], []
+        ids: list[NDArray[np.int32]] = []
+        logprobs: list[NDArray[np.float32]] = []
+        more = False
+        for held in new:
+            some_ids, some_logprobs, version = held.unsent()
+            rows.append(held.row)
+            leases.append(held.lease)
+            starts.append(held.start + held.sent)
+            counts.append(len(some_ids))
+            versions.append(version)
+            ids.append(some_ids)
+            logprobs.append(some_logprobs)
+            held.sent += len(some_ids)
+            more = more or held.sent < held.made
+        ends = []
+        for held in self._samples.values():
+            if held.end and not held.end_seq and held.sent == held.made:
+                held.end_seq = self._seq
+                runs = held.true_runs if held.lease_began == 0 else ()
+                ends.append(End(held.row, held.lease, held.end, held.message, runs))
+        now = self._now()
+        if now - self._rate_at >= self._interval_s:
+            made, seconds = self.tokens - self._rate_tokens, now - self._rate_at
+            self._rate = made / seconds if self._rate_at else 0.0
+            self._rate_at, self._rate_tokens = now, self.tokens
+        running = [held for held in self._samples.values() if not held.end]
+        frame = Progress(
+            self._seq,
+            np.array(rows, np.uint32),
+            np.array(leases, np.uint64),
+            np.array(starts, np.uint32),
+            np.array(counts, np.uint32),
+            np.array(versions, np.int32),
+            np.concatenate(ids) if ids else np.empty(0, np.int32),
+            np.concatenate(logprobs) if logprobs else np.empty(0, np.float32),
+            ends,
+            running=min(len(running), self.settings.max_running),
+            waiting=max(0, len(running) - self.settings.max_running),
+            used_tokens=sum(len(held.prompt) + held.start + held.made for held in running),
+            rate_tokens_s=self._rate,
+        )
+        return frame, more
+
+    # -- weights ------------------------------------------------------------------------------------
+
+    def _want(self, weights: Weights, session: aiohttp.ClientSession, url: str) -> None:
+        self._wanted = weights
+        headers = dict(session.headers)
+        self._spawn(self._load(weights, url, headers))
+
+    async def _load(self, weights: Weights, url: str, headers: dict[str, str]) -> None:
+        async with self._loading:
+            if self._wanted is not weights:
+                return  # a newer one was published meanwhile
+            began = self._now()
+            try:
+                folder = await self._fetch(weights, url, headers)
+                fetched = self._now()
+                await self._serve(folder, weights)
+            except (WeightMismatch, EngineRefused, OSError, aiohttp.ClientError, TimeoutError) as error:
+                self._send(
+                    LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000])
+                )
+                return
+            except EngineError as error:
+                self._failed_starts += 1
+                if self._failed_starts >= ENGINE_STARTS:
+                    raise
+                self._send(
+                    LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000])
+                )
+                return
+            self._failed_starts = 0
+            self._send(
+                Loaded(
+                    version=weights.version,
+                    checksum=weights.checksum,
+                    fetch_s=round(fetched - began, 4),
+                    load_s=round(self._now() - fetched, 4),
+                )
+            )
+
+    async def _fetch(self, weights: Weights, url: str, headers: dict[str, str]) -> ModelFolder:
+        """The folder with every byte compared with the manager's checksums. Raises WeightMismatch."""
+        loop = asyncio.get_running_loop()
+        if weights.local_path:
+            here = ModelFolder(Path(weights.local_path), weights.files, weights.checksum)
+            with contextlib.suppress(WeightMismatch):  # then this is another machine
+                await loop.run_in_executor(None, here.verify)
+                return here
+        target = self.settings.cache / self.incarnation / f"v{weights.version:08d}"
+        target.mkdir(parents=True, exist_ok=True)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self.settings.fetch_timeout_s)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            for file in weights.files:
+                async with session.get(f"{url.rstrip('/')}{weights.path}/{file.name}") as response:
+                    if response.status != 200:
+                        raise WeightMismatch(
+                            f"version {weights.version} is no longer at the manager: {response.status}."
+                        )
+                    with open(target / file.name, "wb") as out:  # noqa: ASYNC230 - memory-backed, a block at a time
+                        async for block in response.content.iter_chunked(1 << 22):
+                            out.write(block)
+                digest, size_bytes = await loop.run_in_executor(None, file_checksum, target / file.name)
+                if digest != file.checksum or size_bytes != file.size_bytes:
+                    raise WeightMismatch(f"{file.name} of version {weights.version} came damaged: {digest}.")
+        for old in sorted(target.parent.glob("v*"))[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        return ModelFolder(target, weights.files, weights.checksum)
+
+    async def _serve(self, folder: ModelFolder, weights: Weights) -> None:
+        text = str(weights.version)
+        if self._engine is None or self._client is None:
+            engine = EngineProcess(
+                self._command_for(folder.path, text), ready_within_s=self.settings.ready_within_s
+            )
+            url = await engine.start()
+            self._engine, self._client = engine, EngineClient(url, api_key=engine.api_key)
+            self._engine_watch = asyncio.create_task(self._watch_engine(engine))
+            self._model = fingerprint(folder.path)
+        else:
+            await self._update(self._client, folder, text)
+        self.version, self.checksum = weights.version, weights.checksum
+
+    async def _update(self, client: EngineClient, folder: ModelFolder, version: str) -> None:
+        """Under running samples the engine stands only for the load, and they go on with the new weights."""
+        running = [held for held in self._samples.values() if not held.end]
+        if running and self._update_mode == "handover":
+            await asyncio.gather(*(self._call_off(held) for held in running))
+            running = []
+        if not running:
+            await client.update_weights_from_disk(folder.path, version, flush_cache=True)
+            return
+        in_place = self._update_mode == "in_place"
+        await client.pause(PauseMode.IN_PLACE if in_place else PauseMode.RETRACT)
+        try:
+            await client.update_weights_from_disk(folder.path, version, flush_cache=not in_place)
+            for held in self._samples.values():
+                held.unsure = True
+        finally:
+            await client.resume()
+
+    # -- the engine's end, and ours -----------------------------------------------------------------
+
+    async def _watch_engine(self, engine: EngineProcess) -> None:
+        death = await engine.died()
+        if self._engine is not engine or self._stopped.is_set():
+            return
+        self._spawn(self._engine_died(engine, death))
+
+    async def _engine_died(self, engine: EngineProcess, death: EngineDeath) -> None:
+        client, self._engine, self._client = self._client, None, None
+        self.version, self.checksum = -1, ""
+        if client is not None:
+            await client.close()
+        await engine.stop()
+        socket = self._socket
+        if socket is not None:
+            with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
+                more = True
+                while more:
+                    frame, more = self._progress()
+                    await socket.send_bytes(encode(frame))
+        for held in [held for held in self._samples.values() if not held.end]:
+            self._drop(held)
+        message = f"The engine of {self.settings.name} died: {death.reason}."
+        self._send(EngineDied(message=message, tail=death.tail[-8000:]))
+
+    async def _drain(self) -> None:
+        """Everything that runs is called off at once; what it had is reported, and acknowledged before the end."""
+        assert self._draining is not None
+        self._send(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
+        if self._client is not None:
+            with contextlib.suppress(EngineError):
+                await asyncio.wait_for(self._client.abort_all(), DRAIN_ABORT_S)
+        tasks = [held.task for held in self._samples.values() if held.task is not None and not held.end]
+        if tasks:
+            await asyncio.wait(tasks, timeout=DRAIN_ABORT_S)
+        for held in self._samples.values():
+            if not held.end:
+                if held.task is not None:
+                    held.task.cancel()
+                self._finish(held, "released", "drained")
+        self._report_now.set()
+        if self._samples:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), self._drain_deadline_s)
+        self._stopped.set()
+        if self._socket is not None:
+            await self._socket.close()
+
+
+def _rid(lease: int) -> str:
+    """Of one length for all: engines abort by prefix."""
+    return f"{lease:020d}"
+
+
+def _runs_of(chunk: Chunk, held: _Held) -> tuple[tuple[int, int], ...]:
+    """The engine's own account of which version made which tokens; () where it does not add up."""
+    runs: list[tuple[int, int]] = []
+    for span in chunk.spans:
+        if not span.version.isdecimal():
+            return ()
+        runs.append((int(span.version), span.end - span.start))
+    return tuple(runs) if sum(count for _, count in runs) == held.made else ()

@@ -1,0 +1,703 @@
+"""The rollout manager's book: every open group, where each of its samples is, and how far it got.
+
+It is told what happened (`open`, `join`, `progress`, `leave`, `close`) and answers what is to be done. It does no
+I/O and reads no clock; what must be durable is collected in a `Batch`, which the manager commits as one.
+
+Invariants:
+- *from its last token*: a sample that loses its instance is queued again with the tokens it has, alone, whatever
+  its group does; a finished sample is never generated again;
+- *one lease*: of each sample at most one lease is valid. Tokens that come under another are counted as discarded,
+  with the reason, and change nothing;
+- *exact account*: `generated = delivered + in flight + discarded`, in tokens, at any time and over restarts;
+- *the fold is the book*: `restore` from what was committed gives the same samples with the same tokens.
+
+This module must not know about sockets, Ray, the store or how routing decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.rollouts.deltas import delta_in, delta_out, ticket_in, ticket_out
+from gyre.rollouts.frames import Held, Hello, Keep, Progress, Prompt, Request, Work, refuse
+from gyre.rollouts.philox import words
+from gyre.rollouts.policies.routing import Router
+from gyre.rollouts.samples import Group, unpack_groups
+from gyre.rollouts.tickets import INDEX_BITS, SampleState, Ticket
+
+POISON_AFTER = 3
+"""Engines that died with a sample before it is set aside."""
+
+LOST_LEASES = 100_000
+"""Leases that ended, with how far their samples were: what a former holder has beyond that is known to be lost."""
+
+_SEED_STREAM = 32
+
+
+@dataclass(slots=True)
+class Instance:
+    name: str
+    incarnation: str
+    number: int
+    max_running: int
+    kv_tokens: int
+    version: int = -1
+    accepting: bool = False
+    held: dict[int, SampleState] = field(default_factory=dict)
+    """By row."""
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is to be committed together. `sessions` maps an instance number to the last progress number in it."""
+
+    counters: dict[str, Any]
+    opened: dict[int, bytes]
+    deltas: list[tuple[int, Progress | None, NDArray[np.int64] | None, list[list[Any]]]]
+    closed: list[int]
+    forgotten: list[int]
+    sessions: dict[int, int]
+    whole: list[Ticket]
+    """Groups that may be delivered once this is committed."""
+
+    def encoded(self) -> list[tuple[int, bytes]]:
+        """The deltas as they are stored; done by whoever writes, not by the loop."""
+        return [(seq, delta_out(frame, keys, ends)) for seq, frame, keys, ends in self.deltas]
+
+
+@dataclass(slots=True)
+class Account:
+    """In tokens. `generated` is counted where tokens come in, the others where they are, so a hole shows."""
+
+    generated: int = 0
+    delivered: int = 0
+    discarded: Counter[str] = field(default_factory=Counter)
+    samples_delivered: int = 0
+    samples_set_aside: int = 0
+
+
+class Book:
+    def __init__(self, *, epoch: int, router: Router | None = None) -> None:
+        self.router = router or Router()
+        self.account = Account()
+        self.required_version = -1
+        """An instance with an older policy is given nothing."""
+        self.newest_version = -1
+        """Tokens of a newer policy than this cannot be."""
+        self.tickets: dict[int, Ticket] = {}
+        self.instances: dict[str, Instance] = {}
+        self.moving: dict[int, str] = {}
+        """Samples that were called back from their instance, by key, and where they go next ("" for anywhere)."""
+        self._asked: dict[tuple[str, int], Ticket] = {}
+        self._next_ticket = 1
+        self._next_seq = 1
+        self._lease = epoch << 40
+        self._instance_numbers = 0
+        self._samples: list[SampleState | None] = []
+        self._free: list[int] = []
+        self._grow(1024)
+        self._delta_users: dict[int, int] = {}
+        self._lost_leases: dict[int, int] = {}
+        self._clear_batch()
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def open(self, request: Request) -> list[Ticket]:
+        """The request's groups that are not known yet, as new tickets. Raises FrameError for what is no group."""
+        try:
+            groups = unpack_groups(request.groups)
+        except ValueError as error:
+            raise refuse("invalid", f"request.groups: {error}") from None
+        limit = request.sampling.get("max_new_tokens")
+        if type(limit) is not int or limit < 1:
+            raise refuse(
+                "invalid", f"request.sampling.max_new_tokens: {limit!r:.40}, expected a positive number"
+            )
+        opened = []
+        for group in groups:
+            if (request.purpose, group.id) in self._asked:
+                continue
+            if not len(group.prompt_ids):
+                raise refuse("invalid", f"request.groups: group {group.id} has an empty prompt")
+            ticket = self._add(
+                self._next_ticket,
+                request.purpose,
+                Group(group.id, group.prompt_ids.astype(np.int32), group.meta),
+                request.n,
+                request.sampling,
+                request.seed,
+                request.min_version,
+                request.pinned,
+            )
+            self._opened[ticket.number] = ticket_out(ticket)
+            opened.append(ticket)
+        self.required_version = max(self.required_version, request.min_version)
+        for ticket in opened:
+            for state in ticket.samples:
+                self._queue(state)
+        return opened
+
+    def find(self, purpose: str, group_id: int) -> Ticket | None:
+        return self._asked.get((purpose, group_id))
+
+    def close(self, purpose: str, ids: Iterable[int]) -> list[tuple[str, int, int]]:
+        """The trainer has these groups: forget them. Unknown ones were closed before. What still runs of them is to
+        be cancelled: (instance, row, lease)."""
+        running = []
+        for group_id in ids:
+            ticket = self._asked.pop((purpose, group_id), None)
+            if ticket is None:
+                continue
+            del self.tickets[ticket.number]
+            self._opened.pop(ticket.number, None)
+            self._closed.append(ticket.number)
+            for state in ticket.samples:
+                if state.finish:
+                    self.account.delivered += state.length
+                    self.account.samples_delivered += 1
+                else:
+                    if state.instance is not None:
+                        running.append((state.instance, state.row, state.lease))
+                    self._detach(state)
+                    self.router.withdraw(state.key)
+                    self.account.discarded["withdrawn"] += state.length
+                self._release_deltas(state)
+                self._free_row(state)
+        return running
+
+    def _add(
+        self,
+        number: int,
+        purpose: str,
+        group: Group,
+        n: int,
+        sampling: dict[str, Any],
+        seed: int,
+        min_version: int,
+        pinned: bool,
+    ) -> Ticket:
+        ticket = Ticket(number, purpose, group, n, sampling, seed, min_version, pinned)
+        ticket.samples = [SampleState(ticket, index) for index in range(n)]
+        ticket.left = n
+        for state in ticket.samples:
+            self._give_row(state)
+        self.tickets[number] = ticket
+        self._asked[(purpose, group.id)] = ticket
+        self._next_ticket = max(self._next_ticket, number + 1)
+        return ticket
+
+    def _queue(self, state: SampleState) -> None:
+        self.router.submit(
+            state.key,
+            group=state.ticket.number,
+            prompt_tokens=len(state.ticket.group.prompt_ids),
+            done_tokens=state.length,
+            max_new_tokens=state.ticket.max_new_tokens,
+        )
+
+    # -- instances ----------------------------------------------------------------------------------
+
+    def join(self, hello: Hello) -> list[Keep]:
+        """A new instance, or one that is back. What of its samples it goes on with; the rest it is to drop.
+
+        A sample that went on elsewhere meanwhile comes back to whoever has more of it.
+        """
+        old = self.instances.get(hello.instance)
+        if old is not None:
+            self.leave(hello.instance)
+        self._instance_numbers += 1
+        instance = Instance(
+            hello.instance, hello.incarnation, self._instance_numbers, hello.max_running, hello.kv_tokens
+        )
+        self.instances[hello.instance] = instance
+        self.router.join(hello.instance, max_running=hello.max_running, kv_tokens=hello.kv_tokens)
+        self.router.set_accepting(hello.instance, False)
+        return [keep for held in hello.held if (keep := self._take_back(instance, held)) is not None]
+
+    def _take_back(self, instance: Instance, held: Held) -> Keep | None:
+        state = self.sample(held.key)
+        known = self._lost_leases.pop(held.lease, held.length)
+        if state is None or state.finish or held.length < state.length or held.start > state.length:
+            self._discard("superseded", held.length - known)
+            return None
+        if state.instance is not None:
+            self._detach(state)
+        self.router.withdraw(state.key)
+        self._queue(state)
+        if not self.router.place(state.key, instance.name):
+            return None
+        self._lend(state, instance)
+        return Keep(key=state.key, row=state.row, lease=state.lease, known=state.length)
+
+    def serve(self, name: str, version: int) -> None:
+        """The instance serves `version` from now on."""
+        instance = self.instances[name]
+        instance.version = version
+        self.admit(name)
+
+    def admit(self, name: str, *, able: bool = True) -> None:
+        """Let the instance have work if its policy is new enough and nothing else forbids it."""
+        instance = self.instances[name]
+        instance.accepting = able and instance.version >= max(0, self.required_version)
+        self.router.set_accepting(name, instance.accepting)
+
+    def leave(self, name: str) -> list[SampleState]:
+        """The instance is gone: its samples are queued again as far as they got."""
+        instance = self.instances.pop(name, None)
+        if instance is None:
+            return []
+        self.router.leave(name)
+        orphans = list(instance.held.values())
+        for state in orphans:
+            self._end_lease(state)
+            target = self.moving.pop(state.key, None)
+            if target is not None:
+                self.router.withdraw(state.key)
+            self._queue(state)
+        return orphans
+
+    def engine_died(self, name: str) -> list[SampleState]:
+        """The instance's engine died with what it ran: that is held against those samples. Gives those that are
+        set aside now; they begin anew with another seed."""
+        instance = self.instances.get(name)
+        if instance is None:
+            return []
+        suspects = [state for state in instance.held.values() if state.deaths >= POISON_AFTER - 1]
+        # One that was there each time answers for it, and not those that happened to run beside it.
+        for state in suspects or list(instance.held.values()):
+            state.deaths += 1
+        poisoned = [state for state in instance.held.values() if state.deaths >= POISON_AFTER]
+        for state in list(instance.held.values()):
+            self._end_lease(state)
+            self.router.withdraw(state.key)
+            self.moving.pop(state.key, None)
+            if state in poisoned:
+                self._set_aside(state)
+            self._queue(state)
+        return poisoned
+
+    def _set_aside(self, state: SampleState) -> None:
+        self.account.discarded["poison"] += state.clear()
+        self._length_of[state.row] = 0
+        self._release_deltas(state)
+        state.deaths = 0
+        state.resets += 1
+        self.account.samples_set_aside += 1
+        self._note_end(state, "reset")
+
+    # -- giving work --------------------------------------------------------------------------------
+
+    def assign(self, limit: int | None = None) -> dict[str, tuple[list[Prompt], list[Work]]]:
+        """Work for instances, by name, each with the prompts that it was not sent yet."""
+        given: dict[str, tuple[list[Prompt], list[Work]]] = {}
+        for sample, name in self.router.assign(limit):
+            state = self.sample(sample)
+            assert state is not None, f"the router gave out sample {sample}, which is not in the book"
+            self._give(state, self.instances[name], given)
+        return given
+
+    def hand_on(self, state: SampleState) -> dict[str, tuple[list[Prompt], list[Work]]]:
+        """A sample that came back from a move goes to where it was called to."""
+        given: dict[str, tuple[list[Prompt], list[Work]]] = {}
+        target = self.moving.pop(state.key, "")
+        instance = self.instances.get(target)
+        if instance is not None and self.router.instance_of(state.key) == target:
+            self._give(state, instance, given)
+        else:
+            self.router.withdraw(state.key)
+            self._queue(state)
+        return given
+
+    def _give(
+        self, state: SampleState, instance: Instance, given: dict[str, tuple[list[Prompt], list[Work]]]
+    ) -> None:
+        self._lend(state, instance)
+        ticket = state.ticket
+        prompts, work = given.setdefault(instance.name, ([], []))  # a prompt goes out once a frame
+        if not any(prompt.ticket == ticket.number for prompt in reversed(prompts)):
+            tokens = np.ascontiguousarray(ticket.group.prompt_ids, dtype="<i4").tobytes()
+            prompts.append(Prompt(ticket=ticket.number, tokens=tokens, sampling=ticket.sampling))
+        prior = state.tokens()[0].astype("<i4").tobytes() if state.length else b""
+        work.append(
+            Work(
+                row=state.row,
+                lease=state.lease,
+                key=state.key,
+                ticket=ticket.number,
+                prior=prior,
+                seed=self.seed_of(state),
+            )
+        )
+
+    def seed_of(self, state: SampleState) -> int:
+        """31 bits that depend on the request's seed, the group and the sample's index, on nothing that happens."""
+        ticket = state.ticket
+        bits = words(ticket.seed, _SEED_STREAM, ticket.group.id, state.index, state.resets)
+        return int(bits) & 0x7FFFFFFF
+
+    def call_back(self, state: SampleState, target: str = "") -> None:
+        """The instance that has the sample is told to hand it back, so that it goes on at `target`."""
+        self.moving[state.key] = target
+
+    # -- what agents report -------------------------------------------------------------------------
+
+    def progress(self, name: str, frame: Progress) -> list[SampleState]:
+        """Take the tokens in. Returns samples that were handed back or failed, now without an instance; they are
+        queued again unless they were being moved. Raises FrameError for a frame that cannot be, and then has
+        changed nothing."""
+        instance = self.instances[name]
+        rows = frame.rows
+        if frame.ends and max(end.row for end in frame.ends) >= len(self._samples):
+            raise refuse("unknown_row", "progress.ends: a row that this manager never gave out")
+        if rows.size:
+            if int(rows[-1]) >= len(self._samples):
+                raise refuse("unknown_row", f"progress.rows: {int(rows[-1])} is no row of this manager")
+            mine = (self._lease_of[rows] == frame.leases) & (self._owner_of[rows] == instance.number)
+            lengths = self._length_of[rows]
+            self._check(frame, mine, lengths)
+            self.account.generated += int(frame.counts.sum())
+            if not (mine & (lengths == frame.starts)).all():
+                frame = self._fitting(frame, mine)
+            if frame.rows.size:
+                self._append(instance, frame)
+        self._sessions[instance.number] = frame.seq
+        self.router.observe(name, rate_tokens_s=frame.rate_tokens_s, kv_used_tokens=frame.used_tokens)
+        return [state for end in frame.ends if (state := self._end(instance, end)) is not None]
+
+    def _check(self, frame: Progress, mine: NDArray[np.bool_], lengths: NDArray[np.uint32]) -> None:
+        rows, starts = frame.rows, frame.starts
+        if (mine & (starts > lengths)).any():
+            at = int(np.flatnonzero(mine & (starts > lengths))[0])
+            raise refuse(
+                "gap",
+                f"progress: row {rows[at]} goes on at token {starts[at]}, but {lengths[at]} are known here",
+            )
+        ends = starts.astype(np.int64) + frame.counts
+        if (mine & (ends > self._limit_of[rows])).any():
+            raise refuse("too_long", "progress: a sample is longer than its max_new_tokens")
+        if int(frame.versions.max()) > self.newest_version:
+            raise refuse(
+                "unknown_version",
+                f"progress.versions: {int(frame.versions.max())}; the newest policy is {self.newest_version}",
+            )
+
+    def _append(self, instance: Instance, frame: Progress) -> None:
+        """Into memory and into the batch; every delta here fits."""
+        rows, counts = frame.rows, frame.counts
+        self._length_of[rows] += counts
+        seq = self._next_seq
+        self._next_seq += 1
+        samples = self._samples
+        first = 0
+        tokens, logprobs = frame.tokens, frame.logprobs
+        for row, count, version in zip(rows.tolist(), counts.tolist(), frame.versions.tolist(), strict=True):
+            state = samples[row]
+            assert state is not None
+            state.take(tokens, logprobs, first, count, version, seq)
+            first += count
+        self._delta_users[seq] = len(rows)
+        self._deltas.append((seq, frame, self._key_of[rows], []))
+        total = int(first)
+        instance.tokens += total
+        self.router.generated(instance.name, total)
+
+    def _fitting(self, frame: Progress, mine: NDArray[np.bool_]) -> Progress:
+        """The frame without what a former holder sent, and without tokens that are here already (a resend)."""
+        offsets = np.concatenate(([0], np.cumsum(frame.counts, dtype=np.int64)))
+        keep_rows: list[int] = []
+        ids, logprobs, starts, counts = [], [], [], []
+        for at, (row, start, count) in enumerate(
+            zip(frame.rows.tolist(), frame.starts.tolist(), frame.counts.tolist(), strict=True)
+        ):
+            begin, end = int(offsets[at]), int(offsets[at + 1])
+            if not mine[at]:
+                self.account.discarded["superseded"] += count
+                continue
+            length = int(self._length_of[row])
+            skip = min(length - start, count)
+            self.account.generated -= skip
+            begin, start, count = begin + skip, length, count - skip
+            if not count:
+                continue
+            keep_rows.append(at)
+            starts.append(start)
+            counts.append(count)
+            ids.append(frame.tokens[begin:end])
+            logprobs.append(frame.logprobs[begin:end])
+        return Progress(
+            frame.seq,
+            frame.rows[keep_rows],
+            frame.leases[keep_rows],
+            np.array(starts, np.uint32),
+            np.array(counts, np.uint32),
+            frame.versions[keep_rows],
+            np.concatenate(ids) if ids else np.empty(0, np.int32),
+            np.concatenate(logprobs) if logprobs else np.empty(0, np.float32),
+            frame.ends,
+            frame.running,
+            frame.waiting,
+            frame.used_tokens,
+            frame.rate_tokens_s,
+        )
+
+    def _end(self, instance: Instance, end: Any) -> SampleState | None:
+        """The sample if it is to go on elsewhere."""
+        state = self._samples[end.row]
+        if state is None or state.lease != end.lease or state.instance != instance.name:
+            return None
+        since = state.lent_at
+        self._end_lease(state)
+        if end.runs and sum(count for _, count in end.runs) == state.length - since:
+            state.correct(since, end.runs)
+            self._note_end(state, "runs", since, [list(run) for run in end.runs])
+        if end.kind in ("stop", "length"):
+            self._finish(state, end.kind)
+            return None
+        if end.kind == "failed":
+            state.deaths += 1
+            if state.deaths >= POISON_AFTER:
+                self._set_aside(state)
+        if state.key not in self.moving:
+            self.router.withdraw(state.key)
+            self._queue(state)
+        return state
+
+    def _finish(self, state: SampleState, kind: str) -> None:
+        state.finish = kind
+        self.moving.pop(state.key, None)
+        self.router.finished(state.key, state.length)
+        self._note_end(state, kind)
+        state.ticket.left -= 1
+        if not state.ticket.left:
+            self._whole.append(state.ticket)
+
+    # -- the batch ----------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(
+            self._deltas or self._opened or self._closed or self._forgotten or self._sessions or self._whole
+        )
+
+    @property
+    def has_whole(self) -> bool:
+        """Somebody waits for the next commit."""
+        return bool(self._whole)
+
+    def take_batch(self) -> Batch:
+        batch = Batch(
+            counters=self.counters(),
+            opened=self._opened,
+            deltas=self._deltas,
+            closed=self._closed,
+            forgotten=self._forgotten,
+            sessions=self._sessions,
+            whole=self._whole,
+        )
+        self._clear_batch()
+        return batch
+
+    def _note_end(self, state: SampleState, kind: str, *more: Any) -> None:
+        """With the newest delta of the batch: what stands there is folded after its tokens, in order."""
+        if (
+            not self._deltas or self._deltas[-1][0] not in self._delta_users
+        ):  # nobody needs the last one any more
+            self._deltas.append((self._next_seq, None, None, []))
+            self._delta_users[self._next_seq] = 0
+            self._next_seq += 1
+        seq, _, _, ends = self._deltas[-1]
+        ends.append([state.key, kind, *more])
+        state.deltas.append(seq)
+        self._delta_users[seq] += 1
+
+    def counters(self) -> dict[str, Any]:
+        account = self.account
+        return {
+            "generated": account.generated,
+            "delivered": account.delivered,
+            "discarded": dict(account.discarded),
+            "samples_delivered": account.samples_delivered,
+            "samples_set_aside": account.samples_set_aside,
+            "next_ticket": self._next_ticket,
+            "next_seq": self._next_seq,
+        }
+
+    def _clear_batch(self) -> None:
+        self._opened: dict[int, bytes] = {}
+        self._deltas: list[tuple[int, Progress | None, NDArray[np.int64] | None, list[list[Any]]]] = []
+        self._closed: list[int] = []
+        self._forgotten: list[int] = []
+        self._sessions: dict[int, int] = {}
+        self._whole: list[Ticket] = []
+
+    # -- restoring ----------------------------------------------------------------------------------
+
+    def restore(
+        self, counters: dict[str, Any], groups: dict[int, bytes], deltas: list[tuple[int, bytes]]
+    ) -> None:
+        """The book as it was committed. Every unfinished sample is queued; agents that come back claim theirs."""
+        account = self.account
+        account.generated = counters.get("generated", 0)
+        account.delivered = counters.get("delivered", 0)
+        account.discarded = Counter(counters.get("discarded", {}))
+        account.samples_delivered = counters.get("samples_delivered", 0)
+        account.samples_set_aside = counters.get("samples_set_aside", 0)
+        for number, body in groups.items():
+            self._add(number, *ticket_in(body))
+        for seq, body in deltas:
+            self._fold(seq, body)
+        self._next_ticket = max(self._next_ticket, counters.get("next_ticket", 1))
+        self._next_seq = max(
+            self._next_seq, counters.get("next_seq", 1), (deltas[-1][0] + 1) if deltas else 1
+        )
+        for ticket in self.tickets.values():
+            if not ticket.pinned:
+                self.required_version = max(self.required_version, ticket.min_version)
+            if not ticket.left:
+                self._whole.append(ticket)
+            for state in ticket.samples:
+                if not state.finish:
+                    self._queue(state)
+
+    def _fold(self, seq: int, body: bytes) -> None:
+        keys, starts, counts, versions, tokens, logprobs, ends = delta_in(body)
+        first, users = 0, 0
+        for key, start, count, version in zip(keys, starts, counts, versions, strict=True):
+            state = self.sample(key)
+            if state is not None and state.length == start:
+                state.take(tokens, logprobs, first, count, version, seq)
+                self._length_of[state.row] = state.length
+                users += 1
+            first += count
+        for key, kind, *more in ends:
+            state = self.sample(key)
+            if state is None:
+                continue
+            users += 1
+            if kind == "reset":
+                state.clear()
+                self._length_of[state.row] = 0
+                state.resets += 1
+            elif kind == "runs":
+                state.correct(*more)
+            elif not state.finish:
+                state.finish = kind
+                state.ticket.left -= 1
+            state.deltas.append(seq)
+        if users:
+            self._delta_users[seq] = users
+        else:
+            self._forgotten.append(seq)
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Of all open groups, finished samples that were not yet taken included."""
+        return sum(state.length for ticket in self.tickets.values() for state in ticket.samples)
+
+    def samples(self) -> Iterator[SampleState]:
+        for ticket in self.tickets.values():
+            yield from ticket.samples
+
+    def missing_tokens(self) -> int:
+        """`generated - delivered - in flight - discarded`: 0, always."""
+        account = self.account
+        return account.generated - account.delivered - self.in_flight_tokens - sum(account.discarded.values())
+
+    # -- rows and leases ----------------------------------------------------------------------------
+
+    def sample(self, key: int) -> SampleState | None:
+        """The sample of this key; None where its group was closed."""
+        ticket = self.tickets.get(key >> INDEX_BITS)
+        index = key & ((1 << INDEX_BITS) - 1)
+        return ticket.samples[index] if ticket is not None and index < ticket.n else None
+
+    def _lend(self, state: SampleState, instance: Instance) -> None:
+        self._lease += 1
+        state.lease = self._lease
+        state.lent_at = state.length
+        state.instance = instance.name
+        self._lease_of[state.row] = state.lease
+        self._owner_of[state.row] = instance.number
+        instance.held[state.row] = state
+
+    def _end_lease(self, state: SampleState) -> None:
+        """The sample is with nobody. The router is not told."""
+        instance = self.instances.get(state.instance) if state.instance is not None else None
+        if instance is not None:
+            instance.held.pop(state.row, None)
+            if len(self._lost_leases) >= LOST_LEASES:
+                del self._lost_leases[next(iter(self._lost_leases))]
+            self._lost_leases[state.lease] = state.length
+        state.instance = None
+        state.lease = 0
+        self._lease_of[state.row] = 0
+        self._owner_of[state.row] = 0
+
+    def _detach(self, state: SampleState) -> None:
+        self._end_lease(state)
+        self.moving.pop(state.key, None)
+
+    def _give_row(self, state: SampleState) -> None:
+        if not self._free:
+            self._grow(2 * len(self._samples))
+        state.row = self._free.pop()
+        self._samples[state.row] = state
+        self._key_of[state.row] = state.key
+        self._limit_of[state.row] = state.ticket.max_new_tokens
+        self._length_of[state.row] = state.length
+        self._lease_of[state.row] = 0
+        self._owner_of[state.row] = 0
+
+    def _free_row(self, state: SampleState) -> None:
+        self._samples[state.row] = None
+        self._lease_of[state.row] = 0
+        self._owner_of[state.row] = 0
+        self._free.append(state.row)
+
+    def _grow(self, size: int) -> None:
+        old = len(self._samples)
+        columns = {
+            "_key_of": np.int64,
+            "_limit_of": np.int64,
+            "_lease_of": np.uint64,
+            "_length_of": np.uint32,
+            "_owner_of": np.int64,
+        }
+        for name, dtype in columns.items():
+            column = np.zeros(size, dtype)
+            if old:
+                column[:old] = getattr(self, name)
+            setattr(self, name, column)
+        self._samples.extend([None] * (size - old))
+        self._free.extend(range(size - 1, old - 1, -1))
+
+    _key_of: NDArray[np.int64]
+    _limit_of: NDArray[np.int64]
+    _lease_of: NDArray[np.uint64]
+    _length_of: NDArray[np.uint32]
+    _owner_of: NDArray[np.int64]
+
+    def _release_deltas(self, state: SampleState) -> None:
+        users = self._delta_users
+        for seq in state.deltas:
+            left = users.get(seq, 0) - 1
+            if left > 0:
+                users[seq] = left
+            elif users.pop(seq, None) is not None:
+                self._forgotten.append(seq)
+        state.deltas = []
+
+    def _discard(self, reason: str, tokens: int) -> None:
+        """Tokens that were generated but never came in."""
+        if tokens > 0:
+            self.account.generated += tokens
+            self.account.discarded[reason] += tokens

@@ -1,0 +1,142 @@
+"""The rollout plane's rows: open groups and the token deltas of their samples, as packed bytes.
+
+Invariants:
+    One-writer     a write carries its writer's term; after `take_over` with a greater one it is Fenced and
+                   changes nothing.
+    One-commit     the deltas that a write appends, the groups that it opens or closes and the counters that
+                   follow from them are one transaction: whoever loads sees sums that agree.
+
+A write survives the death of any process; the last few may be lost in a power cut (SQLite synchronous=NORMAL),
+with all later ones and never without them, which costs tokens that are generated again and breaks no promise.
+This file must not know what is in a request or a delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, text, update
+
+from gyre.errors import Fenced
+from gyre.store import tables
+from gyre.store.engine import Database
+from gyre.store.tables import decode_body, encode_body
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRows:
+    """What a new writer starts from. `groups` by ticket, `deltas` in the order of their writing."""
+
+    term: int
+    counters: dict[str, Any]
+    groups: dict[int, bytes]
+    deltas: list[tuple[int, bytes]]
+
+
+class RolloutStore:
+    """The rollout rows of `job_id`. Fault points: `rollouts` and `rollouts_take_over`, as in `Journal`."""
+
+    def __init__(self, database: Database, job_id: str) -> None:
+        self.job_id = job_id
+        self._database = database
+
+    def take_over(self, *, term: int) -> None:
+        """Become the writer. Fenced if a greater term is stored; the same term again is accepted."""
+        rollouts = tables.rollouts
+        with self._database.write("rollouts_take_over") as connection:
+            connection.execute(
+                text(
+                    "INSERT INTO gyre_rollouts (job_id, term, counters) VALUES (:job_id, :term, '{}') "
+                    "ON CONFLICT (job_id) DO UPDATE SET term = excluded.term "
+                    "WHERE gyre_rollouts.term < excluded.term"
+                ),
+                {"job_id": self.job_id, "term": term},
+            )
+            stored = connection.execute(
+                select(rollouts.c.term).where(rollouts.c.job_id == self.job_id)
+            ).scalar_one()
+            if stored != term:
+                raise self._fenced(term, stored)
+
+    def write(
+        self,
+        term: int,
+        *,
+        counters: Mapping[str, Any],
+        opened: Mapping[int, bytes] | None = None,
+        deltas: Sequence[tuple[int, bytes]] = (),
+        closed: Sequence[int] = (),
+        forgotten: Sequence[int] = (),
+    ) -> None:
+        """Open groups, append deltas, then remove closed groups (tickets) and forgotten deltas (numbers), in one
+        transaction. Fenced if another term is stored."""
+        groups, stored_deltas = tables.rollout_groups, tables.rollout_deltas
+        with self._database.write("rollouts", relaxed=True) as connection:
+            self._claim(connection, term, encode_body(dict(counters), "the rollout counters"))
+            if opened:
+                connection.execute(
+                    groups.insert(),
+                    [{"job_id": self.job_id, "ticket": key, "request": body} for key, body in opened.items()],
+                )
+            if deltas:
+                connection.execute(
+                    stored_deltas.insert(),
+                    [{"job_id": self.job_id, "seq": seq, "body": body} for seq, body in deltas],
+                )
+            for table, column, keys in (
+                (groups, groups.c.ticket, closed),
+                (stored_deltas, stored_deltas.c.seq, forgotten),
+            ):
+                if keys:
+                    connection.execute(
+                        table.delete().where(table.c.job_id == self.job_id, column == bindparam("gone")),
+                        [{"gone": key} for key in keys],
+                    )
+
+    def load(self) -> RolloutRows:
+        """Everything that a new writer needs, of one moment. Empty, at term 0, if nobody has written yet."""
+        rollouts, groups, deltas = tables.rollouts, tables.rollout_groups, tables.rollout_deltas
+        with self._database.read() as connection:
+            head = connection.execute(
+                select(rollouts.c.term, rollouts.c.counters).where(rollouts.c.job_id == self.job_id)
+            ).one_or_none()
+            group_rows = connection.execute(
+                select(groups.c.ticket, groups.c.request)
+                .where(groups.c.job_id == self.job_id)
+                .order_by(groups.c.ticket)
+            ).all()
+            delta_rows = connection.execute(
+                select(deltas.c.seq, deltas.c.body)
+                .where(deltas.c.job_id == self.job_id)
+                .order_by(deltas.c.seq)
+            ).all()
+        return RolloutRows(
+            term=head[0] if head else 0,
+            counters=decode_body(head[1], "the rollout counters") if head else {},
+            groups={ticket: bytes(body) for ticket, body in group_rows},
+            deltas=[(seq, bytes(body)) for seq, body in delta_rows],
+        )
+
+    def _claim(self, connection: Connection, term: int, counters: str) -> None:
+        """Check the term and set the counters in one statement, which locks the row on PostgreSQL."""
+        rollouts = tables.rollouts
+        claimed = connection.execute(
+            update(rollouts)
+            .where(rollouts.c.job_id == self.job_id, rollouts.c.term == term)
+            .values(counters=counters)
+        )
+        if claimed.rowcount == 1:
+            return
+        stored = connection.execute(
+            select(rollouts.c.term).where(rollouts.c.job_id == self.job_id)
+        ).scalar_one_or_none()
+        raise self._fenced(term, stored)
+
+    def _fenced(self, term: int, stored: int | None) -> Fenced:
+        return Fenced(
+            f"The rollouts of job {self.job_id} are at term {stored}; this manager has term {term}.",
+            hint="Another rollout manager has taken over: stop.",
+            details={"stored": stored, "given": term},
+        )
