@@ -1,0 +1,171 @@
+"""How many rollout instances a role of `elastic(min, max)` should have.
+
+More, while the trainer's GPUs spend their time on anything but training; fewer, while instances stand idle. How many
+is computed, not felt for: the share of a step that is to be won or given back, by the rate of one instance. What an
+earlier change of the number was expected to win is compared with what it won: where the longest sample or the
+trainer bounds the step, further instances cost and bring nothing.
+
+Invariants:
+- *within bounds*: a target is between min and max, and one is given at once when the number is not;
+- *no flapping*: otherwise only after several observations in a row that say the same, not within a cool-down, and
+  never down to where the same observation would say up again;
+- *explained*: each target comes with one sentence for the journal.
+
+This module must not know how instances are started, nor read the time: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticSettings:
+    min: int
+    max: int
+    wait_share: float = 0.10
+    """Share of a step without training that is good enough."""
+    idle_share: float = 0.20
+    """Share of a step for which instances may stand idle."""
+    evidence: int = 3
+    """So many observations in a row have to say the same."""
+    up_cooldown_s: float = 60.0
+    down_cooldown_s: float = 300.0
+    up_factor: float = 2.0
+    """At most so many times the instances at once."""
+    worth: float = 0.25
+    """More instances are worth having if they won this share of what was expected of them."""
+    plateau_s: float = 1800.0
+    """For how long a number beyond which nothing was won is remembered."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.max or self.max < 1:
+            raise ValueError(f"elastic({self.min}, {self.max}); min is within 0 and max, and max at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Of one step, or of the last minute where there are no steps."""
+
+    instances: int
+    """That are there or starting, and not those that drain."""
+    starting: int = 0
+    """Of them."""
+    trainer_wait_share: float = 0.0
+    """Of the time: the trainer waited for samples."""
+    local_share: float = 0.0
+    """And generated itself, instead of training."""
+    idle_share: float = 0.0
+    """Of the time: the instances had nothing to do, on average."""
+    queued_tokens: float = 0.0
+    """Predicted, of samples that no instance has."""
+    rate_tokens_s: float = 0.0
+    """What the instances make together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    target: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Raise:
+    """An earlier scaling up, to see what came of it."""
+
+    after: int
+    lack: float
+    expected_lack: float
+
+
+class ElasticPolicy:
+    def __init__(self, settings: ElasticSettings) -> None:
+        self.settings = settings
+        self._says = 0
+        """The direction of the last observations."""
+        self._in_a_row = 0
+        self._scaled_at = -math.inf
+        self._raised: _Raise | None = None
+        self._plateau: int | None = None
+        self._plateau_at = -math.inf
+
+    def decide(self, observation: Observation, now: float) -> Scale | None:
+        """What the number should be, where it should change."""
+        settings, count = self.settings, observation.instances
+        if count < settings.min or count > settings.max:
+            self._changed(now)
+            target, bound = (settings.min, "min") if count < settings.min else (settings.max, "max")
+            return Scale(target, f"{_are(count)} there, and {bound} is {target}.")
+        if not count and observation.queued_tokens > 0:
+            self._changed(now)
+            return Scale(1, "No instance is there, and samples wait.")
+
+        self._judge(observation, now)
+        lack = observation.trainer_wait_share + observation.local_share
+        target = self._target(observation, lack)
+        says = (target > count) - (target < count)
+        self._in_a_row = self._in_a_row + 1 if says == self._says else 1
+        self._says = says
+        cooldown_s = settings.up_cooldown_s if says > 0 else settings.down_cooldown_s
+        if not says or self._in_a_row < settings.evidence or now - self._scaled_at < cooldown_s:
+            return None
+        if says > 0:
+            return self._up(observation, lack, target, now)
+        self._changed(now)
+        return Scale(
+            target,
+            f"Instances were idle for {observation.idle_share:.0%} of the time and the trainer lacked"
+            f" {lack:.0%}; {target} instead of {count} suffice.",
+        )
+
+    def _target(self, observation: Observation, lack: float) -> int:
+        settings, count = self.settings, observation.instances
+        if lack > settings.wait_share:
+            if observation.starting or (self._plateau is not None and count >= self._plateau):
+                return count
+            # Training takes as long as before, and the time around it shrinks as the instances grow in number.
+            needed = count * (1.0 - settings.wait_share) / max(1.0 - lack, 0.1)
+            return min(max(math.ceil(needed), count + 1), math.ceil(count * settings.up_factor), settings.max)
+        if observation.idle_share > settings.idle_share and not self._is_behind(observation):
+            # The busy share of fewer instances is larger; a half of the permitted idleness stays as reserve.
+            needed = count * (1.0 - observation.idle_share) / (1.0 - settings.idle_share / 2.0)
+            return max(math.ceil(needed), settings.min, 1 if observation.queued_tokens > 0 else 0)
+        return count
+
+    def _is_behind(self, observation: Observation) -> bool:
+        """The queue takes the instances long: idleness was that of some, or of a moment."""
+        return observation.queued_tokens > observation.rate_tokens_s * self.settings.up_cooldown_s
+
+    def _up(self, observation: Observation, lack: float, target: int, now: float) -> Scale:
+        count = observation.instances
+        self._changed(now)
+        self._raised = _Raise(target, lack, max(1.0 - (1.0 - lack) * target / count, 0.0))
+        return Scale(
+            target,
+            f"The trainer did not train for {lack:.0%} of the time (it waited {observation.trainer_wait_share:.0%} and"
+            f" generated {observation.local_share:.0%}); {target} instances instead of {count} make up for it.",
+        )
+
+    def _judge(self, observation: Observation, now: float) -> None:
+        """Did the last raise win what was expected of it? Asked once the new instances had time to show."""
+        if self._plateau is not None and now - self._plateau_at >= self.settings.plateau_s:
+            self._plateau = None
+        raised = self._raised
+        if raised is None or observation.starting or now - self._scaled_at < self.settings.up_cooldown_s:
+            return
+        self._raised = None
+        if observation.instances < raised.after:
+            return  # It never had them.
+        lack = observation.trainer_wait_share + observation.local_share
+        if raised.lack - lack < self.settings.worth * (raised.lack - raised.expected_lack):
+            self._plateau, self._plateau_at = raised.after, now
+
+    def _changed(self, now: float) -> None:
+        self._scaled_at = now
+        self._in_a_row = 0
+        self._raised = None
+
+
+def _are(count: int) -> str:
+    return "1 instance is" if count == 1 else f"{count} instances are"
