@@ -21,6 +21,7 @@ This module must not know about requests.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -84,11 +85,7 @@ def measure(
     if group < _FEWEST_ROWS:  # of more rows MKL is known to cut; in bfloat16 a probe may not see it
         candidates.insert(0, KeyLengths("fine"))
     keys = next(
-        (
-            lengths
-            for lengths in candidates
-            if _keys_agree(lengths, group, kv_heads, head_dim, dtype, generator)
-        ),
+        (lengths for lengths in candidates if _keys_agree(lengths, group, kv_heads, head_dim, dtype)),
         KeyLengths("whole", -(-context_length // _BLOCK) * _BLOCK),
     )
     return Scheme(_FEWEST_ROWS if rows else most_rows, keys)
@@ -100,14 +97,15 @@ def _rows_agree(weight: Tensor, bias: Tensor | None, most_rows: int, generator: 
     return all(torch.equal(F.linear(x[-rows:], weight, bias), together[-rows:]) for rows in _PROBED_ROWS)
 
 
+@functools.cache
 def _keys_agree(
     lengths: KeyLengths,
     group: int,
     kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
-    generator: torch.Generator,
 ) -> bool:
+    generator = torch.Generator().manual_seed(0)
     asked = sorted({lengths.covering(length) for length in range(1, _PROBED_KEYS, 16)})
     shape = (5, asked[-1], min(kv_heads, 2), head_dim)
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
