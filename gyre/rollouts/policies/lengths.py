@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 _GROWTH = 1.08
 """Of a bucket's width over the one before: lengths are told apart to 8 %."""
@@ -33,6 +35,16 @@ _HEAVIEST = 1e12
 
 _LOG_GROWTH = math.log(_GROWTH)
 _EDGES = [_GROWTH**index - 1.0 for index in range(_BUCKETS + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is left of unfinished samples, taken together."""
+
+    tokens_left: float
+    samples_left: int
+    longest_left_tokens: float
+    """The largest of their quantiles at n/(n+1), the level that the largest of n has."""
 
 
 class LengthModel:
@@ -95,6 +107,22 @@ class LengthModel:
         learnt = min(max(learnt, 0.0), float(left))
         blended = (surviving * learnt + _PRIOR_SAMPLES * share * left) / (surviving + _PRIOR_SAMPLES)
         return min(blended, float(left))
+
+    def outlook(self, unfinished: Iterable[tuple[int, int]]) -> Outlook:
+        """Of samples given as `(done_tokens, max_new_tokens)`. Those of about the same length are asked about once."""
+        alike: dict[tuple[int, int], tuple[int, int]] = {}
+        for done, limit in unfinished:
+            key = (done.bit_length() << 4 | done >> max(done.bit_length() - 4, 0), limit)
+            count, total = alike.get(key, (0, 0))
+            alike[key] = (count + 1, total + done)
+        samples = sum(count for count, _ in alike.values())
+        level = samples / (samples + 1.0)
+        tokens = longest = 0.0
+        for (_, limit), (count, total) in alike.items():
+            done_tokens = total / count
+            tokens += count * self.expected_remaining(done_tokens, limit)
+            longest = max(longest, self.remaining_quantile(done_tokens, limit, level))
+        return Outlook(tokens, samples, longest)
 
     def _at(self, length: int | float) -> tuple[float, float]:
         """The survival curve's height at `length`, and the area under it beyond."""

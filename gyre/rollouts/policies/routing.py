@@ -37,6 +37,12 @@ _CANDIDATES = 32
 _LIGHT_USE = 0.25
 """Below this share of its slots an instance's samples do not slow each other down much."""
 
+_NARROWEST, _WIDEST = 0.2, 1.5
+"""Of the margin by which KV memory is reserved."""
+
+_ADAPT_TOKENS = 32.0
+"""How far each sample has to grow between two changes of that margin."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoutingSettings:
@@ -128,6 +134,8 @@ class _Instance:
     """Tokens in KV memory when all held are done, a group's prompt counted once."""
     kv_margin: float = 0.9
     """`kv_tokens` times this may be reserved. Adapts: not all samples are at their longest at once."""
+    adapted_at: float = 0.0
+    """The clock when that was last looked into."""
     speed: float = 0.0
     """Tokens/s of one sample at the present load; 0 before measured."""
     best_speed: float = 0.0
@@ -275,11 +283,9 @@ class Router:
             return
         if seen.running and rate_tokens_s > 0:
             self._measure(seen, rate_tokens_s)
-        share = kv_used_tokens / seen.kv_tokens
-        if share > self.settings.kv_full:
-            seen.kv_margin = max(seen.kv_margin * 0.9, 0.1)
-        elif share < self.settings.kv_roomy and seen.kv_reserved >= seen.kv_tokens * seen.kv_margin:
-            seen.kv_margin = min(seen.kv_margin + 0.02, 4.0)
+        else:
+            seen.running_before = seen.running
+        self._adapt(seen, kv_used_tokens / seen.kv_tokens)
         self._dirty.add(seen)
 
     def generated(self, instance: str, tokens: int) -> None:
@@ -705,6 +711,22 @@ class Router:
             instance.best_speed = instance.speed
         elif instance.is_lightly_used:
             instance.best_speed += smoothing * (instance.speed - instance.best_speed)
+
+    def _adapt(self, instance: _Instance, used_share: float) -> None:
+        """Additive increase, multiplicative decrease, and neither before the last one could show.
+
+        Memory fills and empties as slowly as samples grow: news that came before they grew by `_ADAPT_TOKENS` is
+        old news; and what is beyond the margin by more than a tenth got there under a wider one, and a narrower one
+        still would not make it go. Not in use is not free for good either: the increase is small and has an end.
+        """
+        if instance.clock - instance.adapted_at < _ADAPT_TOKENS:
+            return
+        instance.adapted_at = instance.clock
+        budget = instance.kv_tokens * instance.kv_margin
+        if used_share > self.settings.kv_full and instance.kv_reserved <= 1.1 * budget:
+            instance.kv_margin = max(instance.kv_margin * 0.95, _NARROWEST)
+        elif used_share < self.settings.kv_roomy and instance.kv_reserved >= budget:
+            instance.kv_margin = min(instance.kv_margin + 0.01, _WIDEST)
 
     def _set_rate(self, instance: _Instance, rate: float) -> None:
         if instance.accepting:

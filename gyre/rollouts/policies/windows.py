@@ -26,10 +26,7 @@ This module must not know how work is handed over, nor read the time: `now` is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from gyre.rollouts.policies.lengths import LengthModel
 
 UNTIL_DONE = math.inf
 
@@ -84,27 +81,6 @@ class Window:
 
     def is_open(self, now_s: float) -> bool:
         return now_s < self.until_s
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    tokens_left: float
-    samples_left: int
-    longest_left_tokens: float
-
-
-def outlook(lengths: LengthModel, unfinished: Iterable[tuple[int, int]]) -> Outlook:
-    """What is left of samples given as `(done_tokens, max_new_tokens)`.
-
-    The longest is estimated as the largest of their quantiles at n/(n+1), the level that the largest of n has.
-    """
-    samples = list(unfinished)
-    level = len(samples) / (len(samples) + 1.0)
-    return Outlook(
-        sum(lengths.expected_remaining(done, limit) for done, limit in samples),
-        len(samples),
-        max((lengths.remaining_quantile(done, limit, level) for done, limit in samples), default=0.0),
-    )
 
 
 def plan_window(state: WindowState, settings: WindowSettings | None = None) -> Window:

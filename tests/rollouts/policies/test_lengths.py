@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.rollouts.policies.lengths import LengthModel
+from gyre.rollouts.policies.lengths import LengthModel, Outlook
 
 LIMIT = 16_384
 
@@ -68,6 +68,26 @@ def test_weights_stay_finite_however_many_samples_come() -> None:
 
 def test_beyond_everything_seen_the_prior_answers() -> None:
     assert model_of([1000] * 100).expected_remaining(8000, 10_000) == pytest.approx(1000)
+
+
+def test_the_outlook_sums_what_is_expected_and_bounds_it_by_the_longest() -> None:
+    lengths = LengthModel()
+    assert lengths.outlook([]) == Outlook(0, 0, 0)
+    for length in range(100, 1100):
+        lengths.observe(length)
+    seen = lengths.outlook([(0, 5000)] * 99)
+    assert seen.tokens_left == pytest.approx(99 * 600, rel=0.05)
+    assert seen.longest_left_tokens == pytest.approx(1090, rel=0.05)
+
+
+def test_the_outlook_of_samples_of_any_length_is_about_the_sum_over_each() -> None:
+    model = model_of(drawn(2000))
+    unfinished = [(done, LIMIT) for done in range(0, 9000, 7)]
+    seen = model.outlook(unfinished)
+    assert seen.samples_left == len(unfinished)
+    assert seen.tokens_left == pytest.approx(
+        sum(model.expected_remaining(done, limit) for done, limit in unfinished), rel=0.01
+    )
 
 
 def test_a_half_life_is_positive() -> None:

@@ -122,17 +122,27 @@ def test_nothing_goes_to_an_instance_that_does_not_accept() -> None:
 
 
 def test_kv_memory_admits_and_adapts_to_what_is_in_use() -> None:
-    found = Router(settings=RoutingSettings(overcommit=0))
-    found.join("i", max_running=1000, kv_tokens=10_000, rate_tokens_s=100)
+    lengths = LengthModel()
+    for _ in range(500):
+        lengths.observe(1000)
+    found = Router(lengths, RoutingSettings(overcommit=0))
+    found.join("i", max_running=1000, kv_tokens=9_500, rate_tokens_s=100)
     submit(found, *range(100), group=0, prompt=100)
-    assert len(found.assign()) == 9  # 1,000 each and the prompt once: beyond 90 % after the ninth
-    for _ in range(5):
+    assert len(found.assign()) == 9  # about 1,000 each and the prompt once: beyond 90 % after the ninth
+    for _ in range(1000):  # however often it is told
         found.observe("i", rate_tokens_s=100, kv_used_tokens=5_000)
-    assert len(found.assign()) == 1
-    for _ in range(5):
-        found.observe("i", rate_tokens_s=100, kv_used_tokens=9_900)
-    found.finished(0, 1000)
     assert found.assign() == []
+
+    def grow_and_tell(used: int) -> int:
+        found.generated("i", 32 * len(found.held_by("i")))
+        found.observe("i", rate_tokens_s=100, kv_used_tokens=used)
+        return len(found.assign())
+
+    assert sum(grow_and_tell(5_000) for _ in range(12)) == 1
+    assert sum(grow_and_tell(9_400) for _ in range(15)) == 0
+    for sample in found.held_by("i"):
+        found.finished(sample, 1000)
+    assert len(found.assign()) == 9  # however long it was full, not down to nothing
 
 
 def test_a_sample_larger_than_the_memory_still_runs_alone() -> None:
@@ -140,6 +150,23 @@ def test_a_sample_larger_than_the_memory_still_runs_alone() -> None:
     found.join("i", max_running=8, kv_tokens=100)
     submit(found, 0, 1)
     assert len(found.assign()) == 1
+
+
+def test_an_instance_that_is_back_keeps_what_it_holds_even_where_it_has_no_room() -> None:
+    found = router(1, slots=1)
+    found.set_accepting("i0", False)
+    submit(found, 0, 1, 2)
+    assert found.place(0, "i0")
+    assert found.place(1, "i0")
+    assert not found.place(1, "i0")
+    assert not found.place(2, "nobody")
+    assert not found.place(9, "i0")
+    assert (found.queued(), found.held_by("i0")) == (1, [0, 1])
+    found.set_accepting("i0", True)
+    assert found.assign() == []
+    found.finished(0, 10)
+    found.finished(1, 10)
+    assert found.assign() == [Assignment(2, "i0")]
 
 
 def test_an_instance_that_leaves_names_its_samples_and_they_may_be_submitted_again() -> None:

@@ -28,6 +28,8 @@ class Fleet(RuleBasedStateMachine):
         self.instances: dict[str, int] = {}
         self.accepting: set[str] = set()
         self.place: dict[int, str | None] = {}
+        self.kept: dict[str, int] = {}
+        """How many each instance has brought along, which may be more than it has room for."""
 
     # -- the world ------------------------------------------------------------------------------
 
@@ -44,10 +46,9 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=NAMES, resubmit=st.booleans(), done=st.integers(0, LIMIT))
     def leave(self, name: str, resubmit: bool, done: int) -> None:
         lost = self.router.leave(name)
-        assert lost == [sample for sample, place in self.place.items() if place == name] or set(lost) == {
-            sample for sample, place in self.place.items() if place == name
-        }
+        assert sorted(lost) == sorted(sample for sample, place in self.place.items() if place == name)
         self.instances.pop(name, None)
+        self.kept.pop(name, None)
         self.accepting.discard(name)
         for sample in lost:
             del self.place[sample]
@@ -91,6 +92,15 @@ class Fleet(RuleBasedStateMachine):
     def progress(self, sample: int, done: int) -> None:
         self.router.progressed(sample, done)
 
+    @rule(sample=SAMPLES, name=NAMES)
+    def keep(self, sample: int, name: str) -> None:
+        """An instance is back that has the sample still."""
+        was_queued = self.place.get(sample, name) is None
+        assert self.router.place(sample, name) == (was_queued and name in self.instances)
+        if was_queued and name in self.instances:
+            self.place[sample] = name
+            self.kept[name] = self.kept.get(name, 0) + 1
+
     # -- the decisions --------------------------------------------------------------------------
 
     @rule(limit=st.sampled_from([None, 0, 1, 5]))
@@ -98,6 +108,7 @@ class Fleet(RuleBasedStateMachine):
         given_ = self.router.assign(limit)
         assert limit is None or len(given_) <= limit
         for sample, name in given_:
+            assert sum(place == name for place in self.place.values()) < self.instances[name]
             assert self.place[sample] is None
             assert name in self.accepting
             self.place[sample] = name
@@ -112,6 +123,7 @@ class Fleet(RuleBasedStateMachine):
         for sample, source, target in moves:
             assert self.place[sample] == source != target
             assert target in self.accepting
+            assert sum(place == target for place in self.place.values()) < self.instances[target]
             self.place[sample] = target
 
     # -- what always holds ----------------------------------------------------------------------
@@ -126,7 +138,7 @@ class Fleet(RuleBasedStateMachine):
         for name, slots in self.instances.items():
             held = self.router.held_by(name)
             assert sorted(held) == sorted(sample for sample, place in self.place.items() if place == name)
-            assert len(held) <= slots
+            assert len(held) <= slots + self.kept.get(name, 0)
             outstanding = self.router.outstanding_tokens(name)
             assert math.isfinite(outstanding)
             assert outstanding >= len(held)

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.rollouts.policies.lengths import LengthModel
 from gyre.rollouts.policies.windows import (
     UNTIL_DONE,
-    Outlook,
     Smoothed,
     TrainTime,
     WindowState,
-    outlook,
     plan_window,
 )
 from tests.rollouts.policies.window_sim import (
@@ -122,16 +119,6 @@ def test_there_is_always_a_plan_with_a_reason(
     assert window.until_s >= state.now_s
     assert not math.isnan(window.until_s)
     assert tokens > 0 or not window.is_open(state.now_s)
-
-
-def test_the_outlook_sums_what_is_expected_and_bounds_it_by_the_longest() -> None:
-    lengths = LengthModel()
-    assert outlook(lengths, []) == Outlook(0, 0, 0)
-    for length in range(100, 1100):
-        lengths.observe(length)
-    seen = outlook(lengths, [(0, 5000)] * 99)
-    assert seen.tokens_left == pytest.approx(99 * 600, rel=0.05)
-    assert seen.longest_left_tokens == pytest.approx(1090, rel=0.05)
 
 
 def test_alternating_noise_is_averaged_out() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.policies.lengths import LengthModel
-from gyre.rollouts.policies.windows import Smoothed, TrainTime, Window, WindowState, outlook, plan_window
+from gyre.rollouts.policies.windows import Smoothed, TrainTime, Window, WindowState, plan_window
 
 TICK_S = 2.0
 SPEED = 50.0
@@ -137,7 +137,7 @@ class Planned:
 
     def generates(self, view: View) -> bool:
         self.clock_s += TICK_S
-        seen = outlook(self.lengths, [(int(done), LIMIT) for done in view.done])
+        seen = self.lengths.outlook((int(done), LIMIT) for done in view.done)
         self.local.observe(LOCAL_SLOTS * SPEED * view.noise, self.clock_s)
         self.remote.observe(REMOTE_SLOTS * SPEED * view.noise, self.clock_s)
         self.planned = plan_window(
