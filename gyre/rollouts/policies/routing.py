@@ -9,8 +9,8 @@ gain of each move predicted, prefix recomputation included.
 Invariants:
 - *one place*: every sample known here is either queued or with exactly one instance;
 - *able*: no sample is given to an instance that left, does not accept, or has no room;
-- *within admission*: an instance never gets more than its slots; beyond its KV memory at most one sample, so that
-  no sample is too large to ever run;
+- *within admission*: an instance is never given more than its slots; beyond its KV memory at most one sample, so
+  that no sample is too large to ever run. What it holds when it comes back it keeps (`place`);
 - *work-conserving*: after `assign()` nothing is queued while an accepting instance has room;
 - *no ping-pong*: a move shortens the longer of two queues by more than a margin, and the sample then stays
   for a while;
@@ -33,6 +33,9 @@ from gyre.rollouts.policies.lengths import LengthModel
 
 _CANDIDATES = 32
 """How many of a source's samples are looked at for one that may move."""
+
+_PREDICTIONS = 512
+"""About how many samples' remainders are predicted again in one decision, so that none takes long."""
 
 _LIGHT_USE = 0.25
 """Below this share of its slots an instance's samples do not slow each other down much."""
@@ -203,7 +206,7 @@ class Router:
         self._open: list[tuple[float, int, int, _Instance]] = []
         """Heap of (drain time with one more sample, join order, version, instance) of those with room. Entries of
         an older version are void."""
-        self._dirty: set[_Instance] = set()
+        self._dirty: dict[_Instance, None] = {}
         self._rates = 0.0
         self._measured = 0
         self._unmeasured: dict[_Instance, None] = {}
@@ -241,7 +244,7 @@ class Router:
         self._fleet_rate += joined.rate
         if rate_tokens_s:
             self._set_rate(joined, rate_tokens_s)
-        self._dirty.add(joined)
+        self._dirty[joined] = None
 
     def leave(self, instance: str) -> list[int]:
         """Forgets the instance and its samples, and names these: they are submitted again as far as they got."""
@@ -256,7 +259,7 @@ class Router:
             self._fleet_rate -= left.rate
         left.accepting = False
         left.version += 1
-        self._dirty.discard(left)
+        self._dirty.pop(left, None)
         samples = list(left.held)
         for sample in list(left.held.values()):
             self._forget(sample)
@@ -269,7 +272,7 @@ class Router:
             return
         changed.accepting = accepting
         self._fleet_rate += changed.rate if accepting else -changed.rate
-        self._dirty.add(changed)
+        self._dirty[changed] = None
 
     def observe(self, instance: str, *, rate_tokens_s: float, kv_used_tokens: int) -> None:
         """What the instance measured of itself over its last interval.
@@ -286,7 +289,7 @@ class Router:
         else:
             seen.running_before = seen.running
         self._adapt(seen, kv_used_tokens / seen.kv_tokens)
-        self._dirty.add(seen)
+        self._dirty[seen] = None
 
     def generated(self, instance: str, tokens: int) -> None:
         """The instance's samples got `tokens` further, together. O(1)."""
@@ -295,7 +298,7 @@ class Router:
             return
         busy.made += tokens
         busy.clock += tokens / busy.running
-        self._dirty.add(busy)
+        self._dirty[busy] = None
 
     # -- samples ------------------------------------------------------------------------------------
 
@@ -337,7 +340,7 @@ class Router:
         known.clock = instance.clock
         instance.promised += known.expected
         instance.kv_reserved += known.kv_tokens
-        self._dirty.add(instance)
+        self._dirty[instance] = None
 
     def finished(self, sample: int, length: int) -> bool:
         """The sample is done, with `length` tokens in all. False if it is not known here: told twice, or taken back."""
@@ -418,7 +421,7 @@ class Router:
         self._queued -= 1
         self._queued_tokens -= known.expected
         self._place(known, holder)
-        self._dirty.add(holder)
+        self._dirty[holder] = None
         return True
 
     def rebalance(self, now: float) -> list[Move]:
@@ -501,9 +504,12 @@ class Router:
         """Take into account what instances reported since the last decision."""
         if not 0.8 * self._one_more <= self._one_more_used <= 1.25 * self._one_more:
             self._one_more_used = self._one_more
-            self._dirty.update(self._instances.values())
+            self._dirty.update(dict.fromkeys(self._instances.values()))
+        budget = _PREDICTIONS
         for instance in self._dirty:
-            if instance.made > instance.promised / 4:
+            # Who is beyond the budget is as good as its last prediction, until its next news.
+            if instance.made > instance.promised / 4 and budget > 0:
+                budget -= len(instance.held)
                 self._predict_again(instance)
             self._offer(instance)
         self._dirty.clear()
@@ -588,7 +594,7 @@ class Router:
         instance.kv_reserved -= sample.kv_tokens
         if not instance.held:
             instance.promised = instance.made = instance.kv_reserved = 0.0
-        self._dirty.add(instance)
+        self._dirty[instance] = None
 
     def _discount(self, instance: _Instance, sample: _Sample) -> None:
         """Take what the sample was to get, and what it is inferred to have got, out of the instance's sums."""
@@ -671,7 +677,7 @@ class Router:
         self._predict(sample, done)
         self._place(sample, target)
         sample.moved_at = now
-        self._dirty.update((source, target))
+        self._dirty.update({source: None, target: None})
         return Move(sample.id, source.name, target.name)
 
     # -- the long tail ------------------------------------------------------------------------------

@@ -382,3 +382,23 @@ def test_the_cost_of_an_assignment_does_not_grow_with_the_fleet() -> None:
     small, large = operations_of(8, 128), operations_of(128, 2048)
     assert large < 1.5 * small + 2
     assert large < 20
+
+
+def test_no_single_decision_predicts_everything_again() -> None:
+    found = Router()
+    for index in range(200):
+        found.join(f"i{index}", max_running=16, kv_tokens=10**6, rate_tokens_s=1000)
+    submit(found, *range(3200))
+    found.assign()
+    for index in range(200):
+        found.generated(f"i{index}", 16 * 400)
+    costs = []
+    for _ in range(10):
+        before = found.operations
+        found.assign()
+        costs.append(found.operations - before)
+        for index in range(200):
+            found.generated(f"i{index}", 0)
+    assert max(costs) < 1500
+    assert found.outstanding_tokens("i0") == pytest.approx(16 * 800)
+    assert found.outstanding_tokens("i199") == pytest.approx(16 * 800)
