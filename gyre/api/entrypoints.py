@@ -141,7 +141,7 @@ def check_entrypoints(spec: JobSpec) -> dict[str, type]:
     compiled = compile_job(spec)
     called: dict[str, list[str]] = {}
     for operator in compiled.dcg.operators:
-        if operator.dispatch is not Dispatch.CONTROLLER:
+        if operator.dispatch not in (Dispatch.CONTROLLER, Dispatch.PLANE):
             called.setdefault(operator.role, []).append(operator.method)
     classes = {}
     for role, found in compiled.spec.roles.items():

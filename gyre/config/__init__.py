@@ -3,6 +3,7 @@
 from gyre.config.parse import apply_overrides, config_error, load_yaml, parse_job, plain_config
 from gyre.config.spec import (
     BUILTIN_ROLES,
+    ROLLOUT_MANAGER,
     TRAINER,
     Affinity,
     Budget,
@@ -13,6 +14,7 @@ from gyre.config.spec import (
     JobSpec,
     Resources,
     RoleSpec,
+    RolloutsSpec,
     RunSpec,
     StoreSpec,
     parse_size,
@@ -20,6 +22,7 @@ from gyre.config.spec import (
 
 __all__ = [
     "BUILTIN_ROLES",
+    "ROLLOUT_MANAGER",
     "TRAINER",
     "Affinity",
     "Budget",
@@ -30,6 +33,7 @@ __all__ = [
     "JobSpec",
     "Resources",
     "RoleSpec",
+    "RolloutsSpec",
     "RunSpec",
     "StoreSpec",
     "apply_overrides",

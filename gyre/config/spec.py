@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 TRAINER = "trainer"
+ROLLOUT_MANAGER = "rollout_manager"
+"""The role that a recipe adds where its rollouts are the rollout plane's instances."""
 
 BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
 """The roles with a builder method of their own. Any other name is the user's own role."""
@@ -194,6 +196,40 @@ class RunSpec(Model):
     """Deadline of one operator call, retries and waiting for a replacement included."""
 
 
+class RolloutsSpec(Model):
+    """The rollout plane: its manager and the engines of its instances."""
+
+    engine: Literal["embedded", "sglang"] = "embedded"
+    """What generates: Gyre's own torch engine, or SGLang."""
+    engine_args: list[str] = Field(default_factory=list)
+    """Further arguments of the engine's command line."""
+    engine_python: str = ""
+    """The Python that SGLang is installed in; "" takes the instance's own."""
+    max_running: PositiveInt = 256
+    """Samples that an engine generates at once."""
+    kv_tokens: PositiveInt = 262_144
+    """Tokens that an engine's KV memory holds."""
+    context_length: PositiveInt | None = None
+    """Prompt and output together, at most; None takes the model's."""
+    host: str = "127.0.0.1"
+    """Where the manager listens. Instances on other machines need an address that they can reach."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 takes a free one, and the same again after a restart."""
+    update_mode: Literal["in_place", "retract", "handover"] = "in_place"
+    """What happens to running samples when a new policy is loaded: they go on as they are, have their KV cache
+    recomputed, or go on elsewhere."""
+    report_interval_s: Seconds = 0.25
+    """How often an instance reports what it generated."""
+    silence_timeout_s: Seconds = 3.0
+    """An instance that reported nothing for this long is lost, and its samples go on elsewhere."""
+    reconnect_grace_s: Annotated[float, Field(ge=0)] = 0.75
+    """How long an instance may be away after its connection broke, before its samples go on elsewhere."""
+    ready_timeout_s: Seconds = 600.0
+    """From the start of an engine to its first answer."""
+    rebalance_every_s: Seconds = 1.0
+    """How often queued and running samples are looked at for a better place."""
+
+
 class StoreSpec(Model):
     url: str | None = None
     """SQLAlchemy URL of the journal; None takes the SQLite file in GYRE_HOME."""
@@ -219,6 +255,7 @@ class JobSpec(Model):
     """How many policy versions a trained token may be behind."""
     run: RunSpec = Field(default_factory=RunSpec)
     failover: FailoverSpec = Field(default_factory=FailoverSpec)
+    rollouts: RolloutsSpec = Field(default_factory=RolloutsSpec)
     store: StoreSpec = Field(default_factory=StoreSpec)
     python_path: list[str] = Field(default_factory=list)
     """Folders put on `sys.path` of every vertex, so that the user's modules import there."""

@@ -73,7 +73,7 @@ class FailoverCoordinator:
         if self.is_repeated(state, event):
             return Decision(state)
         if isinstance(event, e.REPORTED) and event.report:
-            draft.set_vertex(f"{TRAINER}-0", reported=event.report)
+            draft.set_vertex(e.reporter_of(event), reported=event.report)
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise TypeError(f"no decision for {type(event).__name__}")
@@ -84,14 +84,14 @@ class FailoverCoordinator:
 
     @staticmethod
     def is_repeated(state: JobState, event: e.Event) -> bool:
-        """A report that is already in the journal, or one of a trainer that has been replaced."""
+        """A report that is already in the journal, or one of a vertex that has been replaced."""
         if isinstance(event, e.MasterHung):
             incident = state.incidents.get(f"master-{state.job.epoch}")
             return incident is None or incident.cause == Cause.SILENT
         if not isinstance(event, e.REPORTED) or not event.report:
             return False
-        trainer = state.vertices.get(f"{TRAINER}-0")
-        return trainer is None or trainer.incarnation != event.incarnation or event.report <= trainer.reported
+        teller = state.vertices.get(e.reporter_of(event))
+        return teller is None or teller.incarnation != event.incarnation or event.report <= teller.reported
 
     def check_scale(self, state: JobState, role: str, count: int) -> None:
         """Raises NotFound, ConfigError or Conflict where `role` cannot have `count` vertices."""
@@ -559,6 +559,10 @@ class FailoverCoordinator:
     def _evaluated(self, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
         return ()
 
+    def _rollouts(self, draft: Draft, event: e.RolloutsChanged, now: float) -> Iterable[c.Command]:
+        """The rollout plane repairs itself; the journal keeps what happened."""
+        return ()
+
     def _vertex_stopped(self, draft: Draft, event: e.VertexStopped, now: float) -> Iterable[c.Command]:
         record = self._current(draft, event.vertex, event.incarnation)
         if record is None or record.phase is not VertexPhase.STOPPING:
@@ -738,6 +742,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.CheckpointCommitted: FailoverCoordinator._checkpoint,
     e.Evaluated: FailoverCoordinator._evaluated,
     e.MasterHung: FailoverCoordinator._master_hung,
+    e.RolloutsChanged: FailoverCoordinator._rollouts,
     e.ScaleRequested: FailoverCoordinator._scale,
     e.PauseRequested: FailoverCoordinator._pause,
     e.ResumeRequested: FailoverCoordinator._resume,

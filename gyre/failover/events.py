@@ -162,6 +162,18 @@ class MasterHung(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutsChanged(Event):
+    """The rollout manager (`vertex`) tells what became of an instance or a sample: `what` is `InstanceJoined`,
+    `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside`, `WeightsRefused` or `PeerRefused`."""
+
+    vertex: str
+    incarnation: int
+    what: str
+    details: dict[str, Any] = field(default_factory=dict)
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleRequested(Event):
     role: str
     count: int
@@ -216,6 +228,7 @@ _KINDS: dict[str, type[Event]] = {
         CheckpointCommitted,
         Evaluated,
         MasterHung,
+        RolloutsChanged,
         ScaleRequested,
         PauseRequested,
         ResumeRequested,
@@ -234,8 +247,15 @@ REPORTED = (
     WeightsPublished,
     CheckpointCommitted,
     Evaluated,
+    RolloutsChanged,
 )
-"""The kinds that the trainer reports; each has `incarnation` and `report`."""
+"""The kinds that a vertex reports; each has `incarnation` and `report`. `RolloutsChanged` is the rollout manager's, the
+others are the trainer's."""
+
+
+def reporter_of(event: Event) -> str:
+    """The vertex that reports events of this kind."""
+    return event.vertex if isinstance(event, RolloutsChanged) else "trainer-0"
 
 
 def kind_of(event: Event) -> str:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
 
-from gyre.config import TRAINER, EdgeSpec, JobSpec, RoleSpec
+from gyre.config import ROLLOUT_MANAGER, TRAINER, EdgeSpec, Entrypoint, JobSpec, Resources, RoleSpec
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, repetition_vector
 from gyre.graph.execution import ExecutionGraph
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.placement import plan_placement
-from gyre.graph.recipes import recipe_named
+from gyre.graph.recipes import ROLLOUT_INSTANCE, recipe_named
 from gyre.graph.validate import check_affinity, check_dcg, check_every_role_used, check_recipe, check_roles
 
 
@@ -59,6 +59,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         for name, role in resolved.roles.items():
             if role.entrypoint is None and name in recipe.defaults:
                 role.entrypoint = recipe.defaults[name].model_copy()
+        _add_rollout_manager(resolved, recipe.defaults[ROLLOUT_MANAGER])
     trainer = resolved.roles.get(TRAINER)
     if trainer is not None:
         amount = trainer.resources.accelerator
@@ -69,6 +70,15 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
             )
         trainer.resources.accelerator = 0.0
     return resolved
+
+
+def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:
+    """Instances of the rollout plane need their manager, which nobody has to write down."""
+    rollout = spec.roles.get("rollout")
+    if rollout is not None and rollout.entrypoint == ROLLOUT_INSTANCE and ROLLOUT_MANAGER not in spec.roles:
+        spec.roles[ROLLOUT_MANAGER] = RoleSpec(
+            entrypoint=entrypoint.model_copy(), resources=Resources(accelerator=0.0)
+        )
 
 
 # -- the graph --------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class Dispatch(StrEnum):
     """Every rank of the role at once, in firing order; samples are dealt out to the ranks."""
     CONTROLLER = "controller"
     """The trainer's own process."""
+    PLANE = "plane"
+    """The rollout plane: the rollout manager spreads the firing over the role's instances, sample by sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gyre.config import Entrypoint, JobSpec
+from gyre.config import ROLLOUT_MANAGER, Entrypoint, JobSpec
 from gyre.errors import GraphError, nearest
 from gyre.graph.model import Dispatch, Edge, EdgeKind, Operator
 
@@ -43,10 +43,14 @@ def _entry(text: str) -> Entrypoint:
 
 GRAPH_TRAINER = _entry("gyre.workloads.graph_trainer:GraphTrainer")
 
+ROLLOUT_INSTANCE = _entry("gyre.workloads.rollout_plane:RolloutInstance")
+"""With it, the role's operators belong to the rollout plane. A rollout class of the user's own is called itself."""
+
 _TORCH_DEFAULTS = {
     "trainer": GRAPH_TRAINER,
     "actor": _entry("gyre.workloads.torch.actor:TorchActor"),
-    "rollout": _entry("gyre.workloads.torch.rollout:TorchRollout"),
+    "rollout": ROLLOUT_INSTANCE,
+    ROLLOUT_MANAGER: _entry("gyre.workloads.rollout_plane:RolloutManagerVertex"),
     "reference": _entry("gyre.workloads.torch.reference:TorchReference"),
     "reward": _entry("gyre.workloads.rewards:ExactMatchReward"),
 }
@@ -66,7 +70,8 @@ def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
     ordered = spec.max_staleness == 0
 
     prompts = Operator("trainer", "prompts", Dispatch.CONTROLLER)
-    generate = Operator("rollout", "generate")
+    by = Dispatch.PLANE if spec.roles["rollout"].entrypoint == ROLLOUT_INSTANCE else Dispatch.ONE
+    generate = Operator("rollout", "generate", by)
     score = Operator("reward", "score")
     accumulate = Operator("actor", "accumulate", Dispatch.GANG, ordered)
     apply = Operator("actor", "apply", Dispatch.GANG, ordered=True)
@@ -86,7 +91,7 @@ def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
             Edge(logprobs.ref, accumulate.ref, EdgeKind.SAMPLES, firing, micro, capacity=room),
         ]
     if run.evaluate_every:
-        evaluate = Operator("rollout", "evaluate")
+        evaluate = Operator("rollout", "evaluate", by)
         operators.append(evaluate)
         # The delay lets the initial policy be evaluated too.
         every = run.evaluate_every
@@ -98,7 +103,7 @@ RECIPES: dict[str, Recipe] = {
     "grpo": Recipe(
         name="grpo",
         required=("trainer", "actor", "rollout", "reward"),
-        optional=("reference",),
+        optional=("reference", ROLLOUT_MANAGER),
         defaults=_TORCH_DEFAULTS,
         build=_grpo,
     ),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
-from gyre.config import TRAINER, JobSpec, RoleSpec
+from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, RoleSpec
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, StarvedCycle, carries_tokens, repetition_vector, starved_cycle
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind
@@ -221,6 +221,8 @@ def check_every_role_used(spec: JobSpec, dcg: Dcg) -> None:
     """In a recipe's graph, every role has an operator or an edge."""
     used = {operator.role for operator in dcg.operators}
     used.update(end.partition(".")[0] for edge in dcg.role_edges for end in (edge.source, edge.target))
+    if any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators):
+        used.add(ROLLOUT_MANAGER)
     for name in spec.roles:
         if name not in used and name != TRAINER:
             raise GraphError(

@@ -66,7 +66,7 @@ class MasterActor:
                     settings.job_id,
                     device_type=settings.device_type,
                     master=self._self,
-                    trainer_stays_here=settings.store_url.startswith("sqlite"),
+                    writers_stay_here=settings.store_url.startswith("sqlite"),
                 ),
                 serve=self._serve if settings.surface else None,
             )

@@ -33,7 +33,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from gyre.config import TRAINER
+from gyre.config import ROLLOUT_MANAGER, TRAINER
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.host import VertexHost
@@ -52,13 +52,18 @@ NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives every node; a bundle that selects it stands on that machine."""
 
 
+WRITERS = (TRAINER, ROLLOUT_MANAGER)
+"""Roles that write to the store."""
+
+
 class RayCluster:
     def __init__(
-        self, job_id: str, *, device_type: str, master: Any = None, trainer_stays_here: bool = False
+        self, job_id: str, *, device_type: str, master: Any = None, writers_stay_here: bool = False
     ) -> None:
-        """With `trainer_stays_here` the trainer runs on the master's machine, for the ledger is a file there."""
+        """With `writers_stay_here` the trainer and the rollout manager run on the master's machine, for their ledgers
+        are a file there."""
         self._job_id = job_id
-        self._trainer_stays_here = trainer_stays_here
+        self._writers_stay_here = writers_stay_here
         self._gpu = device_type == "GPU"
         self._master = master
         self._groups: dict[str, PlacementGroup] = {}
@@ -127,7 +132,7 @@ class RayCluster:
         out = []
         for bundle in sub_graph.bundles:
             pin = bundle.machine if bundle.machine in machines else ""
-            if self._trainer_stays_here and f"{TRAINER}-0" in bundle.vertices:
+            if self._writers_stay_here and any(f"{role}-0" in bundle.vertices for role in WRITERS):
                 pin = _own_node()
             out.append({NODE_LABEL: pin} if pin and len(machines) > 1 else {})
         return out

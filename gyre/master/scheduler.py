@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-from gyre.config import TRAINER, JobSpec
+from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
 from gyre.failover import Cause, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
@@ -249,7 +249,8 @@ class Scheduler:
             master_addr=rendezvous[0] if rendezvous else None,
             master_port=rendezvous[1] if rendezvous else None,
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
-            store_url=self._store_url if role == TRAINER else "",
+            store_url=self._store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
+            rollouts=self._spec.rollouts.model_dump(mode="json"),
         )
 
     # -- stopping -----------------------------------------------------------------------------------

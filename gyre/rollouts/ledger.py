@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
-from gyre.store import CheckpointRow, GroupRow, LedgerStore, StepRow, open_store
+from gyre.store import CheckpointRow, GroupRow, LedgerStore, RolloutStore, StepRow, open_store
 
 
 @dataclass(slots=True)
@@ -128,6 +128,13 @@ class SampleLedger:
 
     def account(self) -> Account:
         return account_of(self._store)
+
+
+@contextmanager
+def rollout_ledger(store_url: str, job_id: str) -> Iterator[RolloutStore]:
+    """The rollout manager's rows of a job in the store at this URL; closed at the end. Raises StoreError."""
+    with open_store(store_url) as store:
+        yield store.rollouts(job_id)
 
 
 def account_of(store: LedgerStore) -> Account:

@@ -212,6 +212,7 @@ class RolloutManager:
         known = rows.counters.get("weights")
         if known is not None:
             self._set_published(Weights.model_validate(known))
+            self.served = self.published
         self.book.newest_version = max(self.book.newest_version, rows.counters.get("newest_version", -1))
         # Whole groups were told to nobody yet; they go out when the trainer attaches.
         self._commit_now.set()
@@ -602,8 +603,6 @@ class RolloutManager:
         for old in sorted(self._folders)[:-4]:
             del self._folders[old]
         self._model = self._model or folder.fingerprint()
-        if self.served is None:
-            self.served = weights
 
     def _promote(self) -> None:
         """Send the newest version out, unless somebody must not see it yet."""

@@ -64,10 +64,6 @@ class ModelFolder:
         except (OSError, ValueError, KeyError) as error:
             raise WeightMismatch(f"{path} holds no published weights: {error}.") from error
 
-    @property
-    def version_files(self) -> dict[str, WeightFile]:
-        return {file.name: file for file in self.files}
-
     def fingerprint(self) -> str:
         return fingerprint(self.path)
 
@@ -139,16 +135,22 @@ def write_model_folder(
         for part in parts:
             file.write(part)
     (partial / "config.json").write_text(json.dumps(dict(config), indent=1))
-    files = []
-    for name in ("config.json", "model.safetensors"):
-        digest, size_bytes = file_checksum(partial / name)
-        files.append(WeightFile(name=name, size_bytes=size_bytes, checksum=digest))
-    listing = {
-        "version": manifest.version,
-        "checksum": manifest.checksum,
-        "files": [file.model_dump() for file in files],
-    }
-    (partial / LISTING).write_text(json.dumps(listing))
+    folder = list_model_folder(partial, version=manifest.version, checksum=manifest.checksum)
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
-    return ModelFolder(path, files, manifest.checksum)
+    return ModelFolder(path, folder.files, folder.checksum)
+
+
+def list_model_folder(path: Path, *, version: int, checksum: str | None = None) -> ModelFolder:
+    """Write the listing of a folder in Hugging Face's layout, of all files that are there. `checksum` names the
+    weights; without one it is made of the files'."""
+    files = []
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.name != LISTING:
+            digest, size_bytes = file_checksum(file)
+            files.append(WeightFile(name=file.name, size_bytes=size_bytes, checksum=digest))
+    if checksum is None:
+        checksum = xxhash.xxh3_128_hexdigest("".join(file.checksum for file in files).encode())
+    listing = {"version": version, "checksum": checksum, "files": [file.model_dump() for file in files]}
+    (path / LISTING).write_text(json.dumps(listing))
+    return ModelFolder(path, files, checksum)

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gyre.config import TRAINER, JobSpec, parse_job
+from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, parse_job
 from gyre.errors import JobFailed, UserCodeError, VertexLost
 from gyre.graph import compile_job
 from gyre.rollouts.ledger import Account, account_of
@@ -732,7 +732,8 @@ class InProcessJob:
             master_addr=_NO_RENDEZVOUS if port is not None else None,
             master_port=port,
             spec=self.spec.model_dump(mode="json") if role == TRAINER else None,
-            store_url=self.store_url if role == TRAINER else "",
+            store_url=self.store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
+            rollouts=self.spec.rollouts.model_dump(mode="json"),
         )
 
     def _living(self, vertex: str, incarnation: int) -> InProcessVertex | None:

@@ -71,6 +71,7 @@ class ArithmeticTask:
         self.settings: TaskSettings = settings.task
         self.seed = settings.seed
         self.tokenizer = CharTokenizer("0123456789+-*=")
+        self.stop_token_ids = (self.tokenizer.eos_id,)
 
     def prompt(self, index: int) -> Group:
         """Training prompt `index` ≥ 0: `id` is the index, `meta["answer"]` the text that is right."""

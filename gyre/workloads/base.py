@@ -113,6 +113,13 @@ class WorkloadContext:
     master_addr: str | None = None
     master_port: int | None = None
     progress: Progress = field(default_factory=Progress)
+    job_id: str = ""
+    rollouts: dict[str, Any] = field(default_factory=dict)
+    """The job's `rollouts` section."""
+    store_url: str = ""
+    """Of the rollout manager only, which keeps its ledger there."""
+    report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
+    """Tell the master of an event: the name of its class in `gyre.failover.events`, and its fields."""
 
 
 class BaseWorkload:

@@ -36,6 +36,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.evaluations import Evaluations
 from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
+from gyre.workloads.plane_calls import TRAIN, PlaneCalls
 from gyre.workloads.protocol import Failure
 from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
 from gyre.workloads.roster import Member
@@ -115,8 +116,12 @@ class GraphTrainer(BaseTrainer):
         binding = runtime.binding
         with SampleLedger.at(binding.store_url, binding.job_id, runtime.term) as self.ledger:
             self._recover()
-            self._loop()
-            return self._finish()
+            try:
+                self._loop()
+                return self._finish()
+            finally:
+                if self.plane is not None:
+                    self.plane.close()
 
     def _read_graph(self) -> None:
         self.operators = {operator.ref: operator for operator in self.dcg.operators}
@@ -139,6 +144,7 @@ class GraphTrainer(BaseTrainer):
         self.micro_batches = next(
             edge.consume for edge in self.dcg.into(self.pace.ref) if edge.source == self.taker.ref
         )
+        self.uses_plane = any(op.dispatch is Dispatch.PLANE for op in self.dcg.operators)
         self.last_edges = [e for e in self.dcg.into(self.taker.ref) if e.kind is EdgeKind.SAMPLES]
         self.flow = Flow(self.dcg, pace=self.pace.ref, count=self.run.steps)
 
@@ -172,6 +178,19 @@ class GraphTrainer(BaseTrainer):
         self.speed_tokens_s = 0.0
         self.last_step_at = time.monotonic()
         self.waits = WaitClock()
+        self.plane: PlaneCalls | None = None
+        self.judging: dict[int, tuple[Firing, int, list[Group]]] = {}
+        """Evaluations that the plane has answered and the reward role has not, by version."""
+        self.judging_sent: set[int] = set()
+        if self.uses_plane:
+            self.plane = PlaneCalls(
+                directory,
+                self.config,
+                term=self.runtime.term,
+                stop_token_ids=getattr(self.data, "stop_token_ids", ()),
+                hear=lambda purpose, groups: self.inbox.put(("plane", (purpose, groups))),
+                fail=lambda error: self.inbox.put(("plane_failed", error)),
+            )
         self.runtime.roster.listen(lambda: self.inbox.put(("roster", None)))
 
         have = self.groups.keys()
@@ -234,6 +253,12 @@ class GraphTrainer(BaseTrainer):
                 self._one_ended(*content)
             elif kind == "rank":
                 self._rank_ended(*content)
+            elif kind == "plane":
+                self._plane_answered(*content)
+            elif kind == "judged":
+                self._judged(*content)
+            elif kind == "plane_failed":
+                raise content
             elif self.gang is not None and not self.gang.is_current():
                 self._drop_gang(GangLost())
             try:
@@ -245,6 +270,8 @@ class GraphTrainer(BaseTrainer):
 
     def _dispatch(self) -> None:
         now = time.monotonic()
+        for version in self.judging.keys() - self.judging_sent:
+            self._judge(version)
         again = True
         while again:
             again = False
@@ -258,6 +285,8 @@ class GraphTrainer(BaseTrainer):
                     again = True
                 elif operator.dispatch is Dispatch.GANG:
                     self._send_to_gang(operator, firing)
+                elif operator.dispatch is Dispatch.PLANE:
+                    self._send_to_plane(firing)
                 else:
                     self._send_to_one(operator, firing)
 
@@ -304,6 +333,19 @@ class GraphTrainer(BaseTrainer):
             *member, operator.method, groups, **options, _gyre_step=step, _gyre_index=firing.index
         )
         future.add_done_callback(partial(self._hear_one, firing, member))
+
+    def _send_to_plane(self, firing: Firing) -> None:
+        """No policy is sent along: the plane has what was published, and each request says how old it may be."""
+        plane, published = self.plane, self.published
+        if plane is None or published is None:
+            return
+        self.flow.start(firing)
+        if firing.groups:
+            step = firing.groups[0] // self.batch + 1
+            oldest = max(0, step - 1 - self.spec.max_staleness)
+            plane.ask(firing, [self.groups[group_id] for group_id in firing.groups], min_version=oldest)
+        else:
+            plane.evaluate(firing, self.held_out(self.run.held_out), version=published.version)
 
     def _hear_one(self, firing: Firing, member: Member, done: Future[Outcome]) -> None:
         """On the transport's thread."""
@@ -377,16 +419,82 @@ class GraphTrainer(BaseTrainer):
             self.loaded.pop(member, None)
             self._firing_failed(firing, member, refusal)
             return
-        self.tries.pop((firing.operator, firing.index), None)
-        if not firing.groups:
-            self._evaluated(value)
+        if firing.groups:
+            self._took(firing, value)
         else:
-            self._merge(value)
+            self.tries.pop((firing.operator, firing.index), None)
+            self._evaluated(value)
+            self.flow.complete(firing)
+
+    def _plane_answered(self, purpose: str, groups: list[Group]) -> None:
+        assert self.plane is not None
+        answered, unasked = self.plane.came(purpose, groups)
+        if purpose != TRAIN:
+            if unasked:
+                self.plane.judged(int(purpose.rpartition("/")[2]), unasked)
+        else:
+            known = [g for g in unasked if g < self.step * self.batch or self._is_written(g)]
+            if known:
+                self.plane.written(known)
+        for firing, whole in answered:
+            if firing.index not in self.flow.running(firing.operator):
+                continue
+            if purpose == TRAIN:
+                self._took(firing, whole)
+            else:
+                version = int(purpose.rpartition("/")[2])
+                self.judging[version] = (firing, version, whole)
+                self._judge(version)
+
+    def _is_written(self, group_id: int) -> bool:
+        return group_id in self.groups and bool(self.groups[group_id].samples) and self._is_whole(group_id)
+
+    def _judge(self, version: int) -> None:
+        """Let the reward role say how good an evaluation is."""
+        firing, _, groups = self.judging[version]
+        tries = self.tries.get((firing.operator, firing.index))
+        member = self._free_member("reward")
+        if member is None or (tries is not None and time.monotonic() < tries.not_before):
+            return  # `_dispatch` asks again
+        self.in_flight[member] = self.in_flight.get(member, 0) + 1
+        future = self.runtime.transport.submit(*member, "score", groups, _gyre_step=self.step, _gyre_index=0)
+        future.add_done_callback(lambda done: self.inbox.put(("judged", (version, member, outcome_of(done)))))
+        self.judging_sent.add(version)
+
+    def _judged(self, version: int, member: Member, outcome: Outcome | VertexLost) -> None:
+        self.in_flight[member] = max(0, self.in_flight.get(member, 0) - 1)
+        self.judging_sent.discard(version)
+        if isinstance(outcome, VertexLost):
+            self.runtime.roster.doubt(*member)
+            return
+        status, value = outcome
+        firing, _, groups = self.judging[version]
+        if status == "error":
+            tries = self.tries.setdefault((firing.operator, firing.index), _Tries())
+            tries.count += 1
+            tries.not_before = time.monotonic() + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (tries.count - 1))
+            self._blame(member, "reward.score", value)
+            return
+        del self.judging[version]
+        self.tries.pop((firing.operator, firing.index), None)
+        rewards = [sample.reward or 0.0 for group in value for sample in group.samples]
+        right = sum(reward >= 1.0 for reward in rewards)
+        self._evaluated({"version": version, "accuracy": right / max(1, len(rewards)), "count": len(rewards)})
+        assert self.plane is not None
+        self.plane.judged(version, [group.id for group in groups])
         self.flow.complete(firing)
-        if firing.groups and any(edge.source == firing.operator for edge in self.last_edges):
-            whole = [g for g in firing.groups if self._is_whole(g)]
+
+    def _took(self, firing: Firing, groups: list[Group]) -> None:
+        """An operator's groups are here and in order."""
+        self.tries.pop((firing.operator, firing.index), None)
+        self._merge(groups)
+        self.flow.complete(firing)
+        if any(edge.source == firing.operator for edge in self.last_edges):
+            whole = [group_id for group_id in firing.groups if self._is_whole(group_id)]
             if whole:
                 self.ledger.done([self.groups[group_id] for group_id in whole])
+                if self.plane is not None:
+                    self.plane.written(whole)
 
     def _refusal(self, firing: Firing, value: Any) -> Failure | None:
         """Why what an operator returned cannot be taken."""
@@ -504,10 +612,15 @@ class GraphTrainer(BaseTrainer):
         self.digests[step] = manifest["checksum"]
         self.metrics = told
         self.runtime.report("StepCompleted", step=step, version=step, metrics=told)
-        self._publish(manifest, buffer)
+        self._publish(gang, manifest, buffer)
 
-    def _publish(self, manifest: dict[str, Any], buffer: bytes) -> None:
+    def _publish(self, gang: Gang, manifest: dict[str, Any], buffer: bytes) -> None:
         before = self.published
+        if self.plane is not None:
+            version = manifest["version"]
+            self.plane.publish(
+                *gang.call_rank0("export_model", version=version, timeout_s=self.run.call_timeout_s)
+            )
         self.published = Published(
             manifest["version"], manifest["checksum"], self.runtime.transport.share((manifest, buffer))
         )
@@ -623,7 +736,7 @@ class GraphTrainer(BaseTrainer):
                         user_code=False,
                     ),
                 )
-            self._publish(manifest, buffer)
+            self._publish(gang, manifest, buffer)
 
     def _keep_initial(self, gang: Gang) -> None:
         """Before the first checkpoint commits, so that whoever finds that one finds this too."""

@@ -175,6 +175,10 @@ class VertexHost:
                     master_addr=binding.master_addr,
                     master_port=binding.master_port,
                     progress=self.progress,
+                    job_id=binding.job_id,
+                    rollouts=binding.rollouts,
+                    store_url=binding.store_url,
+                    report=self.report,
                 )
                 if isinstance(workload, BaseWorkload):
                     workload.context = context

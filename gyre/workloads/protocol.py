@@ -111,6 +111,9 @@ class Binding:
     spec: dict[str, Any] | None = None
     """The whole job, for the trainer only."""
     store_url: str = ""
+    """For the trainer and the rollout manager, which write there."""
+    rollouts: dict[str, Any] = field(default_factory=dict)
+    """The job's `rollouts` section."""
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from gyre.workloads.torch.errors import (
     StepGap,
     TrainedTwice,
 )
+from gyre.workloads.torch.hugging_face import config_of, to_names
 from gyre.workloads.torch.intervals import Interval, contains, merge
 from gyre.workloads.torch.model import Decoder
 from gyre.workloads.torch.peers import Peers
@@ -240,6 +241,15 @@ class TorchActor(BaseWorkload):
         """The weights as policy `version`: the manifest as a dict, and its buffer. Equal on every rank."""
         manifest, buffer = pack_weights(dict(self.model.named_parameters()), version=version, step=self.step)
         return manifest.to_dict(), buffer
+
+    @operator(kind="weights")
+    def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+        """The same as a model that engines can load: the content of `config.json`, and manifest and buffer in
+        Hugging Face's names."""
+        config = self.model.config
+        named = to_names(dict(self.model.named_parameters()), config)
+        manifest, buffer = pack_weights(named, version=version, step=self.step)
+        return config_of(config, eos_id=self.task.tokenizer.eos_id), manifest.to_dict(), buffer
 
     @operator(kind="control")
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,269 @@
+"""The rollout plane as vertices: the manager's process, and instances that Gyre places.
+
+Both run an asyncio loop on a thread of their own beside the vertex's host. Where the manager listens stands in
+`rollouts.json` in the job's directory; instances and the trainer look there before each dial, so it may move.
+
+Invariants:
+- *the vertex dies with its loop*: a loop that ended by an error makes `health()` raise, and the vertex is replaced;
+- *an instance leaves in order*: `teardown()` drains it, so what it generated is handed over.
+
+This module must not know how samples are routed, or what an engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from gyre.config import RolloutsSpec
+from gyre.rollouts.agent import Agent, AgentSettings
+from gyre.rollouts.engines.sglang import sglang_command
+from gyre.rollouts.engines.supervisor import EngineCommand
+from gyre.rollouts.ledger import rollout_ledger
+from gyre.rollouts.manager import ManagerSettings, RolloutManager
+from gyre.workloads.base import BaseWorkload, operator
+
+ENDPOINT_FILE = "rollouts.json"
+
+START_TIMEOUT_S = 60.0
+"""For the manager to read its ledger and listen: gigabytes of deltas at a few hundred megabytes a second."""
+
+JOURNALLED = frozenset(
+    (
+        "InstanceJoined",
+        "InstanceLeft",
+        "InstanceDraining",
+        "EngineDied",
+        "SampleSetAside",
+        "WeightsRefused",
+        "PeerRefused",
+    )
+)
+"""Of what the manager tells, what the job's journal keeps. The rest comes with every step, and is in the log."""
+
+
+def read_endpoint(directory: Path) -> tuple[str, str] | None:
+    """The manager's URL and token, or None where it has not started yet."""
+    try:
+        told = json.loads((directory / ENDPOINT_FILE).read_text())
+        return str(told["url"]), str(told["token"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+class _Loop:
+    """An asyncio loop on its own thread, and the first error that ended something in it."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+            traceback.print_exception(error)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5.0)
+
+
+class RolloutManagerVertex(BaseWorkload):
+    """The process of the rollout manager. Its term is the vertex's incarnation."""
+
+    def setup(self) -> None:
+        spec = RolloutsSpec.model_validate(self.context.rollouts)
+        before = read_endpoint(self.context.directory)
+        token = before[1] if before is not None else secrets.token_urlsafe(24)
+        port = spec.port or (int(before[0].rpartition(":")[2]) if before is not None else 0)
+        self._loop = _Loop("gyre-rollouts")
+        self._store = contextlib.ExitStack()
+        ledger = self._store.enter_context(rollout_ledger(self.context.store_url, self.context.job_id))
+        self.manager = RolloutManager(
+            ledger,
+            term=self.context.incarnation,
+            token=token,
+            settings=ManagerSettings(
+                report_interval_s=spec.report_interval_s,
+                silence_timeout_s=spec.silence_timeout_s,
+                reconnect_grace_s=spec.reconnect_grace_s,
+                update_mode=spec.update_mode,
+                rebalance_every_s=spec.rebalance_every_s,
+            ),
+            on_event=self._tell,
+            on_fatal=self._loop.fail,
+        )
+        port = self._listen(spec.host, port)
+        host = _reachable(spec.host)
+        _write_private(
+            self.context.directory / ENDPOINT_FILE,
+            {
+                "url": f"http://{host}:{port}",
+                "token": token,
+                "pid": os.getpid(),
+                "term": self.context.incarnation,
+            },
+        )
+
+    def _listen(self, host: str, port: int) -> int:
+        """On the port of before, if nobody has taken it meanwhile: others may have no other way to find this one."""
+        try:
+            return int(self._loop.call(self.manager.start(host, port), START_TIMEOUT_S))
+        except OSError:
+            if not port or RolloutsSpec.model_validate(self.context.rollouts).port:
+                raise
+            return int(self._loop.call(self.manager.start(host, 0), START_TIMEOUT_S))
+
+    def _tell(self, what: str, details: dict[str, Any]) -> None:
+        print(f"{what} {json.dumps(details)[:2000]}", flush=True)
+        if what in JOURNALLED:
+            self.context.report(
+                "RolloutsChanged",
+                {
+                    "vertex": f"{self.role}-{self.rank}",
+                    "incarnation": self.context.incarnation,
+                    "what": what,
+                    "details": details,
+                },
+            )
+
+    def health(self) -> dict[str, Any]:
+        if self._loop.error is not None:
+            raise RuntimeError("the rollout manager has stopped") from self._loop.error
+        return self._loop.call(self._status(), 5.0)  # type: ignore[no-any-return]
+
+    async def _status(self) -> dict[str, Any]:
+        return self.manager.status()
+
+    @operator(kind="control", control=True)
+    def status(self) -> dict[str, Any]:
+        """How the plane is: instances, queue, the account in tokens."""
+        return self.health()
+
+    def teardown(self) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # the process ends either way, and the ledger has what was acknowledged
+            self._loop.call(self.manager.stop(), 10.0)
+        self._loop.stop()
+        self._store.close()
+
+
+class RolloutInstance(BaseWorkload):
+    """An engine and its agent. It has no operators: work comes from the rollout manager."""
+
+    def setup(self) -> None:
+        spec = RolloutsSpec.model_validate(self.context.rollouts)
+        self._cache = Path(tempfile.mkdtemp(prefix="gyre-weights-", dir=_memory_backed()))
+        self._loop = _Loop("gyre-agent")
+        self.agent = Agent(
+            AgentSettings(
+                name=f"{self.role}-{self.rank}",
+                max_running=spec.max_running,
+                kv_tokens=spec.kv_tokens,
+                cache=self._cache,
+                engine=spec.engine,
+                ready_within_s=spec.ready_timeout_s,
+            ),
+            lambda: read_endpoint(self.context.directory),
+            lambda folder, version: engine_command(spec, folder, version),
+            on_progress=lambda fields: self.context.progress.tick(**fields),
+        )
+        self._done = asyncio.run_coroutine_threadsafe(self._run(), self._loop.loop)
+
+    async def _run(self) -> None:
+        try:
+            await self.agent.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._loop.fail(error)
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that the engine serves; None before the first."""
+        return self.agent.version if self.agent.version >= 0 else None
+
+    def health(self) -> dict[str, Any]:
+        if self._loop.error is not None:
+            raise RuntimeError("the agent has stopped") from self._loop.error
+        return {"version": self.version, "connected": self.agent.connected, "tokens": self.agent.tokens}
+
+    def teardown(self) -> None:
+        self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
+        with contextlib.suppress(Exception):  # its deadline passed: the samples go on elsewhere all the same
+            self._done.result(8.0)
+        self._done.cancel()
+        self._loop.stop()
+        shutil.rmtree(self._cache, ignore_errors=True)
+
+
+def engine_command(spec: RolloutsSpec, folder: Path, version: str) -> EngineCommand:
+    """How the job's engine is started over a model folder."""
+    if spec.engine == "sglang":
+        extra = ["--max-running-requests", str(spec.max_running), *spec.engine_args]
+        if spec.context_length is not None:
+            extra = ["--context-length", str(spec.context_length), *extra]
+        return sglang_command(
+            folder, python=spec.engine_python or sys.executable, weight_version=version, extra=extra
+        )
+    argv = [
+        *(spec.engine_python or sys.executable, "-m", "gyre.rollouts.engines.embedded"),
+        *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
+        *("--weight-version", version),
+        *("--max-running-requests", str(spec.max_running)),
+        *("--max-total-tokens", str(spec.kv_tokens)),
+    ]
+    if spec.context_length is not None:
+        argv += ["--context-length", str(spec.context_length)]
+    return EngineCommand((*argv, *spec.engine_args))
+
+
+def _memory_backed() -> str | None:
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
+
+
+def _reachable(host: str) -> str:
+    """An address under which others reach a socket that listens on `host`."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks the kernel which address it would use
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def _write_private(path: Path, body: dict[str, Any]) -> None:
+    """Whole or not at all, and for nobody else's eyes: it holds the token."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(body, file)
+    partial.rename(path)
