@@ -107,8 +107,8 @@ class EngineServer:
         """The routes; starts and closes the engine with the application."""
 
         @web.middleware
-        async def checked(http: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._checked(http, handler)
+        async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._checked(request, handler)
 
         async def started(_: web.Application) -> None:
             await self.start()
@@ -136,7 +136,7 @@ class EngineServer:
                 web.post("/flush_cache", self.flush_cache),
                 web.get("/health", self.health),
                 web.get("/health_generate", self.health_generate),
-                web.get("/ready", self.health),
+                web.get("/ready", self.ready),
                 web.get("/ping", self.health),
                 web.get("/model_info", self.model_info),
                 web.get("/server_info", self.server_info),
@@ -162,7 +162,7 @@ class EngineServer:
             self._in_flight[request.rid] = request
         left = dict.fromkeys(wants)
         try:
-            self._ask_nowait(lambda core: core.submit(*requests))
+            await self._ask(lambda core: core.submit(*requests))
             if body.stream:
                 return await self._stream(http, progress, wants, places, left)
             endings: dict[str, Delta] = {}
@@ -324,6 +324,10 @@ class EngineServer:
 
     async def health(self, _: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self.loop.alive else 503)
+
+    async def ready(self, _: web.Request) -> web.StreamResponse:
+        """Whether requests that come now are stepped now: not while paused."""
+        return web.Response(status=200 if self.loop.alive and not self._paused else 503)
 
     async def health_generate(self, _: web.Request) -> web.StreamResponse:
         """Generates a token; while paused, only sees whether the loop answers."""
