@@ -2,9 +2,10 @@
 
 Join the shortest queue, measured in the time that an instance needs to drain what it holds and one sample more
 (predicted tokens by measured rate), with two amendments: a sample stays with the instance that has its group's
-prompt while the prefill saved is worth more than the imbalance; and imbalance counts only as far as the queue behind
-it would not even it out by itself. Rebalancing is the ancestor's Algorithm 2 (RLBoost, arXiv 2510.19225) with the
-gain of each move predicted, prefix recomputation included.
+prompt while the prefill saved is worth more than the imbalance, and lets others pass for a while when that one is
+full; and imbalance counts only as far as the queue behind it would not even it out by itself. Rebalancing is the
+ancestor's Algorithm 2 (RLBoost, arXiv 2510.19225) with the gain of each move predicted, prefix recomputation
+included.
 
 Invariants:
 - *one place*: every sample known here is either queued or with exactly one instance;
@@ -54,6 +55,10 @@ class RoutingSettings:
     overcommit: float = 0.06
     """Samples handed out beyond `max_running`, as a share of it (at least one), so that no slot waits for a round
     trip. 0 for none."""
+    sticky_worth: float = 0.02
+    """A sample waits for its group's instance only where its prompt costs this share of what it is to get."""
+    sticky_patience: float = 4.0
+    """And only while no more samples were given out before it than so many times the instances."""
     rate_smoothing: float = 0.3
     """Weight of the newest measurement of a rate."""
     kv_full: float = 0.92
@@ -145,6 +150,8 @@ class _Instance:
     """And with few beside it."""
     running_before: int = 0
     """At the measurement before."""
+    wants: list[int] = field(default_factory=list)
+    """Heap of groups that have their prompt here and samples in the queue. Void where they have not."""
     version: int = 0
     """Of its entry in the heap; older entries are void."""
 
@@ -181,6 +188,11 @@ class _Group:
     """Its samples known here."""
     homes: dict[_Instance, int] = field(default_factory=dict)
     """Instances that hold its prompt, and how many of its samples."""
+    queued: int = 0
+    queue: list[tuple[QueueKey, int]] = field(default_factory=list)
+    """Heap of its queued samples; entries of those that no longer are are void."""
+    passed: int = 0
+    """How often its samples were at the head of the queue and another one was given out."""
 
 
 class Router:
@@ -195,6 +207,9 @@ class Router:
         self._samples: dict[int, _Sample] = {}
         self._groups: dict[int, _Group] = {}
         self._queue: list[tuple[QueueKey, int]] = []
+        """Heap of all queued samples; entries of those that no longer are are void."""
+        self._new_groups: list[int] = []
+        """Heap of groups with queued samples whose prompt no instance has. Void where one has."""
         self._queued = 0
         self._queued_tokens = 0.0
         self._submissions = 0
@@ -321,10 +336,7 @@ class Router:
             done_tokens + expected,
             key,
         )
-        self._groups.setdefault(group, _Group()).live += 1
-        heapq.heappush(self._queue, (key, sample))
-        self._queued += 1
-        self._queued_tokens += expected
+        self._enqueue(self._samples[sample])
         self._one_more += (expected - self._one_more) * (0.02 if self._one_more else 1.0)
         return True
 
@@ -403,10 +415,8 @@ class Router:
             best = self._best()
             if best is None:
                 break
-            sample = self._next()
-            if sample is None:
-                break
-            chosen = self._home(sample, best) or best
+            sample, chosen = self._next(best)
+            self._dequeue(sample)
             self._place(sample, chosen)
             self._offer(chosen)
             given.append(Assignment(sample.id, chosen.name))
@@ -418,8 +428,7 @@ class Router:
         known, holder = self._samples.get(sample), self._instances.get(instance)
         if known is None or known.instance is not None or holder is None:
             return False
-        self._queued -= 1
-        self._queued_tokens -= known.expected
+        self._dequeue(known)
         self._place(known, holder)
         self._dirty[holder] = None
         return True
@@ -536,29 +545,88 @@ class Router:
             heapq.heappop(self._open)
         return None
 
-    def _next(self) -> _Sample | None:
-        while self._queue:
-            key, sample_id = heapq.heappop(self._queue)
-            self.operations += 1
+    def _next(self, best: _Instance) -> tuple[_Sample, _Instance]:
+        """Which sample is given out when `best` has room, and to whom: to `best`, or to its group's instance.
+
+        The head of the queue, unless its group's instances have no room. Then one whose group's prompt is at `best`,
+        or one of a new group; but it is passed over only so often.
+        """
+        head = self._head(self._queue)
+        assert head is not None
+        group = self._groups[head.group]
+        if not group.homes or best in group.homes:
+            return head, best
+        self.operations += len(group.homes)
+        able = [home for home in group.homes if home.is_open]
+        saved = head.prompt_tokens * self.settings.prefill_cost
+        if able:
+            home = min(able, key=lambda instance: (instance.drain_s, instance.order))
+            stays = home.drain_s - best.drain_s - self._backlog_s <= saved / best.rate
+            return head, home if stays else best
+        patience = self.settings.sticky_patience * len(self._instances)
+        if head.key.fresh and saved >= self.settings.sticky_worth * head.expected and group.passed < patience:
+            other = self._head_of(best.wants, best) or self._head_of(self._new_groups, None)
+            if other is not None:
+                group.passed += 1
+                return other, best
+        return head, best
+
+    def _head(self, queue: list[tuple[QueueKey, int]]) -> _Sample | None:
+        while queue:
+            key, sample_id = queue[0]
             sample = self._samples.get(sample_id)
+            self.operations += 1
             if sample is not None and sample.instance is None and sample.key == key:
-                self._queued -= 1
-                self._queued_tokens -= sample.expected
                 return sample
+            heapq.heappop(queue)
         return None
 
-    def _home(self, sample: _Sample, best: _Instance) -> _Instance | None:
-        """The instance that has the group's prompt, while that saves more than it unbalances."""
-        homes = self._groups[sample.group].homes
-        if not homes or best in homes:
-            return None
-        self.operations += len(homes)
-        able = [home for home in homes if home.is_open]
-        if not able:
-            return None
-        home = min(able, key=lambda instance: (instance.drain_s, instance.order))
-        saved_s = sample.prompt_tokens * self.settings.prefill_cost / best.rate
-        return home if home.drain_s - best.drain_s - self._backlog_s <= saved_s else None
+    def _head_of(self, groups: list[int], home: _Instance | None) -> _Sample | None:
+        """The next sample of the oldest of these groups that has its prompt at `home`, or at none."""
+        while groups:
+            group = self._groups.get(groups[0])
+            self.operations += 1
+            if group is not None and self._wants(group, home):
+                return self._head(group.queue)
+            heapq.heappop(groups)
+        return None
+
+    @staticmethod
+    def _wants(group: _Group, home: _Instance | None) -> bool:
+        return group.queued > 0 and (home in group.homes if home is not None else not group.homes)
+
+    def _want(self, groups: list[int], group: int, home: _Instance | None) -> None:
+        heapq.heappush(groups, group)
+        most = home.slots if home is not None else len(self._groups)
+        if len(groups) > 2 * most + 64:
+            self.operations += len(groups)
+            known = ((index, self._groups.get(index)) for index in set(groups))
+            groups[:] = [index for index, found in known if found is not None and self._wants(found, home)]
+            heapq.heapify(groups)
+
+    def _enqueue(self, sample: _Sample) -> None:
+        group = self._groups.setdefault(sample.group, _Group())
+        group.live += 1
+        group.queued += 1
+        heapq.heappush(group.queue, (sample.key, sample.id))
+        heapq.heappush(self._queue, (sample.key, sample.id))
+        self._queued += 1
+        self._queued_tokens += sample.expected
+        if group.queued == 1:
+            for home in group.homes:
+                self._want(home.wants, sample.group, home)
+            if not group.homes:
+                self._want(self._new_groups, sample.group, None)
+
+    def _dequeue(self, sample: _Sample) -> None:
+        """The sample is about to be placed, or forgotten."""
+        self._groups[sample.group].queued -= 1
+        self._queued -= 1
+        self._queued_tokens -= sample.expected
+        if not self._queued:
+            self._queue.clear()
+            self._new_groups.clear()
+            self._queued_tokens = 0.0
 
     @property
     def _backlog_s(self) -> float:
@@ -573,10 +641,13 @@ class Router:
         instance.held[sample.id] = sample
         sample.instance, sample.clock = instance, instance.clock
         instance.promised += sample.expected
-        homes = self._groups[sample.group].homes
-        if instance not in homes:
+        group = self._groups[sample.group]
+        if instance not in group.homes:
             instance.kv_reserved += sample.prompt_tokens
-        homes[instance] = homes.get(instance, 0) + 1
+            group.passed = 0
+            if group.queued:
+                self._want(instance.wants, sample.group, instance)
+        group.homes[instance] = group.homes.get(instance, 0) + 1
         instance.kv_reserved += sample.kv_tokens
 
     def _unplace(self, sample: _Sample) -> None:
@@ -586,11 +657,13 @@ class Router:
         self._discount(instance, sample)
         del instance.held[sample.id]
         sample.instance = None
-        homes = self._groups[sample.group].homes
-        homes[instance] -= 1
-        if not homes[instance]:
-            del homes[instance]
+        group = self._groups[sample.group]
+        group.homes[instance] -= 1
+        if not group.homes[instance]:
+            del group.homes[instance]
             instance.kv_reserved -= sample.prompt_tokens
+            if group.queued and not group.homes:
+                self._want(self._new_groups, sample.group, None)
         instance.kv_reserved -= sample.kv_tokens
         if not instance.held:
             instance.promised = instance.made = instance.kv_reserved = 0.0
@@ -603,14 +676,10 @@ class Router:
 
     def _forget(self, sample: _Sample) -> None:
         if sample.instance is None:
-            self._queued -= 1
-            self._queued_tokens -= sample.expected
-            if not self._queued:
-                self._queue.clear()
-                self._queued_tokens = 0.0
-            elif len(self._queue) > 2 * self._queued + 64:
+            self._dequeue(sample)
+            if len(self._queue) > 2 * self._queued + 64:
                 waiting = (known for known in self._samples.values() if known.instance is None)
-                self._queue = [(known.key, known.id) for known in waiting]
+                self._queue = [(known.key, known.id) for known in waiting if known is not sample]
                 heapq.heapify(self._queue)
                 self.operations += len(self._samples)
         else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -136,15 +136,16 @@ def arrivals(draw: st.DrawFn) -> Finished:
     return draw(st.permutations(finished))
 
 
-@given(settings=bounds(), finished=arrivals(), flush_after=st.integers(0, 60))
+@settings(deadline=None)
+@given(limits=bounds(), finished=arrivals(), flush_after=st.integers(0, 60))
 def test_each_sample_leaves_once_whole_and_within_bounds(
-    settings: BatchSettings, finished: Finished, flush_after: int
+    limits: BatchSettings, finished: Finished, flush_after: int
 ) -> None:
-    if settings.group_size is not None:
-        finished = [(sample, sample // settings.group_size, tokens) for sample, _, tokens in finished]
+    if limits.group_size is not None:
+        finished = [(sample, sample // limits.group_size, tokens) for sample, _, tokens in finished]
     tokens_of = {sample: tokens for sample, _, tokens in finished}
-    unit_of = {sample: group if settings.group_size else sample for sample, group, _ in finished}
-    batcher = MicroBatcher(settings)
+    unit_of = {sample: group if limits.group_size else sample for sample, group, _ in finished}
+    batcher = MicroBatcher(limits)
     batches = [(batch, False) for batch in stream(batcher, finished[:flush_after])]
     batches += [(batch, True) for batch in batcher.flush()]
     batches += [(batch, False) for batch in stream(batcher, finished[flush_after:])]
@@ -152,40 +153,41 @@ def test_each_sample_leaves_once_whole_and_within_bounds(
 
     left = [sample for batch, _ in batches for sample in batch.samples]
     came = [unit_of[sample] for sample in tokens_of]
-    whole = {sample for sample in tokens_of if came.count(unit_of[sample]) == (settings.group_size or 1)}
+    whole = {sample for sample in tokens_of if came.count(unit_of[sample]) == (limits.group_size or 1)}
     assert sorted(left) == sorted(whole)
     for batch, flushed in batches:
         units = {unit_of[sample] for sample in batch.samples}
-        assert len(batch.samples) == len(units) * (settings.group_size or 1)
+        assert len(batch.samples) == len(units) * (limits.group_size or 1)
         assert batch.counts == (len(batch.samples), sum(tokens_of[sample] for sample in batch.samples))
         assert batch.samples
-        within = (settings.max_samples is None or batch.counts.samples <= settings.max_samples) and (
-            settings.max_tokens is None or batch.counts.tokens <= settings.max_tokens
+        within = (limits.max_samples is None or batch.counts.samples <= limits.max_samples) and (
+            limits.max_tokens is None or batch.counts.tokens <= limits.max_tokens
         )
         assert within or len(units) == 1
-        enough = batch.counts.samples >= settings.min_samples and batch.counts.tokens >= settings.min_tokens
-        has_upper = settings.max_samples is not None or settings.max_tokens is not None
+        enough = batch.counts.samples >= limits.min_samples and batch.counts.tokens >= limits.min_tokens
+        has_upper = limits.max_samples is not None or limits.max_tokens is not None
         assert enough or flushed or batch.completes_mini_batch or has_upper
-    if settings.mini_batch_units is not None:
+    if limits.mini_batch_units is not None:
         sizes: dict[int, set[int]] = {}
         for batch, _ in batches:
             sizes.setdefault(batch.mini_batch, set()).update(unit_of[sample] for sample in batch.samples)
         assert all(
-            len(units) == settings.mini_batch_units for mini, units in sizes.items() if mini + 1 in sizes
+            len(units) == limits.mini_batch_units for mini, units in sizes.items() if mini + 1 in sizes
         )
-        assert all(len(units) <= settings.mini_batch_units for units in sizes.values())
+        assert all(len(units) <= limits.mini_batch_units for units in sizes.values())
         completed = [batch.mini_batch for batch, _ in batches if batch.completes_mini_batch]
-        assert completed == [mini for mini in sizes if len(sizes[mini]) == settings.mini_batch_units]
+        assert completed == [mini for mini in sizes if len(sizes[mini]) == limits.mini_batch_units]
 
 
-@given(settings=bounds(), finished=arrivals(), order=st.randoms(use_true_random=False))
+@settings(deadline=None)
+@given(limits=bounds(), finished=arrivals(), order=st.randoms(use_true_random=False))
 def test_the_union_does_not_depend_on_the_order(
-    settings: BatchSettings, finished: Finished, order: random.Random
+    limits: BatchSettings, finished: Finished, order: random.Random
 ) -> None:
-    settings = replace(settings, group_size=settings.group_size and 4)
+    limits = replace(limits, group_size=limits.group_size and 4)
     unions = []
     for _ in range(2):
-        batcher = MicroBatcher(settings)
+        batcher = MicroBatcher(limits)
         batches = stream(batcher, finished) + batcher.flush()
         unions.append({sample for batch in batches for sample in batch.samples})
         finished = finished.copy()

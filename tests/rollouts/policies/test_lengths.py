@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.rollouts.policies.lengths import LengthModel, Outlook
@@ -95,6 +95,7 @@ def test_a_half_life_is_positive() -> None:
         LengthModel(half_life_samples=0)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 10**7), max_size=60),
     done=st.integers(0, 10**6),
@@ -108,6 +109,7 @@ def test_a_remainder_is_within_the_limit(lengths: list[int], done: int, limit: i
     assert 0 <= model.remaining_quantile(done, limit, share) <= left
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 9000), min_size=1, max_size=60), done=st.integers(0, 9000))
 def test_quantiles_grow_with_their_share(lengths: list[int], done: int) -> None:
     model = model_of(lengths)

@@ -402,3 +402,27 @@ def test_no_single_decision_predicts_everything_again() -> None:
     assert max(costs) < 1500
     assert found.outstanding_tokens("i0") == pytest.approx(16 * 800)
     assert found.outstanding_tokens("i199") == pytest.approx(16 * 800)
+
+
+@pytest.mark.parametrize("prompt", [0, 5000])
+def test_memory_follows_what_is_there_and_not_what_was(prompt: int) -> None:
+    found = router(4, slots=8)
+    submit(found, *range(100), group=0, prompt=prompt)
+    for sample in range(100, 8000):
+        submit(found, sample, group=sample // 8, prompt=prompt)
+        found.assign()
+        held = next(held for index in range(4) if (held := found.held_by(f"i{(sample + index) % 4}")))
+        if sample % 3:
+            found.finished(held[0], 900)
+        else:
+            found.withdraw(held[0])
+            submit(found, held[0], group=held[0] // 8, prompt=prompt)
+            found.finished(held[-1], 900)
+    live = len(found._samples)
+    assert live < 4000
+    assert len(found._groups) <= live
+    assert len(found._queue) <= 2 * live + 64
+    assert len(found._open) <= 4 * 4 + 64 + 100
+    assert len(found._new_groups) <= 2 * live + 64
+    assert all(len(instance.wants) <= 2 * 8 + 64 for instance in found._instances.values())
+    assert sum(len(group.queue) for group in found._groups.values()) <= 2 * live + 64

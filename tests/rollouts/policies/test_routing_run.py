@@ -31,6 +31,7 @@ class Run:
     changes: list[tuple[float, str, float]]
     moves: bool = True
     group_size: int = 8
+    prompt_tokens: int = 400
     now: float = 0.0
     moved: int = 0
     prefilled: int = 0
@@ -44,7 +45,11 @@ class Run:
 
     def submit(self, sample: int, done: int) -> None:
         assert self.router.submit(
-            sample, group=sample // self.group_size, prompt_tokens=400, done_tokens=done, max_new_tokens=LIMIT
+            sample,
+            group=sample // self.group_size,
+            prompt_tokens=self.prompt_tokens,
+            done_tokens=done,
+            max_new_tokens=LIMIT,
         )
 
     def give(self, sample: int, name: str, done: int) -> None:
@@ -119,6 +124,17 @@ def test_a_batch_takes_hardly_longer_than_it_must_on_unlike_instances() -> None:
     speeds = (60, 60, 60, 60, 30, 30)
     ideal_s = sum(lengths) / (SLOTS * sum(speeds)) + max(lengths) / max(speeds) / 2
     assert Run(lengths, fleet(*speeds)).to_the_end() < 1.25 * ideal_s
+
+
+def prompts_read(prompt_tokens: int) -> float:
+    run = Run(drawn(768), fleet(*[60] * 6), prompt_tokens=prompt_tokens)
+    run.to_the_end()
+    return run.prefilled / (768 / run.group_size)
+
+
+def test_a_long_prompt_of_a_group_of_8_is_read_about_once_and_a_short_one_need_not_be() -> None:
+    assert prompts_read(4000) < 1.6
+    assert prompts_read(50) > 2.5
 
 
 def test_when_half_the_fleet_is_lost_and_new_instances_come_nothing_is_lost_and_moves_pay() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.rollouts.policies.staleness import TRAIN, Action, Ages, StalenessPolicy, TooOld, Verdict, ages
@@ -109,6 +109,7 @@ def test_a_negative_bound_is_refused() -> None:
         StalenessPolicy(-1)
 
 
+@settings(deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 50)), max_size=5),
     trainer=st.integers(0, 12),
