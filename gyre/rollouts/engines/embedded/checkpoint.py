@@ -28,7 +28,7 @@ from gyre.rollouts.engines.embedded.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One block. Matrices are `[out, in]`; `qk_norm` is `[heads + kv_heads, head_dim]`, one row for each head."""
+    """One block. Matrices are `[out, in]`; `qk_norm` is float32 `[heads + kv_heads, head_dim]`, a row for each head."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -169,8 +169,8 @@ def _fuse(tensors: dict[str, Tensor], architecture: Architecture, dtype: torch.d
         if a.qk_norm:
             qk_norm = torch.cat(
                 (
-                    tensors[attention + "q_norm.weight"].to(dtype).expand(a.heads, -1),
-                    tensors[attention + "k_norm.weight"].to(dtype).expand(a.kv_heads, -1),
+                    tensors[attention + "q_norm.weight"].float().expand(a.heads, -1),
+                    tensors[attention + "k_norm.weight"].float().expand(a.kv_heads, -1),
                 )
             )
         layers.append(

@@ -24,8 +24,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from gyre.rollouts.engines.dialect import EngineLoad, FinishKind, PauseMode
 from gyre.rollouts.engines.embedded.architecture import Architecture
 from gyre.rollouts.engines.embedded.checkpoint import Weights
@@ -77,20 +75,18 @@ class EngineCore:
         weights: Weights,
         limits: Limits,
         *,
-        dtype: torch.dtype = torch.float32,
         weight_version: str = "default",
     ) -> None:
         self.limits = limits
         self.weight_version = weight_version
         self.paused = False
-        self.scheme = _measure(architecture, weights, limits, dtype)
+        self.scheme = _measure(architecture, weights, limits)
         self._weights = weights
-        self._decoder = Decoder(architecture, self.scheme.fewest_rows, dtype)
+        self._decoder = Decoder(architecture, self.scheme.fewest_rows)
         self._cache = KVCache(
             architecture,
             limits.max_running,
             self.scheme.key_lengths.covering(min(_FIRST_CAPACITY, limits.context_length)),
-            dtype,
         )
         self._eos = architecture.eos_token_ids
         self._epoch = 0
@@ -387,7 +383,7 @@ def _common_prefix(a: list[int], b: list[int], most: int) -> int:
     return same
 
 
-def _measure(architecture: Architecture, weights: Weights, limits: Limits, dtype: torch.dtype) -> Scheme:
+def _measure(architecture: Architecture, weights: Weights, limits: Limits) -> Scheme:
     first = weights.layers[0]
     return measure(
         (
@@ -400,7 +396,6 @@ def _measure(architecture: Architecture, weights: Weights, limits: Limits, dtype
         group=architecture.group,
         kv_heads=architecture.kv_heads,
         head_dim=architecture.head_dim,
-        dtype=dtype,
         most_rows=limits.max_running + limits.prefill_tokens,
         context_length=limits.context_length,
     )

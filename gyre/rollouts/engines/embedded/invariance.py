@@ -71,7 +71,6 @@ def measure(
     group: int,
     kv_heads: int,
     head_dim: int,
-    dtype: torch.dtype,
     most_rows: int,
     context_length: int,
 ) -> Scheme:
@@ -82,10 +81,10 @@ def measure(
     generator = torch.Generator().manual_seed(0)
     rows = all(_rows_agree(weight, bias, most_rows, generator) for weight, bias in matrices)
     candidates = [KeyLengths("blocked"), KeyLengths("whole", _BLOCK)]
-    if group < _FEWEST_ROWS:  # of more rows MKL is known to cut; in bfloat16 a probe may not see it
+    if group < _FEWEST_ROWS:  # of more rows MKL is known to cut
         candidates.insert(0, KeyLengths("fine"))
     keys = next(
-        (lengths for lengths in candidates if _keys_agree(lengths, group, kv_heads, head_dim, dtype)),
+        (lengths for lengths in candidates if _keys_agree(lengths, group, kv_heads, head_dim)),
         KeyLengths("whole", -(-context_length // _BLOCK) * _BLOCK),
     )
     return Scheme(_FEWEST_ROWS if rows else most_rows, keys)
@@ -98,18 +97,12 @@ def _rows_agree(weight: Tensor, bias: Tensor | None, most_rows: int, generator: 
 
 
 @functools.cache
-def _keys_agree(
-    lengths: KeyLengths,
-    group: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-) -> bool:
+def _keys_agree(lengths: KeyLengths, group: int, kv_heads: int, head_dim: int) -> bool:
     generator = torch.Generator().manual_seed(0)
     asked = sorted({lengths.covering(length) for length in range(1, _PROBED_KEYS, 16)})
-    shape = (5, asked[-1], min(kv_heads, 2), head_dim)
-    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    queries = torch.randn(5, shape[2], group, head_dim, generator=generator).to(dtype)
+    shape = (5, min(kv_heads, 2), asked[-1], head_dim)
+    keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+    queries = torch.randn(5, shape[1], group, head_dim, generator=generator)
     for length in asked:
         last = [
             max(0, min(length - 1, length - back)) for back in (1, 17, length // 4, length // 2, length - 7)
@@ -124,23 +117,19 @@ def _keys_agree(
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, last: Sequence[int], length: int) -> Tensor:
-    return attend(
-        queries, keys[:, :length], values[:, :length], mask_of(torch.tensor(last), length, queries.dtype)
-    )
+    return attend(queries, keys[:, :, :length], values[:, :, :length], mask_of(torch.tensor(last), length))
 
 
-def mask_of(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+def mask_of(positions: Tensor, length: int) -> Tensor:
     """What is added to scores, `[rows, 1, 1, length]`: 0 up to and at int64 `positions` `[rows]`, beyond it -inf."""
     beyond = torch.arange(length) > positions[:, None]
-    return torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))[:, None, None]
+    return torch.zeros(beyond.shape).masked_fill_(beyond, float("-inf"))[:, None, None]
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """One token a row: `queries` `[rows, kv_heads, group, d]`, `keys` and `values` `[rows, length, kv_heads, d]`.
+    """One token a row: `queries` `[rows, kv_heads, group, d]`, `keys` and `values` `[rows, kv_heads, length, d]`.
 
     The heads of a group stand where torch expects the tokens of a query: nothing is repeated for them. Returns
     `[rows, kv_heads, group, d]`.
     """
-    return F.scaled_dot_product_attention(
-        queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask
-    )
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)

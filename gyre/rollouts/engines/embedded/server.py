@@ -391,7 +391,6 @@ class EngineServer:
             self.architecture,
             load_weights(Path(self.settings.model_path), self.architecture, dtype),
             self.limits,
-            dtype=dtype,
             weight_version=self.settings.weight_version,
         )
         self._deterministic = self.settings.threads == 1

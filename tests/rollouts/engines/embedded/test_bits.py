@@ -123,7 +123,6 @@ def test_what_cannot_be_shown_falls_back_to_what_holds_by_construction(monkeypat
         group=1,
         kv_heads=1,
         head_dim=4,
-        dtype=torch.float32,
         most_rows=80,
         context_length=1000,
     )

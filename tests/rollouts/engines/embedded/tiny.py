@@ -117,7 +117,7 @@ class Model:
         prefill_tokens: int = 32,
     ) -> EngineCore:
         limits = Limits(max_running, max_tokens, context_length, prefill_tokens)
-        return EngineCore(self.architecture, self.weights, limits, dtype=self.dtype, weight_version="1")
+        return EngineCore(self.architecture, self.weights, limits, weight_version="1")
 
 
 @dataclass
