@@ -1,10 +1,11 @@
-# make install | demo | test | lint | types | layers | bench | clean
+# make install | demo | test | test-sglang | lint | types | layers | bench | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SGLANG := .venv-sglang
 
-.PHONY: install demo test lint types layers bench clean
+.PHONY: install demo test sglang test-sglang lint types layers bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -22,6 +23,17 @@ demo: install
 test: install
 	$(BIN)/python -m pytest $(ARGS)
 
+# SGLang has an environment of its own (2.6 GB), for it wants other versions than Gyre.
+sglang: $(SGLANG)/.installed
+
+$(SGLANG)/.installed: constraints-sglang.txt
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints-sglang.txt
+	touch $@
+
+test-sglang: install sglang
+	$(BIN)/python -m pytest -m sglang tests/sglang $(ARGS)
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,4 +48,4 @@ bench: install
 	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,74 @@
+"""SGLang's own server on a CPU without its native kernels: for tests of what Gyre says to it, not for work.
+
+SGLang's CPU engine wants a `sgl_kernel` that is built from source and on no package index. What Gyre tests of SGLang
+(its HTTP dialect, scheduler, streaming, pauses, aborts and weight updates) needs none of those kernels. So this starts
+the unmodified wheel with the folder `path/` on its PYTHONPATH, which
+
+- gives it a `sgl_kernel` of which every name can be imported and none called, but for the hash behind the seeds, which
+  is there in plain torch;
+- defines two torchvision operators that torchvision's CUDA wheel cannot define beside a CPU build of torch;
+- lets `--enable-deterministic-inference` (which SGLang refuses on a CPU) through for plain torch attention, without the
+  Triton matrix kernels that go with it on a GPU.
+
+What that does not show: anything of GPU kernels, CUDA graphs, tensor parallelism or speed. That a seed draws the same
+tokens in a batch of another size is shown here for float32 on a CPU, by these means, and not for a GPU.
+
+Versions: `constraints-sglang.txt`. `make test-sglang` installs them beside Gyre and runs `tests/sglang`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gyre.rollouts.engines.sglang import sglang_command
+from gyre.rollouts.engines.supervisor import EngineCommand
+
+SHIM = Path(__file__).with_name("path")
+
+
+def sglang_on_cpu(
+    model_path: Path | str,
+    *,
+    python: str,
+    weight_version: str | None = None,
+    seeded: bool = True,
+    stream_interval: int = 1,
+    max_tokens: int = 65_536,
+    max_running: int = 64,
+    dtype: str = "float32",
+    extra: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> EngineCommand:
+    """SGLang over the model in `model_path` on one CPU core, by the `python` of an environment that has SGLang.
+
+    `max_tokens` is the size of its KV cache: without a bound it takes all memory.
+    """
+    own = {
+        "PYTHONPATH": str(SHIM),
+        "SGLANG_USE_CPU_ENGINE": "1",  # else it imports vLLM
+        "SGLANG_CPU_OMP_THREADS_BIND": "0",
+        "SGLANG_HOST_IP": "127.0.0.1",  # else its processes meet on the machine's outer address
+        "OMP_NUM_THREADS": "1",  # two threads on two busy cores are ten times slower than one
+        "HF_HUB_OFFLINE": "1",
+    }
+    if seeded:
+        own["TORCHDYNAMO_DISABLE"] = "1"  # else the first draw waits for a C++ compiler
+    return sglang_command(
+        model_path,
+        python=python,
+        weight_version=weight_version,
+        seeded=seeded,
+        stream_interval=stream_interval,
+        extra=(
+            *("--device", "cpu"),
+            *("--attention-backend", "torch_native"),
+            "--disable-cuda-graph",
+            *("--max-total-tokens", str(max_tokens)),
+            *("--max-running-requests", str(max_running)),
+            *("--mem-fraction-static", "0.3"),
+            *("--dtype", dtype),
+            *extra,
+        ),
+        env={**own, **(env or {})},
+    )

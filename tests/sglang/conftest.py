@@ -1,0 +1,33 @@
+"""The real SGLang, in an environment of its own: `make test-sglang` makes it and runs these tests.
+
+They are left out of every other run: only `-m sglang` selects them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("tests.rollouts.engines.conformance")
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = [item for item in items if HERE in item.path.parents]
+    for item in here:
+        item.add_marker(pytest.mark.sglang)
+        item.add_marker(pytest.mark.timeout(300))
+    if "sglang" not in config.option.markexpr:
+        items[:] = [item for item in items if item not in here]
+        config.hook.pytest_deselected(items=here)
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    python = os.environ.get("GYRE_SGLANG_PYTHON", ".venv-sglang/bin/python")
+    if not Path(python).exists():
+        pytest.fail(f"There is no {python}: run `make test-sglang`, which installs SGLang.")
+    return str(Path(python).absolute())

@@ -1,0 +1,196 @@
+"""Writes what the real SGLang says into `tests/rollouts/engines/recorded`, for tests that run without it.
+
+    .venv/bin/python -m tests.sglang.record .venv-sglang/bin/python
+
+`stream_*.json` hold the events of one `/generate`, byte for byte, and the tokens that they must be read as: greedy
+ones, from a request of its own that was not disturbed. `reply_*.json` hold the pages of one call of the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gyre.rollouts.engines.supervisor import EngineProcess
+from gyre.testing.sglang_cpu import sglang_on_cpu
+from tests.rollouts.engines.tiny_model import CONTEXT, write_tiny_model
+
+RECORDED = Path(__file__).parents[1] / "rollouts" / "engines" / "recorded"
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+class Recorder:
+    def __init__(self, url: str, session: aiohttp.ClientSession, suffix: str) -> None:
+        self.url, self.session, self.suffix = url, session, suffix
+
+    def body(self, rid: str, count: int, **sampling: Any) -> dict[str, Any]:
+        params = {"max_new_tokens": count, "temperature": 0.0, "ignore_eos": True, "stream_interval": 4}
+        return {
+            "rid": rid.ljust(32, "0"),
+            "input_ids": PROMPT,
+            "sampling_params": params | sampling,
+            "stream": True,
+            "return_logprob": True,
+        }
+
+    async def post(self, path: str, body: dict[str, Any]) -> None:
+        async with self.session.post(self.url + path, json=body) as response:
+            await response.read()
+            response.raise_for_status()
+
+    async def events(self, body: dict[str, Any], into: list[str] | None = None) -> list[str]:
+        events = [] if into is None else into
+        async with self.session.post(self.url + "/generate", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if line.strip():
+                    events.append(line.decode().rstrip("\n") + "\n\n")
+        return events
+
+    async def undisturbed(self, count: int) -> list[int]:
+        body = self.body("plain", count) | {"stream": False}
+        async with self.session.post(self.url + "/generate", json=body) as response:
+            return list((await response.json())["output_ids"])
+
+    def keep_stream(
+        self, name: str, body: dict[str, Any], events: list[str], tokens: list[int] | None, error: str = ""
+    ) -> None:
+        expected: dict[str, Any] = {"error": error}
+        if tokens is not None:
+            meta = json.loads(events[-2].removeprefix("data: "))["meta_info"]
+            expected = {
+                "tokens": tokens[: meta["completion_tokens"]],
+                "finish": meta["finish_reason"]["type"],
+                "spans": [
+                    [span["version"], span["start"], span["end"]]
+                    for span in meta["weight_versions"]
+                    if span["end"] > span["start"]
+                ],
+            }
+        self._write(f"stream_{name}{self.suffix}", {"request": body, "events": events, "expected": expected})
+
+    async def keep_reply(
+        self, name: str, call: str, pages: list[tuple[str, str, Any]], error: str | None = None
+    ) -> None:
+        kept = []
+        for method, path, body in pages:
+            async with self.session.request(method, self.url + path, json=body) as response:
+                text = await response.text()
+                kept.append(
+                    {
+                        "path": path,
+                        "status": response.status,
+                        "content_type": response.headers.get("Content-Type", "").partition(";")[0],
+                        "body": text,
+                    }
+                )
+        self._write(f"reply_{name}", {"call": call, "pages": kept, "error": error})
+
+    def _write(self, name: str, what: dict[str, Any]) -> None:
+        RECORDED.mkdir(exist_ok=True)
+        (RECORDED / f"{name}.json").write_text(
+            json.dumps({"server": "SGLang 0.5.23", **what}, indent=1) + "\n"
+        )
+        print(name, flush=True)
+
+    async def disturbed(self, name: str, count: int, *steps: tuple[str, dict[str, Any]], whole: bool) -> None:
+        """A stream, and what is posted when it has begun."""
+        tokens = await self.undisturbed(count)
+        body = self.body(name, count)
+        events: list[str] = []
+        task = asyncio.create_task(self.events(body, events))
+        while True:
+            await asyncio.sleep(0.005)
+            if len(events) >= 3:
+                break
+        for path, step in steps:
+            await self.post(path, step)
+        await task
+        if whole:  # the weights changed: nobody else can say what the tokens are
+            tokens = [
+                t for event in events[:-1] for t in json.loads(event.removeprefix("data: "))["output_ids"]
+            ]
+        self.keep_stream(name, body, events, tokens)
+
+
+async def record_streams(at: Recorder) -> None:
+    body = at.body("plain", 14)
+    at.keep_stream("plain", body, await at.events(body), await at.undisturbed(14))
+    tokens = await at.undisturbed(14)
+    body = at.body("stop", 14, ignore_eos=False, stop_token_ids=[tokens[9]])
+    at.keep_stream("stop", body, await at.events(body), tokens)
+    rid = {"rid": at.body("abort", 1)["rid"]}
+    await at.disturbed("abort", 800, ("/abort_request", rid), whole=False)
+    rid = {"rid": at.body("abort_retracted", 1)["rid"]}
+    await at.disturbed(
+        "abort_retracted",
+        800,
+        ("/pause_generation", {"mode": "retract"}),
+        ("/abort_request", rid),
+        ("/continue_generation", {}),
+        whole=False,
+    )
+
+
+async def record_rest(at: Recorder, second: Path, first: Path) -> None:
+    update = {"model_path": str(second), "weight_version": "2", "flush_cache": False}
+    await at.disturbed(
+        "update_in_place",
+        60,
+        ("/pause_generation", {"mode": "in_place"}),
+        ("/update_weights_from_disk", update),
+        ("/continue_generation", {}),
+        whole=True,
+    )
+    back = {"model_path": str(first), "weight_version": "1", "flush_cache": True}
+    await at.post("/update_weights_from_disk", back)
+    body = at.body("too_long", 4) | {"input_ids": [1] * (CONTEXT + 1)}
+    events = await at.events(body)
+    at.keep_stream("too_long", body | {"input_ids": "too many"}, events, None, error="engine.refused")
+
+    post = "POST"
+    await at.keep_reply("load", "load", [("GET", "/v1/loads", None)])
+    await at.keep_reply("info", "info", [("GET", "/model_info", None), ("GET", "/server_info", None)])
+    await at.keep_reply("abort", "abort", [(post, "/abort_request", {"rid": "nobody"})])
+    await at.keep_reply("pause", "pause", [(post, "/pause_generation", {"mode": "retract"})])
+    await at.keep_reply("resume", "resume", [(post, "/continue_generation", {})])
+    await at.keep_reply("flush_cache", "flush_cache", [(post, "/flush_cache", {})])
+    await at.keep_reply("update", "update", [(post, "/update_weights_from_disk", back)])
+    absent = {"model_path": "/nowhere", "weight_version": "3"}
+    await at.keep_reply(
+        "update_absent", "update", [(post, "/update_weights_from_disk", absent)], "engine.refused"
+    )
+    unknown = at.body("unknown", 4, temprature=1.0)
+    await at.keep_reply("unknown_key", "generate", [(post, "/generate", unknown)], "engine.refused")
+
+
+async def main(python: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        first = write_tiny_model(Path(folder) / "first", seed=1)
+        second = write_tiny_model(Path(folder) / "second", seed=2)
+        command = sglang_on_cpu(first, python=python, weight_version="1")
+        cumulative = [part for part in command.argv if part != "--incremental-streaming-output"]
+        for suffix, asked in (
+            ("", command),
+            ("_cumulative", replace(command, argv=tuple(cumulative))),
+        ):
+            async with EngineProcess(asked, ready_within_s=240) as engine, aiohttp.ClientSession() as session:
+                at = Recorder(engine.url, session, suffix)
+                try:
+                    await record_streams(at)
+                    if not suffix:
+                        await record_rest(at, second, first)
+                except BaseException:
+                    print(engine.tail[-5000:], file=sys.stderr)
+                    raise
+
+
+if __name__ == "__main__":
+    asyncio.run(main(str(Path(sys.argv[1]).absolute())))
