@@ -6,6 +6,7 @@ Invariants:
   manager said that it is in the ledger;
 - *first the weights*: the engine is started with, or given, a version whose checksums are right, and only then the
   manager is told that it is loaded;
+- *dead together*: what an engine died with is reported as such in one frame, whenever the manager can be told;
 - *an old label rather than a new one*: where an engine cannot tell which weights made a token, it is called older.
 
 This module must not know about Ray, the ledger, or who else generates.
@@ -65,6 +66,7 @@ from gyre.rollouts.frames import (
     Work,
     decode,
     encode,
+    lineage,
 )
 from gyre.rollouts.model_folder import ModelFolder, file_checksum, fingerprint
 from gyre.weights.manifest import WeightMismatch
@@ -72,8 +74,15 @@ from gyre.weights.manifest import WeightMismatch
 FLUSH_GAP_S = 0.02
 """At least so long between two reports; one that is wanted sooner (a sample ended) waits for it."""
 
-REDIAL_FIRST_S, REDIAL_MAX_S = 0.1, 2.0
-"""Pause before the manager is dialled again, doubled each time: it is back within seconds, or there is a new one."""
+REDIAL_FIRST_S, REDIAL_MAX_S = 0.1, 1.0
+"""Pause before the manager is dialled again, doubled each time. Less than a new manager waits for those who hold
+samples."""
+
+PORTION_TOKENS = 1 << 20
+"""In one report: 8 MiB, far below the frame limit, however long the manager was away."""
+
+SICK_AFTER = 3
+"""Requests in a row that fail before the engine is started anew: it answers, and does not work."""
 
 DRAIN_ABORT_S = 0.6
 """How long a drain waits for the engine's last tokens; they are handed over within a second of the notice."""
@@ -135,20 +144,24 @@ class _Held:
     end_seq: int = 0
     """The report that held its end; 0 while not sent."""
     task: asyncio.Task[None] | None = None
-    unsure: bool = False
-    """Weights changed since its last chunk: the next one may hold tokens of both."""
+    rid: str = ""
+    seen: int = -1
+    """The version that the engine served at the last chunk, or when it got the sample."""
     cancelled: bool = False
 
     @property
     def start(self) -> int:
         return len(self.prior)
 
-    def take(self, chunk: Chunk, version: int) -> None:
+    def take(self, chunk: Chunk, served: int) -> None:
+        """The first chunk after a change of weights may hold tokens of both, and is called the older's."""
+        told = chunk.weight_version
+        now = int(told) if told is not None and told.isdecimal() else served
+        version = now if self.seen < 0 else self.seen if now < 0 else min(now, self.seen)
+        self.seen = max(now, self.seen)
         count = len(chunk.token_ids)
         if not count:
             return
-        if self.unsure and self.runs:
-            version, self.unsure = min(version, self.runs[-1][0]), False
         if self.runs and self.runs[-1][0] == version:
             self.runs[-1][1] += count
         else:
@@ -156,6 +169,16 @@ class _Held:
         self.ids.append(chunk.token_ids)
         self.logprobs.append(chunk.logprobs)
         self.made += count
+
+    def has(self, known: int, expected: str) -> bool:
+        """Whether its first `known` tokens are those that the manager names by `expected`."""
+        tokens = np.concatenate([self.prior, *self.ids])[:known]
+        return lineage(self.prompt, self.seed, tokens) == expected
+
+    def forget(self) -> None:
+        self.ids, self.logprobs, self.runs = [], [], []
+        self.made = self.sent = 0
+        self.true_runs = ()
 
     def unsent(self) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
         """Ids and log-probs that were not sent, as far as they are of one version, and that version."""
@@ -224,6 +247,11 @@ class Agent:
         self._rate_tokens = 0
         self._background: set[asyncio.Task[Any]] = set()
         self._reject: Refused | None = None
+        self._failed_in_a_row = 0
+        self._sick = ""
+        """Why the engine was ended by us."""
+        self._unsaid: list[Frame] = []
+        """To be sent after the next report, by whichever connection there is then."""
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -377,6 +405,13 @@ class Agent:
                 self._drop(held)
                 continue
             held.row, held.lease = keep.row, keep.lease
+            if keep.lineage and not held.has(keep.known, keep.lineage):
+                if held.task is not None:
+                    held.task.cancel()
+                held.forget()
+                held.end, held.message, held.end_seq = "released", "it went on from other tokens", 0
+                self._samples[held.lease] = held
+                continue
             held.sent = held.lease_began = max(0, keep.known - held.start)
             held.end_seq = 0
             self._samples[held.lease] = held
@@ -440,6 +475,8 @@ class Agent:
             prior=np.frombuffer(work.prior, "<i4").astype(np.int32),
             sampling=prompt.sampling,
             seed=work.seed,
+            rid=_rid(work.lease),
+            seen=self.version,
         )
         self._samples[held.lease] = held
         if self._client is None or self._draining is not None:
@@ -448,19 +485,12 @@ class Agent:
         held.task = asyncio.create_task(self._generate(held, self._client))
 
     async def _generate(self, held: _Held, client: EngineClient) -> None:
-        sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
-        sampling["max_new_tokens"] -= held.start
-        sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids", ()))
-        request = GenerateRequest(
-            rid=_rid(held.lease),
-            input_ids=np.concatenate([held.prompt, held.prior]),
-            sampling=SamplingParams(**sampling, sampling_seed=held.seed),
-        )
         try:
-            async with aclosing(client.generate(request)) as chunks:
+            async with aclosing(client.generate(_request(held))) as chunks:
                 async for chunk in chunks:
                     held.take(chunk, self.version)
                     self.tokens += len(chunk.token_ids)
+                    self._failed_in_a_row = 0
                     if chunk.finish is None:
                         continue
                     if chunk.spans:
@@ -472,11 +502,15 @@ class Agent:
         except EngineRefused as error:
             self._finish(held, "failed", str(error)[:2000])
         except EngineError as error:
-            await asyncio.sleep(
-                0.2
-            )  # if it was the engine's death, that is what is told, with its last words
+            # If it was the engine's death, that is what is told, with its last words.
+            await asyncio.sleep(0.2)
             if self._client is client and not held.cancelled and not held.end:
                 self._finish(held, "failed", str(error)[:2000])
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row >= SICK_AFTER:
+                    self._end_engine(f"{self._failed_in_a_row} requests in a row failed: {error}"[:2000])
+        except Exception as error:  # of this sample alone, and it must not hang for it
+            self._finish(held, "failed", f"{type(error).__name__}: {error}"[:2000])
 
     def _finish(self, held: _Held, kind: str, message: str) -> None:
         held.end, held.message = kind, message
@@ -488,8 +522,9 @@ class Agent:
         if client is None:
             self._finish(held, "released", "called off")
             return
-        with contextlib.suppress(EngineError):
-            await client.abort(_rid(held.lease))
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(DRAIN_ABORT_S):
+                await client.abort(held.rid)
         await self._wait_end(held, DRAIN_ABORT_S)
         if not held.end:
             if held.task is not None:
@@ -512,6 +547,9 @@ class Agent:
                 await socket.send_bytes(encode(frame))
                 if not more:
                     break
+            while self._unsaid:
+                await socket.send_bytes(encode(self._unsaid[0]))
+                del self._unsaid[0]
             self._on_progress({"version": self.version, "tokens": self.tokens, "samples": len(self._samples)})
             await asyncio.sleep(FLUSH_GAP_S)
 
@@ -524,9 +562,14 @@ class Agent:
         rows, leases, starts, counts, versions = [], [], [], [], []
         ids: list[NDArray[np.int32]] = []
         logprobs: list[NDArray[np.float32]] = []
-        more = False
+        more, room = False, PORTION_TOKENS
         for held in new:
+            if not room:
+                more = True
+                break
             some_ids, some_logprobs, version = held.unsent()
+            some_ids, some_logprobs = some_ids[:room], some_logprobs[:room]
+            room -= len(some_ids)
             rows.append(held.row)
             leases.append(held.lease)
             starts.append(held.start + held.sent)
@@ -537,8 +580,10 @@ class Agent:
             held.sent += len(some_ids)
             more = more or held.sent < held.made
         ends = []
-        for held in self._samples.values():
-            if held.end and not held.end_seq and held.sent == held.made:
+        over = [held for held in self._samples.values() if held.end and not held.end_seq]
+        together = all(held.sent == held.made for held in over if held.end == "died")
+        for held in over:
+            if held.sent == held.made and (together or held.end != "died"):
                 held.end_seq = self._seq
                 runs = held.true_runs if held.lease_began == 0 else ()
                 ends.append(End(held.row, held.lease, held.end, held.message, runs))
@@ -577,6 +622,14 @@ class Agent:
             if self._wanted is not weights:
                 return  # a newer one was published meanwhile
             began = self._now()
+            if self._client is not None and (self.version, self.checksum) == (
+                weights.version,
+                weights.checksum,
+            ):
+                self._send(
+                    Loaded(version=self.version, checksum=self.checksum, fetch_s=0.0, load_s=0.0)
+                )  # told over another connection, or not heard
+                return
             try:
                 folder = await self._fetch(weights, url, headers)
                 fetched = self._now()
@@ -652,17 +705,27 @@ class Agent:
         if running and self._update_mode == "handover":
             await asyncio.gather(*(self._call_off(held) for held in running))
             running = []
-        if not running:
-            await client.update_weights_from_disk(folder.path, version, flush_cache=True)
-            return
-        in_place = self._update_mode == "in_place"
-        await client.pause(PauseMode.IN_PLACE if in_place else PauseMode.RETRACT)
+        in_place = bool(running) and self._update_mode == "in_place"
         try:
-            await client.update_weights_from_disk(folder.path, version, flush_cache=not in_place)
-            for held in self._samples.values():
-                held.unsure = True
-        finally:
+            await client.pause(PauseMode.IN_PLACE if in_place else PauseMode.RETRACT)
+            try:
+                await client.update_weights_from_disk(folder.path, version, flush_cache=not in_place)
+            except EngineRefused:  # it keeps those that it had, and goes on
+                await client.resume()
+                raise
             await client.resume()
+        except EngineRefused:
+            raise
+        except EngineError as error:  # nobody knows what it serves now
+            self._end_engine(f"it did not load version {version}: {error}"[:2000])
+            raise
+
+    def _end_engine(self, why: str) -> None:
+        """It lives and does not work: what follows is what follows upon its death."""
+        engine = self._engine
+        if engine is not None and not self._sick:
+            self._sick = why
+            self._spawn(engine.stop())
 
     # -- the engine's end, and ours -----------------------------------------------------------------
 
@@ -675,31 +738,33 @@ class Agent:
     async def _engine_died(self, engine: EngineProcess, death: EngineDeath) -> None:
         client, self._engine, self._client = self._client, None, None
         self.version, self.checksum = -1, ""
+        self._failed_in_a_row = 0
+        reason, self._sick = self._sick or death.reason, ""
         if client is not None:
             await client.close()
         await engine.stop()
-        socket = self._socket
-        if socket is not None:
-            with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
-                more = True
-                while more:
-                    frame, more = self._progress()
-                    await socket.send_bytes(encode(frame))
-        for held in [held for held in self._samples.values() if not held.end]:
-            self._drop(held)
-        message = f"The engine of {self.settings.name} died: {death.reason}."
-        self._send(EngineDied(message=message, tail=death.tail[-8000:]))
+        message = f"The engine of {self.settings.name} died: {reason}."
+        for held in self._samples.values():
+            if not held.end:
+                if held.task is not None:
+                    held.task.cancel()
+                self._finish(held, "died", f"{message} {death.tail[-1000:]}")
+        self._unsaid.append(EngineDied(message=message[:4000], tail=death.tail[-8000:]))
+        self._report_now.set()
 
     async def _drain(self) -> None:
         """Everything that runs is called off at once; what it had is reported, and acknowledged before the end."""
         assert self._draining is not None
         self._send(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
-        if self._client is not None:
-            with contextlib.suppress(EngineError):
-                await asyncio.wait_for(self._client.abort_all(), DRAIN_ABORT_S)
-        tasks = [held.task for held in self._samples.values() if held.task is not None and not held.end]
-        if tasks:
-            await asyncio.wait(tasks, timeout=DRAIN_ABORT_S)
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(DRAIN_ABORT_S):  # an engine that hangs keeps what it did not say
+                if self._client is not None:
+                    await self._client.abort_all()
+                tasks = [
+                    held.task for held in self._samples.values() if held.task is not None and not held.end
+                ]
+                if tasks:
+                    await asyncio.wait(tasks)
         for held in self._samples.values():
             if not held.end:
                 if held.task is not None:
@@ -717,6 +782,17 @@ class Agent:
 def _rid(lease: int) -> str:
     """Of one length for all: engines abort by prefix."""
     return f"{lease:020d}"
+
+
+def _request(held: _Held) -> GenerateRequest:
+    sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
+    sampling["max_new_tokens"] -= held.start
+    sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
+    return GenerateRequest(
+        rid=held.rid,
+        input_ids=np.concatenate([held.prompt, held.prior]),
+        sampling=SamplingParams(**sampling, sampling_seed=held.seed),
+    )
 
 
 def _runs_of(chunk: Chunk, held: _Held) -> tuple[tuple[int, int], ...]:

@@ -6,9 +6,12 @@ I/O and reads no clock; what must be durable is collected in a `Batch`, which th
 Invariants:
 - *from its last token*: a sample that loses its instance is queued again with the tokens it has, alone, whatever
   its group does; a finished sample is never generated again;
+- *one at a time*: a sample that two engines died with is with an instance that has no other such. Only the one
+  that an engine died with for the third time is set aside, and whoever gets further than where it died is cleared;
 - *one lease*: of each sample at most one lease is valid. Tokens that come under another are counted as discarded,
   with the reason, and change nothing;
 - *exact account*: `generated = delivered + in flight + discarded`, in tokens, at any time and over restarts;
+- *no other policy*: a sample waits until its `min_version` is served, and is given to nobody with an older one;
 - *the fold is the book*: `restore` from what was committed gives the same samples with the same tokens.
 
 This module must not know about sockets, Ray, the store or how routing decides.
@@ -25,14 +28,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.deltas import delta_in, delta_out, ticket_in, ticket_out
-from gyre.rollouts.frames import Held, Hello, Keep, Progress, Prompt, Request, Work, refuse
+from gyre.rollouts.frames import End, Held, Hello, Keep, Progress, Prompt, Request, Work, lineage, refuse
 from gyre.rollouts.philox import words
 from gyre.rollouts.policies.routing import Router
 from gyre.rollouts.samples import Group, unpack_groups
 from gyre.rollouts.tickets import INDEX_BITS, SampleState, Ticket
 
 POISON_AFTER = 3
-"""Engines that died with a sample before it is set aside."""
+"""Engines that died with a sample, or failed at it, before it is set aside."""
+
+ACQUIT_TOKENS = 64
+"""A sample that got so much further than where an engine died with it did not kill that engine. More than what is
+on its way between an engine and this book."""
+
+MOST_RESETS = 3
+"""Times that a sample is set aside and begun anew before its group is given up."""
 
 LOST_LEASES = 100_000
 """Leases that ended, with how far their samples were: what a former holder has beyond that is known to be lost."""
@@ -52,6 +62,8 @@ class Instance:
     held: dict[int, SampleState] = field(default_factory=dict)
     """By row."""
     tokens: int = 0
+    suspect: SampleState | None = None
+    """The one sample here that two engines died with."""
 
 
 @dataclass(slots=True)
@@ -95,6 +107,16 @@ class Book:
         self.instances: dict[str, Instance] = {}
         self.moving: dict[int, str] = {}
         """Samples that were called back from their instance, by key, and where they go next ("" for anywhere)."""
+        self.served_version = -1
+        """What instances are to have. Samples that need a newer one wait."""
+        self.set_aside: list[SampleState] = []
+        """Samples that were set aside, until somebody told it and cleared this."""
+        self.given_up: dict[int, SampleState] = {}
+        """Samples that failed wherever and with whatever seed they were tried, by key."""
+        self.cancelled: list[tuple[str, int, int]] = []
+        """(instance, row, lease) that are to be stopped, until somebody did and cleared this."""
+        self._early: dict[int, SampleState] = {}
+        self._suspects: dict[int, SampleState] = {}
         self._asked: dict[tuple[str, int], Ticket] = {}
         self._next_ticket = 1
         self._next_seq = 1
@@ -120,12 +142,18 @@ class Book:
             raise refuse(
                 "invalid", f"request.sampling.max_new_tokens: {limit!r:.40}, expected a positive number"
             )
-        opened = []
+        new: dict[int, Group] = {}
         for group in groups:
-            if (request.purpose, group.id) in self._asked:
-                continue
-            if not len(group.prompt_ids):
-                raise refuse("invalid", f"request.groups: group {group.id} has an empty prompt")
+            _check_group(group)
+            if (request.purpose, group.id) not in self._asked:
+                new.setdefault(group.id, group)
+        if new and request.pinned and request.min_version < self.served_version:
+            raise refuse(
+                "pinned_late",
+                f"request.min_version: {request.min_version} and no newer policy, but {self.served_version} is served",
+            )
+        opened = []
+        for group in new.values():
             ticket = self._add(
                 self._next_ticket,
                 request.purpose,
@@ -138,7 +166,6 @@ class Book:
             )
             self._opened[ticket.number] = ticket_out(ticket)
             opened.append(ticket)
-        self.required_version = max(self.required_version, request.min_version)
         for ticket in opened:
             for state in ticket.samples:
                 self._queue(state)
@@ -166,7 +193,8 @@ class Book:
                     if state.instance is not None:
                         running.append((state.instance, state.row, state.lease))
                     self._detach(state)
-                    self.router.withdraw(state.key)
+                    self._unqueue(state)
+                    self.given_up.pop(state.key, None)
                     self.account.discarded["withdrawn"] += state.length
                 self._release_deltas(state)
                 self._free_row(state)
@@ -193,7 +221,30 @@ class Book:
         self._next_ticket = max(self._next_ticket, number + 1)
         return ticket
 
+    def promote(self, version: int) -> None:
+        """Instances are to have this version from now on: what waited for it may be given out."""
+        self.served_version = version
+        waiting, self._early = self._early, {}
+        for state in waiting.values():
+            self._queue(state)
+
     def _queue(self, state: SampleState) -> None:
+        """Somebody is to go on with the sample, which nobody has."""
+        ticket = state.ticket
+        if state.length >= ticket.max_new_tokens:  # who had it died between its last token and saying so
+            self._finish(state, "length")
+        elif state.resets > MOST_RESETS:
+            self.given_up[state.key] = state
+        elif ticket.min_version > self.served_version:
+            self._early[state.key] = state
+        else:
+            self.required_version = max(self.required_version, ticket.min_version)
+            if state.failed_at or state.deaths >= POISON_AFTER - 1:
+                self._suspects[state.key] = state
+            else:
+                self._submit(state)
+
+    def _submit(self, state: SampleState) -> None:
         self.router.submit(
             state.key,
             group=state.ticket.number,
@@ -202,12 +253,23 @@ class Book:
             max_new_tokens=state.ticket.max_new_tokens,
         )
 
+    def _unqueue(self, state: SampleState) -> None:
+        self.router.withdraw(state.key)
+        self._early.pop(state.key, None)
+        self._suspects.pop(state.key, None)
+
+    @property
+    def queued(self) -> int:
+        """Samples that wait: for room, for their policy, or for an instance without another suspect."""
+        return self.router.queued() + len(self._early) + len(self._suspects)
+
     # -- instances ----------------------------------------------------------------------------------
 
     def join(self, hello: Hello) -> list[Keep]:
         """A new instance, or one that is back. What of its samples it goes on with; the rest it is to drop.
 
-        A sample that went on elsewhere meanwhile comes back to whoever has more of it.
+        A sample that went on elsewhere meanwhile comes back to whoever has more of it; who has it then is to stop
+        (`cancelled`).
         """
         old = self.instances.get(hello.instance)
         if old is not None:
@@ -224,17 +286,28 @@ class Book:
     def _take_back(self, instance: Instance, held: Held) -> Keep | None:
         state = self.sample(held.key)
         known = self._lost_leases.pop(held.lease, held.length)
-        if state is None or state.finish or held.length < state.length or held.start > state.length:
+        here = state is not None and not state.finish and held.start <= state.length <= held.length
+        if state is not None and state.instance is not None and held.length == state.length:
+            here = False  # who has it now is as far
+        if state is None or not here:
             self._discard("superseded", held.length - known)
             return None
         if state.instance is not None:
+            self.cancelled.append((state.instance, state.row, state.lease))
             self._detach(state)
-        self.router.withdraw(state.key)
-        self._queue(state)
-        if not self.router.place(state.key, instance.name):
+        self._unqueue(state)
+        if state.length >= state.ticket.max_new_tokens:
+            self._queue(state)
             return None
+        self._submit(state)
+        self.router.place(state.key, instance.name)
         self._lend(state, instance)
-        return Keep(key=state.key, row=state.row, lease=state.lease, known=state.length)
+        return Keep(
+            key=state.key, row=state.row, lease=state.lease, known=state.length, lineage=self._lineage(state)
+        )
+
+    def _lineage(self, state: SampleState) -> str:
+        return lineage(state.ticket.group.prompt_ids, self.seed_of(state), state.tokens()[0])
 
     def serve(self, name: str, version: int) -> None:
         """The instance serves `version` from now on."""
@@ -245,7 +318,7 @@ class Book:
     def admit(self, name: str, *, able: bool = True) -> None:
         """Let the instance have work if its policy is new enough and nothing else forbids it."""
         instance = self.instances[name]
-        instance.accepting = able and instance.version >= max(0, self.required_version)
+        instance.accepting = able and max(0, self.required_version) <= instance.version <= self.served_version
         self.router.set_accepting(name, instance.accepting)
 
     def leave(self, name: str) -> list[SampleState]:
@@ -257,38 +330,47 @@ class Book:
         orphans = list(instance.held.values())
         for state in orphans:
             self._end_lease(state)
-            target = self.moving.pop(state.key, None)
-            if target is not None:
+            if self.moving.pop(state.key, None) is not None:
                 self.router.withdraw(state.key)
             self._queue(state)
         return orphans
 
-    def engine_died(self, name: str) -> list[SampleState]:
-        """The instance's engine died with what it ran: that is held against those samples. Gives those that are
-        set aside now; they begin anew with another seed."""
-        instance = self.instances.get(name)
-        if instance is None:
-            return []
-        suspects = [state for state in instance.held.values() if state.deaths >= POISON_AFTER - 1]
-        # One that was there each time answers for it, and not those that happened to run beside it.
-        for state in suspects or list(instance.held.values()):
-            state.deaths += 1
-        poisoned = [state for state in instance.held.values() if state.deaths >= POISON_AFTER]
-        for state in list(instance.held.values()):
-            self._end_lease(state)
-            self.router.withdraw(state.key)
+    def engine_died(self, name: str) -> None:
+        """The instance has no engine, and so no policy. What ran there has ended with `died` before."""
+        instance = self.instances[name]
+        instance.version = -1
+        self.admit(name)
+
+    def _blame(self, dead: list[SampleState], suspect: SampleState | None) -> None:
+        """An engine died with these. If one of them was suspected already it answers for it, alone."""
+        for state in dead:
+            self._acquit(state)
+        proven = suspect is not None and suspect in dead and suspect.deaths >= POISON_AFTER - 1
+        for state in [suspect] if proven and suspect is not None else dead:
+            self._strike(state, "", most=POISON_AFTER if proven else POISON_AFTER - 1)
+        for state in dead:
             self.moving.pop(state.key, None)
-            if state in poisoned:
-                self._set_aside(state)
+            self.router.withdraw(state.key)
             self._queue(state)
-        return poisoned
+
+    def _acquit(self, state: SampleState) -> None:
+        if state.deaths and state.length > state.died_at + ACQUIT_TOKENS:
+            state.deaths, state.failed_at = 0, ""
+
+    def _strike(self, state: SampleState, failed_at: str, *, most: int = POISON_AFTER) -> None:
+        state.deaths = min(state.deaths + 1, most)
+        state.died_at, state.failed_at = state.length, failed_at
+        if state.deaths >= POISON_AFTER:
+            self._set_aside(state)
 
     def _set_aside(self, state: SampleState) -> None:
         self.account.discarded["poison"] += state.clear()
         self._length_of[state.row] = 0
         self._release_deltas(state)
-        state.deaths = 0
+        state.deaths = state.died_at = 0
+        state.failed_at = ""
         state.resets += 1
+        self.set_aside.append(state)
         self.account.samples_set_aside += 1
         self._note_end(state, "reset")
 
@@ -297,18 +379,49 @@ class Book:
     def assign(self, limit: int | None = None) -> dict[str, tuple[list[Prompt], list[Work]]]:
         """Work for instances, by name, each with the prompts that it was not sent yet."""
         given: dict[str, tuple[list[Prompt], list[Work]]] = {}
+        if self._suspects:
+            self._try_suspects(given)
         for sample, name in self.router.assign(limit):
             state = self.sample(sample)
             assert state is not None, f"the router gave out sample {sample}, which is not in the book"
             self._give(state, self.instances[name], given)
         return given
 
+    def _try_suspects(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
+        """Elsewhere than where they failed, if there is an elsewhere; one that two engines died with at a time."""
+        able = [instance for instance in self.instances.values() if instance.accepting]
+        able.sort(key=lambda instance: self.router.drain_s(instance.name))
+        for state in list(self._suspects.values()):
+            others = [instance for instance in able if instance.name != state.failed_at] or able
+            last_time = state.deaths >= POISON_AFTER - 1
+            if last_time:
+                others = [instance for instance in others if instance.suspect is None]
+            else:
+                others = [instance for instance in others if self.router.has_room(instance.name)]
+            if others:
+                del self._suspects[state.key]
+                self._submit(state)
+                self.router.place(state.key, others[0].name)
+                self._give(state, others[0], given)
+
+    def stay(self, state: SampleState) -> None:
+        """The router moved a sample that is not to move: it counts where it is."""
+        assert state.instance is not None
+        self.router.withdraw(state.key)
+        self._submit(state)
+        self.router.place(state.key, state.instance)
+
     def hand_on(self, state: SampleState) -> dict[str, tuple[list[Prompt], list[Work]]]:
         """A sample that came back from a move goes to where it was called to."""
         given: dict[str, tuple[list[Prompt], list[Work]]] = {}
         target = self.moving.pop(state.key, "")
         instance = self.instances.get(target)
-        if instance is not None and self.router.instance_of(state.key) == target:
+        if (
+            instance is not None
+            and instance.accepting
+            and not state.deaths
+            and self.router.instance_of(state.key) == target
+        ):
             self._give(state, instance, given)
         else:
             self.router.withdraw(state.key)
@@ -356,6 +469,9 @@ class Book:
         rows = frame.rows
         if frame.ends and max(end.row for end in frame.ends) >= len(self._samples):
             raise refuse("unknown_row", "progress.ends: a row that this manager never gave out")
+        for end in frame.ends:
+            if any(version > self.newest_version for version, _ in end.runs):
+                raise refuse("unknown_version", f"progress.ends: the newest policy is {self.newest_version}")
         if rows.size:
             if int(rows[-1]) >= len(self._samples):
                 raise refuse("unknown_row", f"progress.rows: {int(rows[-1])} is no row of this manager")
@@ -369,7 +485,18 @@ class Book:
                 self._append(instance, frame)
         self._sessions[instance.number] = frame.seq
         self.router.observe(name, rate_tokens_s=frame.rate_tokens_s, kv_used_tokens=frame.used_tokens)
-        return [state for end in frame.ends if (state := self._end(instance, end)) is not None]
+        if instance.suspect is not None:
+            self._acquit(instance.suspect)
+            if not instance.suspect.deaths:
+                instance.suspect = None
+        if not frame.ends:
+            return []
+        suspect = instance.suspect
+        dead: list[SampleState] = []
+        back = [state for end in frame.ends if (state := self._end(instance, end, dead)) is not None]
+        if dead:
+            self._blame(dead, suspect)
+        return back
 
     def _check(self, frame: Progress, mine: NDArray[np.bool_], lengths: NDArray[np.uint32]) -> None:
         rows, starts = frame.rows, frame.starts
@@ -447,8 +574,8 @@ class Book:
             frame.rate_tokens_s,
         )
 
-    def _end(self, instance: Instance, end: Any) -> SampleState | None:
-        """The sample if it is to go on elsewhere."""
+    def _end(self, instance: Instance, end: End, dead: list[SampleState]) -> SampleState | None:
+        """The sample if it is to go on elsewhere. Those that their engine died with are added to `dead`."""
         state = self._samples[end.row]
         if state is None or state.lease != end.lease or state.instance != instance.name:
             return None
@@ -460,10 +587,16 @@ class Book:
         if end.kind in ("stop", "length"):
             self._finish(state, end.kind)
             return None
+        if end.kind in ("failed", "died"):
+            state.evidence = (*state.evidence[1 - POISON_AFTER :], f"{instance.name}: {end.message[:2000]}")
+        if end.kind == "died":
+            dead.append(state)
+            return state
         if end.kind == "failed":
-            state.deaths += 1
-            if state.deaths >= POISON_AFTER:
-                self._set_aside(state)
+            self._acquit(state)
+            self._strike(state, instance.name)
+            self.router.withdraw(state.key)
+            self.moving.pop(state.key, None)
         if state.key not in self.moving:
             self.router.withdraw(state.key)
             self._queue(state)
@@ -558,8 +691,6 @@ class Book:
             self._next_seq, counters.get("next_seq", 1), (deltas[-1][0] + 1) if deltas else 1
         )
         for ticket in self.tickets.values():
-            if not ticket.pinned:
-                self.required_version = max(self.required_version, ticket.min_version)
             if not ticket.left:
                 self._whole.append(ticket)
             for state in ticket.samples:
@@ -628,12 +759,16 @@ class Book:
         self._lease_of[state.row] = state.lease
         self._owner_of[state.row] = instance.number
         instance.held[state.row] = state
+        if state.deaths >= POISON_AFTER - 1 and instance.suspect is None:
+            instance.suspect = state
 
     def _end_lease(self, state: SampleState) -> None:
         """The sample is with nobody. The router is not told."""
         instance = self.instances.get(state.instance) if state.instance is not None else None
         if instance is not None:
             instance.held.pop(state.row, None)
+            if instance.suspect is state:
+                instance.suspect = None
             if len(self._lost_leases) >= LOST_LEASES:
                 del self._lost_leases[next(iter(self._lost_leases))]
             self._lost_leases[state.lease] = state.length
@@ -701,3 +836,16 @@ class Book:
         if tokens > 0:
             self.account.generated += tokens
             self.account.discarded[reason] += tokens
+
+
+def _check_group(group: Group) -> None:
+    """Raises FrameError for a group that nobody can generate."""
+    if type(group.id) is not int or not 0 <= group.id < 2**63:
+        raise refuse("invalid", f"request.groups: {group.id!r:.40} is no group's id")
+    ids = group.prompt_ids
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise refuse(
+            "invalid", f"request.groups: group {group.id} has no prompt, or one that is no list of ids"
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= 2**31:
+        raise refuse("invalid", f"request.groups: group {group.id} has a token id out of range")

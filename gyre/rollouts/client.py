@@ -15,20 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from gyre.errors import Fenced, GyreError
+from gyre.errors import Fenced, GyreError, Unauthorized
 from gyre.rollouts.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     Attach,
     Attached,
     Done,
+    Failed,
     Frame,
     FrameError,
     Publish,
@@ -42,6 +43,16 @@ from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 REDIAL_S = 0.1
 """Between two dials: a manager that was killed is back in a second or two, and training waits for it."""
+
+
+PORTION_TOKENS = 1 << 20
+"""Of prompts in one request: far below the frame limit."""
+
+
+class CannotGenerate(GyreError):
+    """A sample of the groups `details["ids"]` of `details["purpose"]` failed wherever it was tried."""
+
+    code = "rollouts.cannot_generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,8 @@ class Asked:
 
 class RolloutClient:
     """`endpoint()` gives (URL, token), or None while unknown. `on_groups(purpose, groups)` and `on_error(error)` are
-    called on the client's thread: Fenced where a newer trainer has attached."""
+    called on the client's thread: Fenced where a newer trainer has attached, CannotGenerate for groups that nobody
+    can, Unauthorized once for each token that is not accepted."""
 
     def __init__(
         self,
@@ -74,7 +86,9 @@ class RolloutClient:
         self._on_groups = on_groups
         self._on_error = on_error
         self._asked: dict[tuple[str, int], Asked] = {}
-        self._published: Publish | None = None
+        self._published: dict[int, Publish] = {}
+        """The newest, and those before it that a pinned request still needs."""
+        self._not_accepted: tuple[str, str] | None = None
         self._outbox: list[Frame] = []
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._wake = asyncio.Event()
@@ -117,8 +131,12 @@ class RolloutClient:
     def publish(self, version: int, checksum: str, path: Path) -> None:
         """A policy version, in a folder that the manager can read and that stays until two newer ones are there."""
         with self._lock:
-            self._published = Publish(version=version, checksum=checksum, path=str(path))
-            self._outbox.append(self._published)
+            frame = Publish(version=version, checksum=checksum, path=str(path))
+            needed = {one.min_version for one in self._asked.values() if one.pinned}
+            self._published = {old: it for old, it in self._published.items() if old in needed} | {
+                version: frame
+            }
+            self._outbox.append(frame)
         self._nudge()
 
     def close(self) -> None:
@@ -144,14 +162,22 @@ class RolloutClient:
         while not self._closing:
             try:
                 await self._session()
-            except (aiohttp.ClientError, OSError, TimeoutError):
-                pass  # away or gone: it is dialled again
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                self._look(error)  # away or gone: it is dialled again
             except GyreError as error:
                 self._on_error(error)
                 if isinstance(error, Fenced):
                     return
             if not self._closing:
                 await asyncio.sleep(REDIAL_S)
+
+    def _look(self, error: BaseException) -> None:
+        if not isinstance(error, aiohttp.WSServerHandshakeError) or error.status not in (401, 403):
+            return
+        where = self._endpoint()
+        if where is not None and where != self._not_accepted:
+            self._not_accepted = where
+            self._on_error(Unauthorized(f"The rollout manager at {where[0]} does not accept the token."))
 
     async def _session(self) -> None:
         where = self._endpoint()
@@ -179,6 +205,12 @@ class RolloutClient:
                         writer = asyncio.create_task(self._write(socket))
                     elif isinstance(frame, Done):
                         self._groups_came(frame)
+                    elif isinstance(frame, Failed):
+                        self._on_error(
+                            CannotGenerate(
+                                frame.message, details={"purpose": frame.purpose, "ids": list(frame.ids)}
+                            )
+                        )
                     elif isinstance(frame, Reject):
                         if frame.code == "fenced":
                             raise Fenced(frame.message)
@@ -189,11 +221,12 @@ class RolloutClient:
                     writer.cancel()
 
     def _again(self) -> None:
-        """A new connection: the policy first, then everything that is not answered."""
+        """A new connection: everything that is not answered, then the policies. A pinned request goes before them, so
+        that no newer policy overtakes it."""
         with self._lock:
             taken = [frame for frame in self._outbox if isinstance(frame, Taken)]
-            published = [self._published] if self._published is not None else []
-            self._outbox = [*published, *taken, *_requests(list(self._asked.values()))]
+            published = [frame for _, frame in sorted(self._published.items())]
+            self._outbox = [*taken, *_requests(list(self._asked.values())), *published]
         self._wake.set()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -230,7 +263,7 @@ def _requests(asked: Sequence[Asked]) -> list[Frame]:
     return [
         Request(
             purpose=some[0].purpose,
-            groups=pack_groups([one.group for one in some]),
+            groups=pack_groups([one.group for one in portion]),
             n=some[0].n,
             sampling=some[0].sampling,
             seed=some[0].seed,
@@ -238,4 +271,18 @@ def _requests(asked: Sequence[Asked]) -> list[Frame]:
             pinned=some[0].pinned,
         )
         for some in ways.values()
+        for portion in _portions(some)
     ]
+
+
+def _portions(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
+    portion: list[Asked] = []
+    tokens = 0
+    for one in asked:
+        portion.append(one)
+        tokens += len(one.group.prompt_ids) + 64
+        if tokens >= PORTION_TOKENS:
+            yield portion
+            portion, tokens = [], 0
+    if portion:
+        yield portion

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 import msgpack
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +30,9 @@ PROTOCOL = 1
 
 MAX_FRAME_BYTES = 64 << 20
 """Of one frame: 16,384 samples that each bring 250 tokens fit; nobody can make the manager allocate more."""
+
+MAX_LIST = 1 << 18
+"""Elements of one list: ends, held samples, ids."""
 
 MAX_TEXT = 64 << 10
 """Of one text in a frame, an engine's last words included."""
@@ -44,12 +48,28 @@ def refuse(reason: str, message: str) -> FrameError:
     return FrameError(message, details={"reason": reason})
 
 
+def lineage(prompt: NDArray[np.int32], seed: int, tokens: NDArray[np.int32]) -> str:
+    """Names a sample as far as it got: who has the same goes on from the same tokens. xxh3-64 in hexadecimal."""
+    digest = xxhash.xxh3_64(seed.to_bytes(8, "little"))
+    for ids in (prompt, tokens):
+        digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())
+    return digest.hexdigest()
+
+
 # -- frames that come seldom ------------------------------------------------------------------------
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Version = Annotated[int, Field(ge=-1, lt=2**31)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FileName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$")]
+"""A file in a folder, and nothing outside of it."""
+Sampling = dict[
+    Annotated[str, Field(max_length=100)],
+    bool | int | Annotated[float, Field(allow_inf_nan=False)] | list[int] | tuple[int, ...] | None,
+]
+"""By the dialect's names."""
 
 
 class Frame(BaseModel):
@@ -88,16 +108,20 @@ class Hello(Frame):
 
 
 class Keep(Frame):
-    """Of what an agent holds, what it goes on with: `known` tokens are in the ledger, the rest is to be sent."""
+    """Of what an agent holds, what it goes on with: `known` tokens are in the ledger, the rest is to be sent.
+
+    `lineage` is of what is in the ledger; an agent that has other tokens there hands the sample back.
+    """
 
     key: Count
     row: Count
     lease: Count
     known: Count
+    lineage: Text = ""
 
 
 class WeightFile(Frame):
-    name: Name
+    name: FileName
     size_bytes: Count
     checksum: Name
     """xxh3-128 of the file in hexadecimal."""
@@ -117,7 +141,7 @@ class Weights(Frame):
 class Welcome(Frame):
     protocol: int
     epoch: Count
-    interval_s: Annotated[float, Field(gt=0)]
+    interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """How often to report."""
     keep: list[Keep]
     """What is held and not listed here is to be dropped: it went on elsewhere."""
@@ -141,7 +165,7 @@ class Prompt(Frame):
 
     ticket: Count
     tokens: bytes
-    sampling: dict[str, Any]
+    sampling: Sampling
 
 
 class Assign(Frame):
@@ -164,7 +188,7 @@ class Ack(Frame):
 class Drain(Frame):
     """Hand over what runs, take nothing more, and leave."""
 
-    deadline_s: Annotated[float, Field(ge=0)]
+    deadline_s: Seconds
     reason: Text = ""
 
 
@@ -180,8 +204,8 @@ class Loaded(Frame):
 
     version: Version
     checksum: Name
-    fetch_s: float
-    load_s: float
+    fetch_s: Seconds
+    load_s: Seconds
 
 
 class LoadFailed(Frame):
@@ -193,11 +217,12 @@ class Draining(Frame):
     """The agent was told to leave by somebody else: a signal, a file, a preemption notice."""
 
     reason: Text
-    deadline_s: Annotated[float, Field(ge=0)]
+    deadline_s: Seconds
 
 
 class EngineDied(Frame):
-    """`tail` is the end of what the engine printed. The agent starts another and keeps its connection."""
+    """`tail` is the end of what the engine printed. What ran there is in the reports, as ended by `died`. The agent
+    starts another engine and keeps its connection."""
 
     message: Text
     tail: Text = ""
@@ -220,7 +245,7 @@ class Request(Frame):
     purpose: Name
     groups: bytes
     n: Annotated[int, Field(ge=1, le=4096)]
-    sampling: dict[str, Any]
+    sampling: Sampling
     seed: Count
     min_version: Version
     pinned: bool = False
@@ -254,6 +279,14 @@ class Done(Frame):
     groups: bytes
 
 
+class Failed(Frame):
+    """These groups cannot be generated: a sample of each failed wherever and with whatever seed it was tried."""
+
+    purpose: Name
+    ids: list[int]
+    message: Text
+
+
 class Status(Frame):
     """How the plane is, for the trainer's progress view and for people."""
 
@@ -279,6 +312,7 @@ KINDS: dict[str, type[Frame]] = {
     "taken": Taken,
     "publish": Publish,
     "done": Done,
+    "failed": Failed,
     "status": Status,
 }
 _NAMES = {cls: kind for kind, cls in KINDS.items()}
@@ -291,7 +325,8 @@ PROGRESS = "progress"
 @dataclass(slots=True)
 class End:
     """How a sample's stay on an instance ended. `stop` and `length` end the sample; `released` hands it back
-    unharmed; `failed` hands it back with a reason, which counts against it. `runs`, where given, is the truth about
+    unharmed; `failed` hands it back with a reason, which counts against it; `died` says that the engine died with it,
+    all that ran there in one frame. `runs`, where given, is the truth about
     the versions of all tokens that came under this lease: (version, tokens) one after another."""
 
     row: int
@@ -301,7 +336,7 @@ class End:
     runs: tuple[tuple[int, int], ...] = ()
 
 
-END_KINDS = frozenset(("stop", "length", "released", "failed"))
+END_KINDS = frozenset(("stop", "length", "released", "failed", "died"))
 
 
 @dataclass(slots=True)
@@ -309,8 +344,8 @@ class Progress:
     """What was generated since the last frame: element `i` of each column belongs to one sample.
 
     `rows` uint32, strictly increasing; `leases` uint64; `starts` uint32, the tokens the sample had before;
-    `counts` uint32; `versions` int32, the policy of these tokens. `tokens` int32 and `logprobs` float32 hold the
-    samples' tokens one after another. `ends` are judged after the tokens. `running`, `waiting` and `used_tokens`
+    `counts` uint32, none 0; `versions` int32, the policy of these tokens. `tokens` int32 and `logprobs` float32 hold
+    the samples' tokens one after another. `ends` are judged after the tokens. `running`, `waiting` and `used_tokens`
     say how full the engine is, `rate_tokens_s` how fast it has been lately.
     """
 
@@ -371,8 +406,14 @@ def decode(data: bytes) -> Frame | Progress:
     if len(data) > MAX_FRAME_BYTES:
         raise refuse("oversized", f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are taken")
     try:
-        kind, body = msgpack.unpackb(data, raw=False, strict_map_key=True, max_map_len=1 << 16)
-    except (ValueError, TypeError, msgpack.UnpackException, UnicodeDecodeError, RecursionError) as error:
+        kind, body = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_map_len=1 << 16,
+            max_array_len=MAX_LIST,  # a header of five bytes may claim any length
+        )
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
         raise refuse("malformed", f"{len(data)} bytes that are no frame: {error!r}"[:500]) from None
     if kind == PROGRESS:
         return _progress_in(body)
@@ -424,6 +465,10 @@ def _progress_in(body: Any) -> Progress:
         raise refuse("not_finite", "progress.logprobs: NaN or infinite")
     if total and int(tokens.min()) < 0:
         raise refuse("invalid", "progress.tokens: a negative id")
+    if size and not int(counts.min()):
+        raise refuse("invalid", "progress.counts: a sample without tokens")
+    if size and int(versions.min()) < 0:
+        raise refuse("invalid", "progress.versions: a negative version")
     return Progress(
         seq, rows, leases, starts, counts, versions, tokens, logprobs, _ends_in(ends), *_load_in(load)
     )

@@ -8,6 +8,9 @@ Invariants:
   holds it. An agent keeps what was not acknowledged, so this process can be killed at any moment;
 - *admitted means verified*: an instance is given work after it said that it loaded a version new enough, with the
   checksum that was published;
+- *published means durable*: a version is sent out after the commit that holds it, so none is ever heard of that the
+  next manager does not know;
+- *continued means durable*: a sample goes on elsewhere after the commit that holds its tokens;
 - *pinned waits*: while a request that must not see a newer policy is open, no newer one is sent out;
 - *nobody waits for one*: a peer that does not read is cut off, and never slows the loop.
 
@@ -19,11 +22,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import ssl
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,32 +47,42 @@ from gyre.rollouts.frames import (
     Drain,
     Draining,
     EngineDied,
+    Failed,
     Frame,
     FrameError,
     Hello,
     Loaded,
     LoadFailed,
     Progress,
+    Prompt,
     Publish,
     Reject,
     Request,
     Taken,
     Weights,
     Welcome,
+    Work,
     decode,
     encode,
     refuse,
 )
 from gyre.rollouts.model_folder import LISTING, ModelFolder
-from gyre.rollouts.samples import pack_groups
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.rollouts.tickets import SampleState, Ticket
-from gyre.store import RolloutStore
+from gyre.store import RolloutRows, RolloutStore
+from gyre.weights.manifest import WeightMismatch
 
 SEND_LIMIT_BYTES = 256 << 20
 """Waiting for one peer that does not read; beyond it the connection is cut and the peer dials again."""
 
 GROUPS_PER_FRAME = 64
-"""Whole groups in one frame to the trainer: some hundreds of kilobytes, and never near the frame limit."""
+PORTION_BYTES = 4 << 20
+"""Of one frame with groups, or with samples that go on: far below the frame limit, however long they are."""
+
+TRAINER_WINDOW_BYTES = 32 << 20
+"""On their way to the trainer; what is whole beyond it waits here, as it does in the ledger."""
+
+CHECKSUMS_KEPT = 64
 
 ASSIGN_PER_TURN = 2048
 """Samples given out before the loop looks at its sockets again: about 20 ms."""
@@ -92,6 +104,8 @@ class ManagerSettings:
     restart_grace_s: float = 2.0
     """After a start, before samples that somebody may still hold are given out anew."""
     hello_timeout_s: float = 10.0
+    send_timeout_s: float = 30.0
+    """For a peer to read one frame; one that does not is cut off."""
     load_timeout_s: float = 600.0
     """For fetching and loading a version, the start of an engine with it included."""
     update_mode: str = "in_place"
@@ -104,6 +118,10 @@ class Peer:
 
     socket: web.WebSocketResponse
     name: str
+    transport: asyncio.BaseTransport | None = None
+    send_timeout_s: float = 30.0
+    written: Callable[[], None] = lambda: None
+    """Called after each frame."""
     queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     waiting_bytes: int = 0
     closing: bool = False
@@ -114,22 +132,34 @@ class Peer:
         data = encode(frame)
         self.waiting_bytes += len(data)
         if self.waiting_bytes > SEND_LIMIT_BYTES:
-            self.close()
+            self.cut()
             return
         self.queue.put_nowait(data)
 
     def close(self) -> None:
+        """After what is queued."""
         if not self.closing:
             self.closing = True
             self.queue.put_nowait(None)
 
+    def cut(self) -> None:
+        """At once, for it does not read."""
+        self.close()
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
+
     async def write(self) -> None:
         while (data := await self.queue.get()) is not None:
             try:
-                await self.socket.send_bytes(data)
+                async with asyncio.timeout(self.send_timeout_s):
+                    await self.socket.send_bytes(data)
             except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
                 return
+            except TimeoutError:
+                self.cut()
+                return
             self.waiting_bytes -= len(data)
+            self.written()
         with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self.socket.close(), 2.0)
 
@@ -151,6 +181,8 @@ class AgentSession:
     used_tokens: int = 0
     rate_tokens_s: float = 0.0
     engine_deaths: int = 0
+    deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
+    """Frames that wait until the ledger's delta of this number is committed, in order."""
 
     @property
     def name(self) -> str:
@@ -178,7 +210,8 @@ class RolloutManager:
         self.published: Weights | None = None
         """The newest version."""
         self.served: Weights | None = None
-        """The version that instances are to have; behind `published` while a pinned request is open."""
+        """The version that instances are to have; behind `published` until that is durable, and while a pinned
+        request is open."""
         self._store = store
         self._term = term
         self._token = token
@@ -199,6 +232,17 @@ class RolloutManager:
         self._runner: web.AppRunner | None = None
         self._model: str | None = None
         self._folders: dict[int, ModelFolder] = {}
+        self._versions: dict[int, Weights] = {}
+        """The served version and those after it."""
+        self._checksums: dict[int, str] = {}
+        self._durable_version = -1
+        self._committed_seq = 0
+        self._versions_changed = False
+        self._restored = False
+        self._outbox: dict[int, Ticket] = {}
+        """Whole groups for the trainer that attached, and which of them it was sent."""
+        self._sent: set[int] = set()
+        self._failures_told: set[int] = set()
         self.commits = 0
         self.refused = 0
 
@@ -207,17 +251,9 @@ class RolloutManager:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Take the ledger over, listen, and give the port. Raises Fenced where a newer manager exists."""
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._writer, self._take_over)
-        self.book.restore(rows.counters, rows.groups, rows.deltas)
-        known = rows.counters.get("weights")
-        if known is not None:
-            self._set_published(Weights.model_validate(known))
-            self.served = self.published
-        self.book.newest_version = max(self.book.newest_version, rows.counters.get("newest_version", -1))
-        # Whole groups were told to nobody yet; they go out when the trainer attaches.
-        self._commit_now.set()
-        if any(not state.finish for state in self.book.samples()):
-            self._hold_until = self._now() + self.settings.restart_grace_s
+        if not self._restored:
+            self._restore(await loop.run_in_executor(self._writer, self._take_over))
+            self._restored = True
         application = web.Application(client_max_size=MAX_FRAME_BYTES)
         application.add_routes(
             [
@@ -230,14 +266,36 @@ class RolloutManager:
         )
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True)
-        await site.start()
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True).start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
         for work in (self._commit_loop, self._tick_loop):
             self._tasks.append(asyncio.create_task(self._guarded(work)))
         sockets = self._runner.addresses
         return int(sockets[0][1])
 
-    def _take_over(self) -> Any:
+    def _restore(self, rows: RolloutRows) -> None:
+        counters = rows.counters
+        self._checksums = {int(version): text for version, text in counters.get("checksums", {}).items()}
+        for known in counters.get("weights", []):
+            self._set_published(Weights.model_validate(known))
+        self.served = self._versions.get(counters.get("served_version", -1))
+        self._durable_version = self.book.newest_version
+        if self.served is not None:
+            self.book.promote(self.served.version)
+        self.book.restore(counters, rows.groups, rows.deltas)
+        self._committed_seq = max((seq for seq, _ in rows.deltas), default=0)
+        self._promote()
+        self._failures()
+        # Whole groups were told to nobody yet; they go out when the trainer attaches.
+        self._commit_now.set()
+        self._commit_soon.set()
+        if any(not state.finish for state in self.book.samples()):
+            self._hold_until = self._now() + self.settings.restart_grace_s
+
+    def _take_over(self) -> RolloutRows:
         self._store.take_over(term=self._term)
         return self._store.load()
 
@@ -250,8 +308,8 @@ class RolloutManager:
         for peer in peers:
             if peer is not None:
                 peer.close()
-        if self.book.is_dirty:
-            batch = self.book.take_batch()
+        if self.book.is_dirty or self._versions_changed:
+            batch = self._batch()
             with contextlib.suppress(GyreError):
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._write, batch)
         if self._runner is not None:
@@ -271,7 +329,7 @@ class RolloutManager:
 
     def _authorised(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode())
 
     def _refuse_http(self) -> web.Response:
         self.refused += 1
@@ -284,14 +342,14 @@ class RolloutManager:
             return self._refuse_http()
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
         await socket.prepare(request)
-        peer = Peer(socket, "an agent")
+        peer = Peer(socket, "an agent", request.transport, self.settings.send_timeout_s)
         writer = asyncio.create_task(peer.write())
         session: AgentSession | None = None
         try:
             session = self._join(await self._first(socket), peer)
             async for message in socket:
                 if message.type is WSMsgType.BINARY:
-                    if session.peer is not peer:
+                    if session.peer is not peer or peer.closing:
                         return socket  # the same instance dialled again: this connection is history
                     self._hear(session, decode(message.data))
                 elif message.type is WSMsgType.TEXT:
@@ -343,6 +401,9 @@ class RolloutManager:
         before = self.sessions.get(frame.instance)
         back = before is not None and before.hello.incarnation == frame.incarnation
         if before is not None and before.peer is not None:
+            if not back:
+                message = f"another process has joined as {frame.instance}"
+                before.peer.send(Reject(code="superseded", message=message))
             before.peer.close()
         now = self._now()
         keep = self.book.join(frame)
@@ -350,7 +411,7 @@ class RolloutManager:
         session = AgentSession(frame, peer, instance.number, heard_at=now, joined_at=now)
         self.sessions[frame.instance] = session
         version = frame.version
-        if version >= 0 and not self._is_known(version, frame.checksum):
+        if version >= 0 and self._checksums.get(version) != frame.checksum:
             version = -1  # the same number, other bytes: an instance of another history
         instance.version = version
         weights = self.served
@@ -368,7 +429,8 @@ class RolloutManager:
         )
         if weights is not None:
             session.loading, session.loading_since = weights.version, now
-        self.book.admit(frame.instance)
+        self._admit(session)
+        self._cancel()
         self._on_event(
             "InstanceJoined",
             {
@@ -382,10 +444,6 @@ class RolloutManager:
         )
         self._dispatch_later()
         return session
-
-    def _is_known(self, version: int, checksum: str) -> bool:
-        folder = self._folders.get(version)
-        return folder is None or folder.checksum == checksum
 
     def _hear(self, session: AgentSession, frame: Frame | Progress) -> None:
         session.heard_at = self._now()
@@ -417,6 +475,7 @@ class RolloutManager:
                 self._send_work(self.book.hand_on(state))
         if frame.ends:
             self._dispatch_later()
+            self._failures()
             if session.draining and not self.book.instances[session.name].held:
                 self._drained(session)
         if self.book.has_whole:
@@ -425,12 +484,12 @@ class RolloutManager:
 
     def _loaded(self, session: AgentSession, frame: Loaded) -> None:
         session.loading = None
-        if not self._is_known(frame.version, frame.checksum):
+        if frame.version > self.book.newest_version:
+            raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
+        if self._checksums.get(frame.version) != frame.checksum:
             raise refuse(
                 "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"
             )
-        if frame.version > self.book.newest_version:
-            raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
         self.book.serve(session.name, frame.version)
         self._on_event(
             "WeightsLoaded",
@@ -446,26 +505,38 @@ class RolloutManager:
         self._dispatch_later()
 
     def _admit(self, session: AgentSession) -> None:
-        able = session.peer is not None and not session.draining
+        handing_over = session.loading is not None and self.settings.update_mode == "handover"
+        able = session.peer is not None and not session.draining and not handing_over
         self.book.admit(session.name, able=able)
 
     def _engine_died(self, session: AgentSession, frame: EngineDied) -> None:
         session.engine_deaths += 1
-        poisoned = self.book.engine_died(session.name)
-        instance = self.book.instances[session.name]
-        instance.version = -1
-        self._admit(session)
+        self.book.engine_died(session.name)
         self._on_event(
             "EngineDied",
             {"instance": session.name, "error": frame.message[:2000], "tail": frame.tail[-8000:]},
         )
-        for state in poisoned:
-            self._on_event("SampleSetAside", {**_told(state), "tail": frame.tail[-2000:]})
         if self.served is not None and session.peer is not None:
             session.loading, session.loading_since = self.served.version, self._now()
             session.peer.send(self.served)
         self._commit_soon.set()
         self._dispatch_later()
+
+    def _failures(self) -> None:
+        """Tell of samples that were set aside, and of groups that are given up."""
+        aside, self.book.set_aside = self.book.set_aside, []
+        for state in aside:
+            self._on_event("SampleSetAside", {**_told(state), "evidence": list(state.evidence)})
+        for state in list(self.book.given_up.values()):
+            ticket = state.ticket
+            if self._trainer is None or ticket.number in self._failures_told:
+                continue
+            self._failures_told.add(ticket.number)
+            said = "; ".join(state.evidence) or "see the events of its instances"
+            message = f"Group {ticket.group.id} cannot be generated; sample {state.index} failed: {said}"
+            self._trainer.send(
+                Failed(purpose=ticket.purpose, ids=[ticket.group.id], message=message[:60_000])
+            )
 
     def _disconnected(self, session: AgentSession) -> None:
         session.peer = None
@@ -544,11 +615,39 @@ class RolloutManager:
         if sum(len(work) for _, work in given.values()) == ASSIGN_PER_TURN:
             self._dispatch_later()
 
-    def _send_work(self, given: dict[str, Any]) -> None:
+    def _send_work(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
         for name, (prompts, work) in given.items():
             session = self.sessions.get(name)
-            if session is not None and session.peer is not None:
-                session.peer.send(Assign(prompts=prompts, work=work))
+            if session is None or session.peer is None:
+                continue
+            known = {prompt.ticket: prompt for prompt in prompts}
+            for portion in _portions(work):
+                needed = 0
+                for one in portion:
+                    state = self.book.sample(one.key)
+                    if one.prior and state is not None and state.deltas:
+                        needed = max(needed, state.deltas[-1])
+                tickets = dict.fromkeys(one.ticket for one in portion)
+                self._tell(
+                    session, Assign(prompts=[known[number] for number in tickets], work=portion), needed
+                )
+
+    def _tell(self, session: AgentSession, frame: Frame, needed: int = 0) -> None:
+        """Send it when the delta `needed` is committed, and after what waits for that already."""
+        if session.deferred or needed > self._committed_seq:
+            session.deferred.append((needed, frame))
+            self._commit_now.set()
+            self._commit_soon.set()
+        elif session.peer is not None:
+            session.peer.send(frame)
+
+    def _cancel(self) -> None:
+        """Stop what went on elsewhere."""
+        cancelled, self.book.cancelled = self.book.cancelled, []
+        for name, row, lease in cancelled:
+            session = self.sessions.get(name)
+            if session is not None:
+                self._tell(session, Cancel(rows=[(row, lease)]))
 
     def _rebalance(self, now: float) -> None:
         self._rebalanced_at = now
@@ -559,12 +658,15 @@ class RolloutManager:
             state = self.book.sample(move.sample)
             if state is None or state.instance != move.source:
                 continue
+            if state.deaths:
+                self.book.stay(state)
+                continue
             self.book.call_back(state, move.target)
             called[move.source].append((state.row, state.lease))
         for name, rows in called.items():
             session = self.sessions.get(name)
-            if session is not None and session.peer is not None:
-                session.peer.send(Cancel(rows=rows))
+            if session is not None:
+                self._tell(session, Cancel(rows=rows))
             self._on_event("SamplesMoved", {"instance": name, "count": len(rows)})
 
     # -- versions -----------------------------------------------------------------------------------
@@ -578,7 +680,10 @@ class RolloutManager:
                     f"version {frame.version} was published with checksum {newest.checksum}, now {frame.checksum}",
                 )
             return
-        folder = ModelFolder.read(Path(frame.path))
+        try:
+            folder = ModelFolder.read(Path(frame.path))
+        except WeightMismatch as error:
+            raise refuse("weights", str(error)) from None
         if folder.checksum != frame.checksum:
             raise refuse(
                 "checksum",
@@ -592,31 +697,46 @@ class RolloutManager:
             local_path=str(folder.path),
         )
         self._set_published(weights)
+        self._versions_changed = True
+        self._commit_now.set()
         self._commit_soon.set()
-        self._promote()
 
     def _set_published(self, weights: Weights) -> None:
         folder = ModelFolder(Path(weights.local_path), weights.files, weights.checksum)
         self.published = weights
         self.book.newest_version = weights.version
+        self._versions[weights.version] = weights
         self._folders[weights.version] = folder
+        self._checksums[weights.version] = weights.checksum
+        for old in sorted(self._checksums)[:-CHECKSUMS_KEPT]:
+            del self._checksums[old]
         for old in sorted(self._folders)[:-4]:
-            del self._folders[old]
-        self._model = self._model or folder.fingerprint()
+            if self.served is None or old != self.served.version:
+                del self._folders[old]
+        if self._model is None and (model := folder.fingerprint()) != "unset":
+            self._model = model
 
     def _promote(self) -> None:
-        """Send the newest version out, unless somebody must not see it yet."""
-        newest = self.published
-        if newest is None or self.served is newest:
+        """Send the newest version out that is in the ledger and that nobody must not see yet."""
+        limit = min(
+            (t.min_version for t in self.book.tickets.values() if t.pinned and t.left),
+            default=self._durable_version,
+        )
+        limit = min(limit, self._durable_version)
+        served = self.served.version if self.served is not None else -1
+        able = [version for version in self._versions if served < version <= limit]
+        if not able:
             return
-        if any(
-            ticket.pinned and ticket.left and ticket.min_version < newest.version
-            for ticket in self.book.tickets.values()
-        ):
-            return
-        self.served = newest
+        self.served = self._versions[max(able)]
+        for version in [version for version in self._versions if version < self.served.version]:
+            del self._versions[version]
+        self._versions_changed = True
+        self._commit_soon.set()
+        self.book.promote(self.served.version)
         for session in self.sessions.values():
             self._update(session)
+            self._admit(session)
+        self._dispatch_later()
 
     def _update(self, session: AgentSession) -> None:
         """Send the served version, unless the instance has it or is loading one."""
@@ -626,6 +746,7 @@ class RolloutManager:
         if self.book.instances[session.name].version != served.version:
             session.loading, session.loading_since = served.version, self._now()
             session.peer.send(served)
+            self._admit(session)
 
     # -- the trainer --------------------------------------------------------------------------------
 
@@ -634,7 +755,7 @@ class RolloutManager:
             return self._refuse_http()
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
         await socket.prepare(request)
-        peer = Peer(socket, "the trainer")
+        peer = Peer(socket, "the trainer", request.transport, self.settings.send_timeout_s, self._pump)
         writer = asyncio.create_task(peer.write())
         try:
             first = await self._first(socket)
@@ -647,6 +768,7 @@ class RolloutManager:
             if self._trainer is not None:
                 self._trainer.close()
             self._trainer, self._trainer_term = peer, first.term
+            self._outbox, self._sent, self._failures_told = {}, set(), set()
             version = self.published.version if self.published is not None else -1
             peer.send(Attached(protocol=PROTOCOL, epoch=self._term, version=version))
             async for message in socket:
@@ -666,7 +788,14 @@ class RolloutManager:
     def _hear_trainer(self, peer: Peer, frame: Frame | Progress) -> None:
         if isinstance(frame, Request):
             required = self.book.required_version
-            opened = self.book.open(frame)
+            try:
+                opened = self.book.open(frame)
+            except FrameError as error:
+                if error.details["reason"] != "pinned_late":
+                    raise
+                ids = [group.id for group in unpack_groups(frame.groups)]
+                peer.send(Failed(purpose=frame.purpose, ids=ids, message=str(error)))
+                return
             if self.book.required_version != required:
                 for session in self.sessions.values():
                     self._admit(session)
@@ -674,11 +803,10 @@ class RolloutManager:
                 self._commit_soon.set()
                 self._dispatch_later()
             self._deliver(list(self._ready[frame.purpose].values()))
+            self._failures()
         elif isinstance(frame, Taken):
-            for name, row, lease in self.book.close(frame.purpose, frame.ids):
-                holder = self.sessions.get(name)
-                if holder is not None and holder.peer is not None:
-                    holder.peer.send(Cancel(rows=[(row, lease)]))
+            self.book.cancelled += self.book.close(frame.purpose, frame.ids)
+            self._cancel()
             ready = self._ready[frame.purpose]
             for group_id in frame.ids:
                 ready.pop(group_id, None)
@@ -692,15 +820,28 @@ class RolloutManager:
             raise refuse("unexpected", f"a trainer does not send {type(frame).__name__}")
 
     def _deliver(self, tickets: list[Ticket]) -> None:
-        if self._trainer is None:
-            return
-        by_purpose: dict[str, list[Ticket]] = defaultdict(list)
-        for ticket in tickets:
-            by_purpose[ticket.purpose].append(ticket)
-        for purpose, some in by_purpose.items():
-            for at in range(0, len(some), GROUPS_PER_FRAME):
-                groups = [ticket.whole() for ticket in some[at : at + GROUPS_PER_FRAME]]
-                self._trainer.send(Done(purpose=purpose, groups=pack_groups(groups)))
+        self._outbox.update({ticket.number: ticket for ticket in tickets if ticket.number not in self._sent})
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send whole groups as fast as the trainer reads them, a portion of one purpose at a time."""
+        while (trainer := self._trainer) is not None and trainer.waiting_bytes < TRAINER_WINDOW_BYTES:
+            groups: list[Group] = []
+            purpose, size = None, 0
+            for number, ticket in list(self._outbox.items()):
+                if number in self.book.tickets and purpose in (None, ticket.purpose):
+                    purpose = ticket.purpose
+                    groups.append(ticket.whole())
+                    size += 8 * groups[-1].token_count
+                    self._sent.add(number)
+                elif number in self.book.tickets:
+                    continue
+                del self._outbox[number]
+                if size >= PORTION_BYTES or len(groups) == GROUPS_PER_FRAME:
+                    break
+            if purpose is None:
+                return
+            trainer.send(Done(purpose=purpose, groups=pack_groups(groups)))
 
     # -- the ledger ---------------------------------------------------------------------------------
 
@@ -715,15 +856,21 @@ class RolloutManager:
                 await asyncio.sleep(self.settings.urgent_commit_s)
             self._commit_now.clear()
             self._commit_soon.clear()
-            if not self.book.is_dirty:
+            if not self.book.is_dirty and not self._versions_changed:
                 continue
-            batch = self.book.take_batch()
-            if self.published is not None:
-                batch.counters["weights"] = self.published.model_dump()
-            batch.counters["newest_version"] = self.book.newest_version
+            batch = self._batch()
             await loop.run_in_executor(self._writer, self._write, batch)
             self.commits += 1
             self._committed(batch)
+
+    def _batch(self) -> Batch:
+        self._versions_changed = False
+        batch = self.book.take_batch()
+        batch.counters["weights"] = [weights.model_dump() for _, weights in sorted(self._versions.items())]
+        batch.counters["served_version"] = self.served.version if self.served is not None else -1
+        batch.counters["newest_version"] = self.book.newest_version
+        batch.counters["checksums"] = {str(version): text for version, text in self._checksums.items()}
+        return batch
 
     def _write(self, batch: Batch) -> None:
         """On the ledger's thread."""
@@ -737,15 +884,22 @@ class RolloutManager:
         )
 
     def _committed(self, batch: Batch) -> None:
+        if batch.deltas:
+            self._committed_seq = batch.deltas[-1][0]
         for session in list(self.sessions.values()):
             seq = batch.sessions.get(session.number)
             if seq is not None and session.peer is not None:
                 session.peer.send(Ack(seq=seq))
-        for ticket in batch.whole:
-            if ticket.number in self.book.tickets:
-                self._ready[ticket.purpose][ticket.group.id] = ticket
-        self._deliver([ticket for ticket in batch.whole if ticket.number in self.book.tickets])
-        if any(ticket.pinned for ticket in batch.whole):
+            while session.deferred and session.deferred[0][0] <= self._committed_seq:
+                _, frame = session.deferred.popleft()
+                if session.peer is not None:
+                    session.peer.send(frame)
+        whole = [ticket for ticket in batch.whole if ticket.number in self.book.tickets]
+        for ticket in whole:
+            self._ready[ticket.purpose][ticket.group.id] = ticket
+        self._deliver(whole)
+        if self._durable_version != batch.counters["newest_version"] or any(t.pinned for t in batch.whole):
+            self._durable_version = batch.counters["newest_version"]
             self._promote()
 
     # -- time ---------------------------------------------------------------------------------------
@@ -779,7 +933,7 @@ class RolloutManager:
             return self._refuse_http()
         name = request.match_info["name"]
         version = request.match_info["version"]
-        folder = self._folders.get(int(version)) if version.isdecimal() else None
+        folder = self._folders.get(int(version)) if version.isdecimal() and len(version) < 12 else None
         if folder is None or name not in {file.name for file in folder.files}:
             return web.json_response(
                 {"code": "not_found", "message": f"version {version} has no file {name} here"}, status=404
@@ -791,14 +945,16 @@ class RolloutManager:
             return self._refuse_http()
         try:
             body = await request.json()
-            name, deadline_s = str(body["instance"]), float(body.get("deadline_s", 30.0))
-            reason = str(body.get("reason", "asked to"))
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            name = str(body["instance"])
+            asked = Drain(
+                deadline_s=float(body.get("deadline_s", 30.0)), reason=str(body.get("reason", "asked to"))
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             return web.json_response(
                 {"code": "invalid", "message": f'expected {{"instance": NAME, "deadline_s": S}}: {error!r}'},
                 status=422,
             )
-        if not self.drain(name, deadline_s, reason):
+        if not self.drain(name, asked.deadline_s, asked.reason):
             return web.json_response(
                 {"code": "not_found", "message": f"no instance {name!r}; there are {sorted(self.sessions)}"},
                 status=404,
@@ -818,7 +974,7 @@ class RolloutManager:
             "epoch": self._term,
             "version": self.published.version if self.published is not None else -1,
             "served_version": self.served.version if self.served is not None else -1,
-            "queued": self.book.router.queued(),
+            "queued": self.book.queued,
             "open_groups": len(self.book.tickets),
             "account": {
                 "generated": account.generated,
@@ -828,6 +984,7 @@ class RolloutManager:
                 "missing": self.book.missing_tokens(),
             },
             "samples_set_aside": account.samples_set_aside,
+            "samples_given_up": len(self.book.given_up),
             "refused": self.refused,
             "instances": [
                 {
@@ -868,3 +1025,20 @@ def _told(state: SampleState) -> dict[str, Any]:
         "index": state.index,
         "prompt": state.ticket.group.prompt_ids[:256].tolist(),
     }
+
+
+def _portions(work: list[Work]) -> Iterator[list[Work]]:
+    """Fresh samples first, for they wait for nothing; then those that go on, by size."""
+    if fresh := [one for one in work if not one.prior]:
+        yield fresh
+    portion: list[Work] = []
+    size = 0
+    for one in work:
+        if one.prior:
+            portion.append(one)
+            size += len(one.prior)
+            if size >= PORTION_BYTES:
+                yield portion
+                portion, size = [], 0
+    if portion:
+        yield portion

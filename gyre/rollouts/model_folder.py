@@ -61,7 +61,7 @@ class ModelFolder:
             listing = json.loads((path / LISTING).read_text())
             files = [WeightFile.model_validate(file) for file in listing["files"]]
             return cls(path, files, listing["checksum"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise WeightMismatch(f"{path} holds no published weights: {error}.") from error
 
     def fingerprint(self) -> str:

@@ -27,6 +27,9 @@ class SampleState:
     __slots__ = (
         "deaths",
         "deltas",
+        "died_at",
+        "evidence",
+        "failed_at",
         "finish",
         "index",
         "instance",
@@ -53,7 +56,13 @@ class SampleState:
         self.instance: str | None = None
         self.finish = ""
         self.deaths = 0
-        """Engines that died while they had it."""
+        """Times that an engine died with it, or failed at it, while it got no further."""
+        self.died_at = 0
+        """Its length at the last of these."""
+        self.failed_at = ""
+        """The instance of the last one: it is tried elsewhere first."""
+        self.evidence: tuple[str, ...] = ()
+        """What was said each time."""
         self.resets = 0
         """How often it was set aside and begun anew, with another seed."""
         self.parts: list[tuple[NDArray[np.int32], NDArray[np.float32], int, int]] = []
