@@ -292,10 +292,17 @@ class EngineCore:
                 sampled.append(slot)
         length = self.scheme.key_lengths.covering(max(positions) + 1)
         if length > self._cache.capacity:
-            doubled = min(2 * self._cache.capacity, self.limits.context_length)
-            self._cache.grow(max(length, self.scheme.key_lengths.covering(doubled)))
+            self._grow_cache(length)
         batch = Batch(tokens + more_tokens, positions + more_positions, rows, chunks, sampled, length)
         return batch, sampled, taken
+
+    def _grow_cache(self, length: int) -> None:
+        """Double it, or more: what slots hold is copied each time."""
+        doubled = min(2 * self._cache.capacity, self.limits.context_length)
+        held = [0 if each is None else each.filled for each in self._held]
+        held[: len(self._running)] = [request.filled for request in self._running]
+        self._cache.grow(max(length, self.scheme.key_lengths.covering(doubled)), held)
+        self._dirty = held
 
     def _forbidden(self, requests: list[Request]) -> list[tuple[int, list[int]]]:
         """Tokens that would stop a request before its `min_new_tokens`."""

@@ -13,6 +13,7 @@ adds zero. This module must not know about requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,12 +66,13 @@ class KVCache:
         self.keys = [self._zeros(capacity) for _ in range(architecture.layers)]
         self.values = [self._zeros(capacity) for _ in range(architecture.layers)]
 
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` positions a slot; what is held stays."""
+    def grow(self, capacity: int, held: Sequence[int]) -> None:
+        """Make room for `capacity` positions a slot; of slot `i` the first `held[i]` stay."""
         for side in (self.keys, self.values):
             for layer, old in enumerate(side):
                 side[layer] = self._zeros(capacity)
-                side[layer][:, :, : self.capacity] = old
+                for slot, length in enumerate(held):
+                    side[layer][slot, :, :length] = old[slot, :, :length]
         self.capacity = capacity
 
     def copy(self, source: int, target: int, length: int) -> None:

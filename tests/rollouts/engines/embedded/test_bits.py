@@ -12,7 +12,7 @@ from gyre.rollouts.engines.embedded.invariance import KeyLengths, measure
 from tests.rollouts.engines.embedded.tiny import CONFIGS, Model, ask, plain_logits, run, write_checkpoint
 
 MANY = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

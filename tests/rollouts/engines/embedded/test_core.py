@@ -92,12 +92,15 @@ def test_a_request_waits_until_all_its_tokens_fit(models):
 
 def test_the_cache_grows_while_requests_run(models):
     core = models[0].core()
-    asked = [ask([5] * 300, 300, seed=i, rid=f"r{i}") for i in range(2)]
-    short = ask(PROMPT, 500, rid="short")
-    run(core, short, steps=20)
-    run(core, *asked)
-    assert short.bits == lone(models[0], PROMPT, 500).bits
-    assert asked[1].bits == lone(models[0], [5] * 300, 300, seed=1).bits
+    left = ask([9] * 100, 3, rid="left")
+    short, long = ask(PROMPT, 270, rid="short"), ask([5] * 500, 30, seed=1, rid="long")
+    run(core, short, left, steps=20)
+    run(core, long)
+    assert short.bits == lone(models[0], PROMPT, 270).bits
+    assert long.bits == lone(models[0], [5] * 500, 30, seed=1).bits
+    rest = ask([9] * 100 + left.tokens[:2], 1)
+    run(core, rest)
+    assert rest.bits == left.bits[2:]
 
 
 def test_deltas_hold_one_token_first_and_then_as_many_as_asked(core):
