@@ -484,7 +484,7 @@ def _ends_in(ends: Any) -> list[End]:
         row, lease, kind, message, runs = end
         if type(row) is not int or type(lease) is not int or not 0 <= row < 2**32 or not 0 <= lease < 2**64:
             raise refuse("invalid", "progress.ends: row or lease is no number in range")
-        if kind not in END_KINDS:
+        if type(kind) is not str or kind not in END_KINDS:
             raise refuse("invalid", f"progress.ends: kind {kind!r:.40}")
         if not isinstance(message, str) or len(message) > MAX_TEXT:
             raise refuse("invalid", "progress.ends: message is no text, or too long")
@@ -510,4 +510,9 @@ def _load_in(load: Any) -> tuple[int, int, int, float]:
         raise refuse("invalid", "progress.load: a count out of range")
     if type(rate) not in (int, float) or not 0 <= rate < 1e12:
         raise refuse("invalid", f"progress.load: rate {rate!r:.40}")
-    return running, waiting, used, float(rate)
+    return (
+        running,
+        waiting,
+        used,
+        float(rate) if rate > 1e-3 else 0.0,
+    )  # slower is none, and divides by nothing
