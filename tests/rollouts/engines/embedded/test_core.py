@@ -143,6 +143,18 @@ def test_nothing_of_older_weights_is_reused(core, models):
     assert again.bits == lone(models[1], PROMPT, 4).bits
 
 
+def test_nothing_is_taken_from_a_running_request_that_began_with_older_weights(core, models):
+    old = ask(PROMPT, 20, rid="old")
+    run(core, old, steps=3)
+    core.pause(PauseMode.IN_PLACE)
+    core.swap(swap_to(models[1], "2", flush=False))
+    core.resume()
+    new = ask(PROMPT, 6, rid="new")
+    run(core, new)
+    assert new.request.cached == 0
+    assert new.bits == lone(models[1], PROMPT, 6).bits
+
+
 def test_a_flushed_cache_is_not_reused(core):
     run(core, ask(PROMPT, 4))
     core.flush()
