@@ -206,7 +206,11 @@ def load_of(body: Any) -> EngineLoad:
 
 
 def info_of(model: Any, server: Any) -> EngineInfo:
-    """`GET /model_info` and `GET /server_info` together. Raises EngineProtocolError."""
+    """`GET /model_info` and `GET /server_info` together. Raises EngineProtocolError.
+
+    SGLang says its context length only if it was told one. Else this is how long it lets a prompt be: some six
+    tokens less.
+    """
     try:
         context = server.get("context_length") or server.get("max_req_input_len")
         return EngineInfo(

@@ -292,6 +292,7 @@ class EngineConformance:
             assert not late.done()
             assert [len(heard.tokens) for heard in running.heard] == counts
             assert await client.is_alive()
+            assert not await client.is_ready()
             await client.resume()
             assert await client.is_ready()
             ended = await running.end()

@@ -21,9 +21,10 @@ def _before_torchvision() -> None:
     """Its CUDA extension does not load here, and its Python part then registers fakes of operators not defined."""
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        library.define(schema)  # type: ignore[no-untyped-call]
     _kept.append(library)
 
 

@@ -42,9 +42,12 @@ def _rotated(value: torch.Tensor, by: int) -> torch.Tensor:
     return ((value << by) | (value >> (32 - by))) & _32_BITS
 
 
-_operators = torch.library.Library("sgl_kernel", "FRAGMENT")
-_operators.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
-_operators.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CompositeExplicitAutograd")
+_SCHEMA = "murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor"
+_operators = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators.define(_SCHEMA)  # type: ignore[no-untyped-call]
+_operators.impl(  # type: ignore[no-untyped-call]
+    "murmur_hash32_cpu", murmur_hash32_cpu, "CompositeExplicitAutograd"
+)
 
 
 def _absent(name: str) -> Callable[..., NoReturn]:
