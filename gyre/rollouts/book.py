@@ -6,8 +6,9 @@ I/O and reads no clock; what must be durable is collected in a `Batch`, which th
 Invariants:
 - *from its last token*: a sample that loses its instance is queued again with the tokens it has, alone, whatever
   its group does; a finished sample is never generated again;
-- *one at a time*: a sample that two engines died with is with an instance that has no other such. Only the one
-  that an engine died with for the third time is set aside, and whoever gets further than where it died is cleared;
+- *one on trial*: a sample that two engines died with goes to an instance that has no other such, and nothing new
+  comes there until it got further than where it died, which clears it. Only if the engine dies with it, and with
+  nothing else that had not got on there, it is set aside;
 - *one lease*: of each sample at most one lease is valid. Tokens that come under another are counted as discarded,
   with the reason, and change nothing;
 - *exact account*: `generated = delivered + in flight + discarded`, in tokens, at any time and over restarts;
@@ -319,7 +320,10 @@ class Book:
         """Let the instance have work if its policy is new enough and nothing else forbids it."""
         instance = self.instances[name]
         instance.accepting = able and max(0, self.required_version) <= instance.version <= self.served_version
-        self.router.set_accepting(name, instance.accepting)
+        self._offer(instance)
+
+    def _offer(self, instance: Instance) -> None:
+        self.router.set_accepting(instance.name, instance.accepting and instance.suspect is None)
 
     def leave(self, name: str) -> list[SampleState]:
         """The instance is gone: its samples are queued again as far as they got."""
@@ -345,9 +349,12 @@ class Book:
         """An engine died with these. If one of them was suspected already it answers for it, alone."""
         for state in dead:
             self._acquit(state)
-        proven = suspect is not None and suspect in dead and suspect.deaths >= POISON_AFTER - 1
-        for state in [suspect] if proven and suspect is not None else dead:
-            self._strike(state, "", most=POISON_AFTER if proven else POISON_AFTER - 1)
+        untested = [state for state in dead if state.length <= state.lent_at + ACQUIT_TOKENS]
+        if suspect is not None and suspect.deaths >= POISON_AFTER - 1 and untested == [suspect]:
+            self._strike(suspect, "")
+        else:
+            for state in untested or dead:
+                self._strike(state, "", most=POISON_AFTER - 1)
         for state in dead:
             self.moving.pop(state.key, None)
             self.router.withdraw(state.key)
@@ -367,7 +374,7 @@ class Book:
         self.account.discarded["poison"] += state.clear()
         self._length_of[state.row] = 0
         self._release_deltas(state)
-        state.deaths = state.died_at = 0
+        state.deaths, state.died_at = POISON_AFTER - 1, 0  # another seed, but the same prompt
         state.failed_at = ""
         state.resets += 1
         self.set_aside.append(state)
@@ -489,6 +496,7 @@ class Book:
             self._acquit(instance.suspect)
             if not instance.suspect.deaths:
                 instance.suspect = None
+                self._offer(instance)
         if not frame.ends:
             return []
         suspect = instance.suspect
@@ -761,6 +769,7 @@ class Book:
         instance.held[state.row] = state
         if state.deaths >= POISON_AFTER - 1 and instance.suspect is None:
             instance.suspect = state
+            self._offer(instance)
 
     def _end_lease(self, state: SampleState) -> None:
         """The sample is with nobody. The router is not told."""
@@ -769,6 +778,7 @@ class Book:
             instance.held.pop(state.row, None)
             if instance.suspect is state:
                 instance.suspect = None
+                self._offer(instance)
             if len(self._lost_leases) >= LOST_LEASES:
                 del self._lost_leases[next(iter(self._lost_leases))]
             self._lost_leases[state.lease] = state.length
