@@ -23,7 +23,7 @@ from gyre.api.builder import RLJobBuilder, RoleBuilder
 from gyre.api.cli import INTERRUPTED, TERMINATED, VERBS, main
 from gyre.api.job import RLJob
 from gyre.api.rest.app import create_app
-from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RunSpec
+from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
@@ -326,8 +326,13 @@ def test_nothing_is_said_of_where_it_was_written() -> None:
 
 @pytest.mark.parametrize(
     ("heading", "model"),
-    [("### `failover`", FailoverSpec), ("### `run`", RunSpec), ("### `roles.<name>`", RoleSpec)],
-    ids=["failover", "run", "roles"],
+    [
+        ("### `failover`", FailoverSpec),
+        ("### `run`", RunSpec),
+        ("### `rollouts`", RolloutsSpec),
+        ("### `roles.<name>`", RoleSpec),
+    ],
+    ids=["failover", "run", "rollouts", "roles"],
 )
 def test_every_setting_is_in_its_table_with_its_default(heading: str, model: type[BaseModel]) -> None:
     rows = table_under(OPERATIONS, heading)
@@ -348,7 +353,11 @@ def test_every_setting_is_in_its_table_with_its_default(heading: str, model: typ
 
 
 def test_the_tables_of_settings_hold_nothing_else() -> None:
-    for heading, model in (("### `failover`", FailoverSpec), ("### `run`", RunSpec)):
+    for heading, model in (
+        ("### `failover`", FailoverSpec),
+        ("### `run`", RunSpec),
+        ("### `rollouts`", RolloutsSpec),
+    ):
         assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
 
 
@@ -357,6 +366,7 @@ def test_the_other_keys_of_a_job_are_named() -> None:
     assert set(re.findall(r"`([a-z_]+)`", section)) == set(JobSpec.model_fields) - {
         "roles",
         "run",
+        "rollouts",
         "failover",
     }
 

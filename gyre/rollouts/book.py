@@ -850,7 +850,7 @@ class Book:
 
 def _check_group(group: Group) -> None:
     """Raises FrameError for a group that nobody can generate."""
-    if type(group.id) is not int or not 0 <= group.id < 2**63:
+    if type(group.id) is not int or not -(2**63) <= group.id < 2**63:  # held-out prompts have negative ids
         raise refuse("invalid", f"request.groups: {group.id!r:.40} is no group's id")
     ids = group.prompt_ids
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):

@@ -28,7 +28,7 @@ from typing import Any
 
 from gyre.config import RolloutsSpec
 from gyre.rollouts.agent import Agent, AgentSettings
-from gyre.rollouts.engines.sglang import sglang_command
+from gyre.rollouts.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.rollouts.engines.supervisor import EngineCommand
 from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager
@@ -73,7 +73,13 @@ class _Loop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+        except SystemExit:  # a vertex that a test killed: what it started ends with it
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    self.loop.run_until_complete(task)
 
     def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
@@ -233,6 +239,7 @@ def engine_command(spec: RolloutsSpec, folder: Path, version: str) -> EngineComm
         *("--weight-version", version),
         *("--max-running-requests", str(spec.max_running)),
         *("--max-total-tokens", str(spec.kv_tokens)),
+        *("--stream-interval", str(STREAM_INTERVAL)),
     ]
     if spec.context_length is not None:
         argv += ["--context-length", str(spec.context_length)]

@@ -16,13 +16,23 @@ from tests.graph.jobs import grpo_job, role, script_job
 
 def test_recipe_gets_its_trainer_and_classes() -> None:
     compiled = compile_job(grpo_job())
-    assert list(compiled.spec.roles) == ["trainer", "actor", "rollout", "reward"]
+    assert list(compiled.spec.roles) == ["trainer", "actor", "rollout", "reward", "rollout_manager"]
     assert {str(found.entrypoint) for found in compiled.spec.roles.values()} == {
         "gyre.workloads.graph_trainer:GraphTrainer",
         "gyre.workloads.torch.actor:TorchActor",
-        "gyre.workloads.torch.rollout:TorchRollout",
+        "gyre.workloads.rollout_plane:RolloutInstance",
+        "gyre.workloads.rollout_plane:RolloutManagerVertex",
         "gyre.workloads.rewards:ExactMatchReward",
     }
+    generate = next(op for op in compiled.dcg.operators if op.ref == "rollout.generate")
+    assert generate.dispatch is Dispatch.PLANE
+
+
+def test_a_rollout_class_of_the_users_is_called_itself_and_needs_no_manager() -> None:
+    compiled = compile_job(grpo_job({"rollout": {"entrypoint": "mine:Rollout"}}))
+    assert "rollout_manager" not in compiled.spec.roles
+    generate = next(op for op in compiled.dcg.operators if op.ref == "rollout.generate")
+    assert generate.dispatch is Dispatch.ONE
 
 
 def test_users_class_goes_over_the_recipes() -> None:

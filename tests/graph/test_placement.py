@@ -169,6 +169,7 @@ def test_sub_graphs_are_the_units_of_scheduling_and_scaling() -> None:
         "rollout-0",
         "rollout-1",
         "reward-0",
+        "rollout_manager-0",
     ]
 
 

@@ -22,10 +22,11 @@ def test_dict_is_json_and_complete() -> None:
         "rollout",
         "reward",
         "reference",
+        "rollout_manager",
     ]
     assert [cycle["delay"] for cycle in data["cycles"]] == [2, 2]
     assert data["regions"]["joined"] == [["actor-0", "actor-1"]]
-    assert data["regions"]["single"] == 4
+    assert data["regions"]["single"] == 5
     assert {found["vertex"] for found in data["placement"]} >= {"actor-0", "rollout-0"}
 
 
