@@ -30,10 +30,12 @@ from numpy.typing import NDArray
 
 from gyre.rollouts.deltas import delta_in, delta_out, ticket_in, ticket_out
 from gyre.rollouts.frames import End, Held, Hello, Keep, Progress, Prompt, Request, Work, lineage, refuse
+from gyre.rollouts.live_deltas import LiveDeltas
 from gyre.rollouts.philox import words
 from gyre.rollouts.policies.routing import Router
 from gyre.rollouts.samples import Group, unpack_groups
 from gyre.rollouts.tickets import INDEX_BITS, SampleState, Ticket
+from gyre.rollouts.tokens import TokenTable
 
 POISON_AFTER = 3
 """Engines that died with a sample, or failed at it, before it is set aside."""
@@ -125,8 +127,9 @@ class Book:
         self._instance_numbers = 0
         self._samples: list[SampleState | None] = []
         self._free: list[int] = []
+        self._tokens = TokenTable(0)
         self._grow(1024)
-        self._delta_users: dict[int, int] = {}
+        self._live = LiveDeltas()
         self._lost_leases: dict[int, int] = {}
         self._clear_batch()
 
@@ -197,7 +200,6 @@ class Book:
                     self._unqueue(state)
                     self.given_up.pop(state.key, None)
                     self.account.discarded["withdrawn"] += state.length
-                self._release_deltas(state)
                 self._free_row(state)
         return running
 
@@ -213,7 +215,7 @@ class Book:
         pinned: bool,
     ) -> Ticket:
         ticket = Ticket(number, purpose, group, n, sampling, seed, min_version, pinned)
-        ticket.samples = [SampleState(ticket, index) for index in range(n)]
+        ticket.samples = [SampleState(ticket, index, self._tokens) for index in range(n)]
         ticket.left = n
         for state in ticket.samples:
             self._give_row(state)
@@ -372,8 +374,6 @@ class Book:
 
     def _set_aside(self, state: SampleState) -> None:
         self.account.discarded["poison"] += state.clear()
-        self._length_of[state.row] = 0
-        self._release_deltas(state)
         state.deaths, state.died_at = POISON_AFTER - 1, 0  # another seed, but the same prompt
         state.failed_at = ""
         state.resets += 1
@@ -483,7 +483,7 @@ class Book:
             if int(rows[-1]) >= len(self._samples):
                 raise refuse("unknown_row", f"progress.rows: {int(rows[-1])} is no row of this manager")
             mine = (self._lease_of[rows] == frame.leases) & (self._owner_of[rows] == instance.number)
-            lengths = self._length_of[rows]
+            lengths = self._tokens.lengths[rows]
             self._check(frame, mine, lengths)
             self.account.generated += int(frame.counts.sum())
             if not (mine & (lengths == frame.starts)).all():
@@ -525,21 +525,15 @@ class Book:
 
     def _append(self, instance: Instance, frame: Progress) -> None:
         """Into memory and into the batch; every delta here fits."""
-        rows, counts = frame.rows, frame.counts
-        self._length_of[rows] += counts
+        rows = frame.rows
         seq = self._next_seq
         self._next_seq += 1
-        samples = self._samples
-        first = 0
-        tokens, logprobs = frame.tokens, frame.logprobs
-        for row, count, version in zip(rows.tolist(), counts.tolist(), frame.versions.tolist(), strict=True):
-            state = samples[row]
-            assert state is not None
-            state.take(tokens, logprobs, first, count, version, seq)
-            first += count
-        self._delta_users[seq] = len(rows)
-        self._deltas.append((seq, frame, self._key_of[rows], []))
-        total = int(first)
+        self._tokens.append(rows, frame.counts, frame.versions, frame.tokens, frame.logprobs)
+        keys = self._key_of[rows]
+        self._delta_of[rows] = seq
+        self._live.add(seq, rows.copy(), keys)
+        self._deltas.append((seq, frame, keys, []))
+        total = len(frame.tokens)
         instance.tokens += total
         self.router.generated(instance.name, total)
 
@@ -555,7 +549,7 @@ class Book:
             if not mine[at]:
                 self.account.discarded["superseded"] += count
                 continue
-            length = int(self._length_of[row])
+            length = int(self._tokens.lengths[row])
             skip = min(length - start, count)
             self.account.generated -= skip
             begin, start, count = begin + skip, length, count - skip
@@ -647,16 +641,17 @@ class Book:
 
     def _note_end(self, state: SampleState, kind: str, *more: Any) -> None:
         """With the newest delta of the batch: what stands there is folded after its tokens, in order."""
-        if (
-            not self._deltas or self._deltas[-1][0] not in self._delta_users
-        ):  # nobody needs the last one any more
-            self._deltas.append((self._next_seq, None, None, []))
-            self._delta_users[self._next_seq] = 0
+        row = state.row
+        if self._deltas and self._deltas[-1][0] in self._live:
+            seq, _, _, ends = self._deltas[-1]
+            self._live.join(seq, row, state.key)
+        else:  # nobody needs the last one any more
+            seq, ends = self._next_seq, []
+            self._deltas.append((seq, None, None, ends))
+            self._live.add(seq, np.array([row], np.uint32), np.array([state.key]))
             self._next_seq += 1
-        seq, _, _, ends = self._deltas[-1]
         ends.append([state.key, kind, *more])
-        state.deltas.append(seq)
-        self._delta_users[seq] += 1
+        self._delta_of[row] = seq
 
     def counters(self) -> dict[str, Any]:
         account = self.account
@@ -707,31 +702,37 @@ class Book:
 
     def _fold(self, seq: int, body: bytes) -> None:
         keys, starts, counts, versions, tokens, logprobs, ends = delta_in(body)
-        first, users = 0, 0
+        users: dict[int, int] = {}
+        first = 0
         for key, start, count, version in zip(keys, starts, counts, versions, strict=True):
             state = self.sample(key)
             if state is not None and state.length == start:
-                state.take(tokens, logprobs, first, count, version, seq)
-                self._length_of[state.row] = state.length
-                users += 1
+                self._tokens.append(
+                    np.array([state.row], np.uint32),
+                    np.array([count], np.uint32),
+                    np.array([version], np.int32),
+                    tokens[first : first + count],
+                    logprobs[first : first + count],
+                )
+                users[key] = state.row
             first += count
         for key, kind, *more in ends:
             state = self.sample(key)
             if state is None:
                 continue
-            users += 1
+            users[key] = state.row
             if kind == "reset":
                 state.clear()
-                self._length_of[state.row] = 0
                 state.resets += 1
             elif kind == "runs":
                 state.correct(*more)
             elif not state.finish:
                 state.finish = kind
                 state.ticket.left -= 1
-            state.deltas.append(seq)
         if users:
-            self._delta_users[seq] = users
+            rows = np.array(list(users.values()), np.uint32)
+            self._delta_of[rows] = seq
+            self._live.add(seq, rows, np.array(list(users)))
         else:
             self._forgotten.append(seq)
 
@@ -750,6 +751,10 @@ class Book:
         """`generated - delivered - in flight - discarded`: 0, always."""
         account = self.account
         return account.generated - account.delivered - self.in_flight_tokens - sum(account.discarded.values())
+
+    def last_delta(self, state: SampleState) -> int:
+        """The number of the last one that holds something of the sample; 0 without."""
+        return int(self._delta_of[state.row])
 
     # -- rows and leases ----------------------------------------------------------------------------
 
@@ -798,12 +803,15 @@ class Book:
         self._samples[state.row] = state
         self._key_of[state.row] = state.key
         self._limit_of[state.row] = state.ticket.max_new_tokens
-        self._length_of[state.row] = state.length
+        self._delta_of[state.row] = 0
         self._lease_of[state.row] = 0
         self._owner_of[state.row] = 0
 
     def _free_row(self, state: SampleState) -> None:
+        state.clear()
         self._samples[state.row] = None
+        self._key_of[state.row] = 0
+        self._forgotten += self._live.closed(state.key, self._key_of)
         self._lease_of[state.row] = 0
         self._owner_of[state.row] = 0
         self._free.append(state.row)
@@ -814,7 +822,7 @@ class Book:
             "_key_of": np.int64,
             "_limit_of": np.int64,
             "_lease_of": np.uint64,
-            "_length_of": np.uint32,
+            "_delta_of": np.int64,
             "_owner_of": np.int64,
         }
         for name, dtype in columns.items():
@@ -822,24 +830,16 @@ class Book:
             if old:
                 column[:old] = getattr(self, name)
             setattr(self, name, column)
+        self._tokens.grow(size)
         self._samples.extend([None] * (size - old))
         self._free.extend(range(size - 1, old - 1, -1))
 
     _key_of: NDArray[np.int64]
     _limit_of: NDArray[np.int64]
     _lease_of: NDArray[np.uint64]
-    _length_of: NDArray[np.uint32]
+    _delta_of: NDArray[np.int64]
+    """The last delta that holds something of the row's sample."""
     _owner_of: NDArray[np.int64]
-
-    def _release_deltas(self, state: SampleState) -> None:
-        users = self._delta_users
-        for seq in state.deltas:
-            left = users.get(seq, 0) - 1
-            if left > 0:
-                users[seq] = left
-            elif users.pop(seq, None) is not None:
-                self._forgotten.append(seq)
-        state.deltas = []
 
     def _discard(self, reason: str, tokens: int) -> None:
         """Tokens that were generated but never came in."""

@@ -625,8 +625,8 @@ class RolloutManager:
                 needed = 0
                 for one in portion:
                     state = self.book.sample(one.key)
-                    if one.prior and state is not None and state.deltas:
-                        needed = max(needed, state.deltas[-1])
+                    if one.prior and state is not None:
+                        needed = max(needed, self.book.last_delta(state))
                 tickets = dict.fromkeys(one.ticket for one in portion)
                 self._tell(
                     session, Assign(prompts=[known[number] for number in tickets], work=portion), needed
@@ -809,7 +809,8 @@ class RolloutManager:
             self._cancel()
             ready = self._ready[frame.purpose]
             for group_id in frame.ids:
-                ready.pop(group_id, None)
+                if (ticket := ready.pop(group_id, None)) is not None:
+                    self._sent.discard(ticket.number)
             if not ready:
                 del self._ready[frame.purpose]
             self._commit_soon.set()

@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.rollouts.tokens import TokenTable
 
 INDEX_BITS = 16
 """A sample's key is its ticket and, in the low bits, its index in the group."""
-
-MERGE_PARTS = 64
-"""Pieces of one sample in memory before they are joined, so that a long one does not hold others' frames."""
 
 
 class SampleState:
@@ -26,7 +24,6 @@ class SampleState:
 
     __slots__ = (
         "deaths",
-        "deltas",
         "died_at",
         "evidence",
         "failed_at",
@@ -35,22 +32,21 @@ class SampleState:
         "instance",
         "key",
         "lease",
-        "length",
         "lent_at",
-        "parts",
         "resets",
         "row",
-        "runs",
+        "table",
         "ticket",
     )
 
-    def __init__(self, ticket: Ticket, index: int) -> None:
+    def __init__(self, ticket: Ticket, index: int, table: TokenTable) -> None:
         self.ticket = ticket
+        self.table = table
+        """Where its tokens are."""
         self.index = index
         self.key = ticket.number << INDEX_BITS | index
         self.row = -1
         self.lease = 0
-        self.length = 0
         self.lent_at = 0
         """Its length when the lease began."""
         self.instance: str | None = None
@@ -65,59 +61,27 @@ class SampleState:
         """What was said each time."""
         self.resets = 0
         """How often it was set aside and begun anew, with another seed."""
-        self.parts: list[tuple[NDArray[np.int32], NDArray[np.float32], int, int]] = []
-        """(ids, log-probs, first, end) of the frames that brought its tokens."""
-        self.runs: list[list[int]] = []
-        """[version, start, end] of its tokens."""
-        self.deltas: list[int] = []
-        """Numbers of the ledger's deltas that hold its tokens."""
 
-    def take(
-        self,
-        ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-        first: int,
-        count: int,
-        version: int,
-        seq: int,
-    ) -> None:
-        end = self.length + count
-        if self.runs and self.runs[-1][0] == version:
-            self.runs[-1][2] = end
-        else:
-            self.runs.append([version, self.length, end])
-        self.length = end
-        self.parts.append((ids, logprobs, first, first + count))
-        self.deltas.append(seq)
-        if len(self.parts) >= MERGE_PARTS:
-            ids, logprobs = self.tokens()
-            self.parts = [(ids, logprobs, 0, len(ids))]
+    @property
+    def length(self) -> int:
+        return int(self.table.lengths[self.row])
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """[version, start, end] of its tokens."""
+        return self.table.runs(self.row)
 
     def tokens(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
-        if not self.parts:
-            return np.empty(0, np.int32), np.empty(0, np.float32)
-        return (
-            np.concatenate([ids[first:end] for ids, _, first, end in self.parts]),
-            np.concatenate([logprobs[first:end] for _, logprobs, first, end in self.parts]),
-        )
+        return self.table.tokens(self.row)
 
     def correct(self, since: int, runs: Iterable[tuple[int, int]]) -> None:
         """The tokens from `since` on have these versions, as (version, tokens) one after another."""
-        kept = [[version, start, min(end, since)] for version, start, end in self.runs if start < since]
-        for version, count in runs:
-            start = kept[-1][2] if kept else 0
-            if kept and kept[-1][0] == version:
-                kept[-1][2] += count
-            elif count:
-                kept.append([version, start, start + count])
-        self.runs = kept
+        self.table.correct(self.row, since, runs)
 
     def clear(self) -> int:
         """Forget the tokens; how many there were."""
-        lost, self.length = self.length, 0
-        self.parts, self.runs = [], []
-        return lost
+        return self.table.clear(self.row)
 
 
 @dataclass(slots=True, eq=False)

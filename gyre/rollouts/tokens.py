@@ -1,0 +1,150 @@
+"""The tokens of all samples on their way, by row: a few large arrays instead of many small objects.
+
+A report brings some tokens for each of hundreds of samples. They are scattered into pages of 256 tokens in one
+operation, and a sample's are put together once, when it is whole. Nothing of it is an object of its own that the
+garbage collector would have to look at.
+
+Invariants:
+- *pages are owned*: each page is free or belongs to one row, and a row has as many as its length needs;
+- *runs cover*: a row's version runs begin at 0 and each ends where the next begins, the last at the row's length.
+
+This module must not know what a sample is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_TOKENS = 256
+_WITHIN = PAGE_TOKENS - 1
+
+_FIRST_PAGES = 1024
+"""Two MiB. Doubled, by copying, whenever all are taken."""
+
+_FEW_ROWS = 4
+"""Up to so many rows are written one by one, which is faster than all together."""
+
+
+class TokenTable:
+    def __init__(self, rows: int) -> None:
+        self.lengths: NDArray[np.uint32] = np.zeros(0, np.uint32)
+        """Tokens of each row."""
+        self._versions: NDArray[np.int32] = np.zeros(0, np.int32)
+        """The policy of each row's last token, -1 without one."""
+        self._next: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Where in the pages each row's next token goes, unless it needs a new page."""
+        self._runs: list[list[tuple[int, int]]] = []
+        """(version, start) of each row's runs."""
+        self._pages: list[list[int]] = []
+        self._ids: NDArray[np.int32] = np.empty(0, np.int32)
+        self._logprobs: NDArray[np.float32] = np.empty(0, np.float32)
+        self._free: list[int] = []
+        self.grow(rows)
+
+    def grow(self, rows: int) -> None:
+        """Room for so many rows."""
+        more = rows - len(self.lengths)
+        self.lengths = np.concatenate((self.lengths, np.zeros(more, np.uint32)))
+        self._versions = np.concatenate((self._versions, np.full(more, -1, np.int32)))
+        self._next = np.concatenate((self._next, np.zeros(more, np.int64)))
+        self._runs.extend([] for _ in range(more))
+        self._pages.extend([] for _ in range(more))
+
+    def append(
+        self,
+        rows: NDArray[np.uint32],
+        counts: NDArray[np.uint32],
+        versions: NDArray[np.int32],
+        ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+    ) -> None:
+        """`counts` tokens to each of `rows`, which are all different; `ids` and `logprobs` one row after another."""
+        starts = self.lengths[rows]
+        changed = np.flatnonzero(self._versions[rows] != versions)
+        for at in changed.tolist():
+            self._runs[rows[at]].append((int(versions[at]), int(starts[at])))
+        if changed.size:
+            self._versions[rows] = versions
+        if len(rows) <= _FEW_ROWS:
+            first = 0
+            for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+                where = self._extend(row, start, count)
+                self._ids[where] = ids[first : first + count]
+                self._logprobs[where] = logprobs[first : first + count]
+                first += count
+        else:
+            ends = np.cumsum(counts, dtype=np.int64)
+            firsts = ends - counts
+            within = starts & _WITHIN
+            # Where each token goes, as if every row's page had room; then put right for those that need another.
+            where = np.repeat(self._next[rows] - firsts, counts)
+            where += np.arange(len(ids))
+            self._next[rows] += counts
+            for at in np.flatnonzero((within == 0) | (within + counts > PAGE_TOKENS)).tolist():
+                where[firsts[at] : ends[at]] = self._extend(int(rows[at]), int(starts[at]), int(counts[at]))
+            self._ids[where] = ids
+            self._logprobs[where] = logprobs
+        self.lengths[rows] += counts
+
+    def tokens(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
+        length, pages = int(self.lengths[row]), self._pages[row]
+        ids = self._ids.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
+        logprobs = self._logprobs.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
+        return ids, logprobs
+
+    def runs(self, row: int) -> list[list[int]]:
+        """[version, start, end] of the row's tokens."""
+        runs = self._runs[row]
+        ends = [start for _, start in runs[1:]] + [int(self.lengths[row])]
+        return [[version, start, end] for (version, start), end in zip(runs, ends, strict=False)]
+
+    def correct(self, row: int, since: int, runs: Iterable[tuple[int, int]]) -> None:
+        """The row's tokens from `since` on have these versions, as (version, tokens) one after another; together
+        they reach to its end."""
+        kept = [(version, start) for version, start in self._runs[row] if start < since]
+        for version, count in runs:
+            if count and not (kept and kept[-1][0] == version):
+                kept.append((version, since))
+            since += count
+        self._runs[row] = kept
+        self._versions[row] = kept[-1][0] if kept else -1
+
+    def clear(self, row: int) -> int:
+        """Forget the row's tokens; how many there were."""
+        length = int(self.lengths[row])
+        self.lengths[row] = 0
+        self._versions[row] = -1
+        if self._pages[row]:
+            self._free.extend(self._pages[row])
+            self._pages[row], self._runs[row] = [], []
+        return length
+
+    def _extend(self, row: int, start: int, count: int) -> NDArray[np.int64]:
+        """Where in the pages the row's next `count` tokens go."""
+        pages = self._pages[row]
+        end = start + count
+        while len(pages) * PAGE_TOKENS < end:
+            pages.append(self._new_page())
+        self._next[row] = pages[-1] * PAGE_TOKENS + (end & _WITHIN)
+        at = pages[start // PAGE_TOKENS] * PAGE_TOKENS + (start & _WITHIN)
+        if (start & _WITHIN) + count <= PAGE_TOKENS:
+            return np.arange(at, at + count)
+        position = np.arange(start, end)
+        bases: NDArray[np.int64] = np.array(pages, np.int64) * PAGE_TOKENS
+        return bases[position // PAGE_TOKENS] + (position & _WITHIN)
+
+    def _new_page(self) -> int:
+        if not self._free:
+            old = len(self._ids) // PAGE_TOKENS
+            new = 2 * old or _FIRST_PAGES
+            for name in ("_ids", "_logprobs"):
+                column = getattr(self, name)
+                larger = np.empty(new * PAGE_TOKENS, column.dtype)
+                larger[: len(column)] = column
+                setattr(self, name, larger)
+            self._free.extend(range(new - 1, old - 1, -1))
+        return self._free.pop()
