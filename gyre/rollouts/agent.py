@@ -538,12 +538,17 @@ class Agent:
     # -- reporting ----------------------------------------------------------------------------------
 
     async def _report_loop(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Everything each interval; what ended at once, and by itself, for many samples end in an interval."""
+        due = self._now()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._report_now.wait(), self._interval_s)
+                await asyncio.wait_for(self._report_now.wait(), max(0.0, due - self._now()))
             self._report_now.clear()
+            everything = self._now() >= due
+            if everything:
+                due = self._now() + self._interval_s
             while True:
-                frame, more = self._progress()
+                frame, more = self._progress(everything)
                 await socket.send_bytes(encode(frame))
                 if not more:
                     break
@@ -553,11 +558,13 @@ class Agent:
             self._on_progress({"version": self.version, "tokens": self.tokens, "samples": len(self._samples)})
             await asyncio.sleep(FLUSH_GAP_S)
 
-    def _progress(self) -> tuple[Progress, bool]:
-        """What is new, and whether there is more (of another version) for a further frame."""
+    def _progress(self, everything: bool) -> tuple[Progress, bool]:
+        """What is new, if not of all samples then of those that ended, and whether there is more (of another version)
+        for a further frame."""
         self._seq += 1
         new = sorted(
-            (held for held in self._samples.values() if held.sent < held.made), key=lambda held: held.row
+            (held for held in self._samples.values() if held.sent < held.made and (everything or held.end)),
+            key=lambda held: held.row,
         )
         rows, leases, starts, counts, versions = [], [], [], [], []
         ids: list[NDArray[np.int32]] = []
