@@ -4,7 +4,8 @@ Invariants:
 - *every wait has a deadline*: each call ends within its part of `Deadlines`; a stream of tokens has no limit in
   total, but ends when no new event comes for `stall_s`;
 - *what was yielded stands*: a stream that breaks raises, and the chunks before it are good (`gyre.rollouts.engines.
-  replies` says what a chunk promises). A stream that ends without a finish is an error, never a short sample;
+  replies` says what a chunk promises). A stream that ends without a finish is an error, never a short sample. What
+  had come but was not yet asked for when the connection broke is lost, so ask at once;
 - *leaving aborts*: closing the iterator of `generate` early closes its connection, upon which the engine drops the
   request. SGLang notices within about two seconds; `abort` is faster;
 - *asked once*: nothing is sent a second time by itself. Who calls decides whether an engine is asked again.
@@ -135,8 +136,9 @@ class EngineClient:
     async def abort(self, rid: str) -> None:
         """End the request: its stream ends with what it has, and finish `abort`. Unknown ids are no error.
 
-        SGLang matches by prefix (`r1` also ends `r10`), and an engine that is paused `in_place` ends a running
-        request only after it goes on.
+        Best before a pause or after `resume`. SGLang (0.5.23) matches by prefix (`r1` also ends `r10`); while paused
+        it does not know requests that came since (close their streams), ends one that is held `in_place` only after
+        `resume`, and may break the stream of one that was retracted, with tokens that it had not sent.
         """
         await self._post("/abort_request", {"rid": rid}, self._deadlines.answer_s)
 

@@ -88,10 +88,11 @@ class EngineProcess:
         command: EngineCommand,
         *,
         ready_within_s: float = 600.0,
-        stop_within_s: float = 10.0,
+        stop_within_s: float = 15.0,
         host: str = "127.0.0.1",
     ) -> None:
-        """`ready_within_s` must cover loading the model; `stop_within_s` is what it gets to stop by itself."""
+        """`ready_within_s` must cover loading the model. `stop_within_s` is what it gets to stop by itself: an idle
+        SGLang takes ten seconds, and with requests running it would wait for them."""
         self._command = command
         self._ready_within_s = ready_within_s
         self._stop_within_s = stop_within_s
