@@ -19,6 +19,7 @@ computed at once or token by token changes what is drawn.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -46,13 +47,15 @@ from gyre.rollouts.engines.dialect import (
 from gyre.rollouts.engines.errors import EngineRefused
 from tests.rollouts.engines.tiny_model import CONTEXT, VOCAB
 
+SGLANG_PLAIN = json.loads((Path(__file__).parent / "recorded" / "stream_plain.json").read_text())
+
 LONG = 600
 """More tokens than an engine makes while a test looks at it running."""
 
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """A live engine at `url` over the model in `first`; `second` holds other weights of the same model."""
+    """A live engine at `url` over the tiny model of seed 1 in `first`; `second` holds that of seed 2."""
 
     url: str
     first: Path
@@ -172,6 +175,15 @@ class EngineConformance:
         assert heard.finish.kind is FinishKind.LENGTH
         assert {chunk.weight_version for chunk in heard.chunks} == {"1"}
         assert heard.spans in ((), (VersionSpan("1", 0, 40),))
+
+    async def test_greedy_tokens_are_those_that_sglang_gave(self, client: EngineClient) -> None:
+        """For the tiny model of seed 1, recorded from SGLang 0.5.23 by `tests.sglang.record`."""
+        events = [json.loads(event.removeprefix("data: ")) for event in SGLANG_PLAIN["events"][:-1]]
+        asked = SGLANG_PLAIN["request"]["input_ids"]
+        heard = await listen(client, request(asked, 14, temperature=0.0))
+        assert heard.tokens == SGLANG_PLAIN["expected"]["tokens"]
+        pairs = [pair for event in events for pair in event["meta_info"]["output_token_logprobs"]]
+        np.testing.assert_allclose(heard.logprobs, [pair[0] for pair in pairs], atol=1e-3)
 
     async def test_one_token_may_be_all(self, client: EngineClient) -> None:
         heard = await listen(client, request(prompt(2), 1))
