@@ -37,6 +37,7 @@ from gyre.config import (
     FailoverSpec,
     JobSpec,
     RoleSpec,
+    RolloutsSpec,
     RunSpec,
     config_error,
     plain_config,
@@ -98,6 +99,10 @@ class RLJobBuilder:
     def failover(self, **fields: Any) -> RLJobBuilder:
         """Fields of `FailoverSpec`: `vertex={"max": 3, "window_s": 60}`, `orphan_timeout_s=30`, …"""
         return self._set_fields("failover", self._spec.failover, FailoverSpec, fields)
+
+    def rollouts(self, **fields: Any) -> RLJobBuilder:
+        """Fields of `RolloutsSpec`: `engine="sglang"`, `max_running=128`, `update_mode="handover"`, …"""
+        return self._set_fields("rollouts", self._spec.rollouts, RolloutsSpec, fields)
 
     def store(self, url: str) -> RLJobBuilder:
         """SQLAlchemy URL of the journal."""

@@ -320,7 +320,7 @@ class RolloutManager:
         """A background task that fails ends the manager: it is started again, and the ledger has everything."""
         try:
             await work()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, SystemExit):
             raise
         except BaseException as error:
             self._on_fatal(error)

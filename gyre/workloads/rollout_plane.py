@@ -78,7 +78,7 @@ class _Loop:
         except SystemExit:  # a vertex that a test killed: what it started ends with it
             for task in asyncio.all_tasks(self.loop):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
+                with contextlib.suppress(BaseException):  # each of them is told of the death again
                     self.loop.run_until_complete(task)
 
     def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
@@ -200,7 +200,7 @@ class RolloutInstance(BaseWorkload):
     async def _run(self) -> None:
         try:
             await self.agent.run()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, SystemExit):
             raise
         except BaseException as error:
             self._loop.fail(error)

@@ -10,7 +10,10 @@ STEPS = 30
 
 
 def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
-    """GRPO with two rollout vertices, a reward vertex and a gang of two actor ranks: about 7 s of work."""
+    """GRPO with two rollout instances, a reward vertex and a gang of two actor ranks: about 10 s of work.
+
+    With `own_rollouts` the rollouts are a class of the user's, called by the trainer; else they are the rollout plane.
+    """
     builder = (
         RLJobBuilder()
         .node_num(1)
@@ -54,7 +57,12 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     if store_url is not None:
         builder = builder.store(store_url)
     stall_s = overrides.pop("stall_timeout_s", 20.0)
+    own_rollouts = overrides.pop("own_rollouts", False)
     assert not overrides, overrides
     builder = builder.actor().total(2).stall_timeout(stall_s)
-    builder = builder.rollout("tests.kill.workloads", "PacedRollout").total(2).stall_timeout(stall_s)
+    if own_rollouts:
+        builder = builder.rollout("tests.kill.workloads", "PacedRollout").total(2).stall_timeout(stall_s)
+    else:
+        builder = builder.rollouts(max_running=64, kv_tokens=4096, report_interval_s=0.1)
+        builder = builder.rollout().total(2).stall_timeout(stall_s)
     return builder.reward().total(1).stall_timeout(stall_s).end()

@@ -18,6 +18,7 @@ Start = Callable[..., Run]
     ("name", "scope"),
     [
         ("rollout-0", "vertex"),
+        ("rollout_manager-0", "vertex"),
         ("reward-0", "vertex"),
         ("actor-1", "region"),
         ("actor-0", "region"),
@@ -66,7 +67,14 @@ def test_everything_killed_at_once(start: Start, undisturbed_digest: str) -> Non
     run = start()
     run.faults.reach_step(8)
     victims = run.faults.kill(
-        "rollout-0", "rollout-1", "reward-0", "actor-0", "actor-1", "trainer-0", "master"
+        "rollout-0",
+        "rollout-1",
+        "rollout_manager-0",
+        "reward-0",
+        "actor-0",
+        "actor-1",
+        "trainer-0",
+        "master",
     )
     for victim in victims:
         run.faults.replaced(victim)
