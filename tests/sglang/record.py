@@ -201,7 +201,10 @@ async def main(python: str) -> None:
             ("", command),
             ("_cumulative", replace(command, argv=tuple(cumulative))),
         ):
-            async with EngineProcess(asked, ready_within_s=240) as engine, aiohttp.ClientSession() as session:
+            async with (
+                EngineProcess(asked, ready_within_s=240, stop_within_s=1) as engine,
+                aiohttp.ClientSession() as session,
+            ):
                 at = Recorder(engine.url, session, suffix)
                 try:
                     await record_streams(at)

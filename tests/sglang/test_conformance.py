@@ -24,7 +24,7 @@ async def engine(
     first = write_tiny_model(folder / "first", seed=1)
     second = write_tiny_model(folder / "second", seed=2)
     command = sglang_on_cpu(first, python=sglang_python, weight_version="1")
-    async with EngineProcess(command, ready_within_s=240) as engine:
+    async with EngineProcess(command, ready_within_s=240, stop_within_s=1) as engine:
         yield EngineUnderTest(engine.url, first, second)
         if engine.death is not None:
             raise engine.death.error("SGLang ended during the tests")
