@@ -375,7 +375,6 @@ class Book:
     def _set_aside(self, state: SampleState) -> None:
         self.account.discarded["poison"] += state.clear()
         state.deaths, state.died_at = POISON_AFTER - 1, 0  # another seed, but the same prompt
-        state.failed_at = ""
         state.resets += 1
         self.set_aside.append(state)
         self.account.samples_set_aside += 1
@@ -784,6 +783,7 @@ class Book:
             if instance.suspect is state:
                 instance.suspect = None
                 self._offer(instance)
+        if state.instance is not None:
             if len(self._lost_leases) >= LOST_LEASES:
                 del self._lost_leases[next(iter(self._lost_leases))]
             self._lost_leases[state.lease] = state.length

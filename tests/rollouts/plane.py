@@ -1,0 +1,368 @@
+"""A live manager over real sockets and a real database, and peers that say what a test tells them to say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import numpy as np
+
+from gyre.rollouts.frames import (
+    PROTOCOL,
+    Ack,
+    Assign,
+    Attach,
+    Attached,
+    Done,
+    End,
+    Frame,
+    Held,
+    Hello,
+    Loaded,
+    Progress,
+    Publish,
+    Request,
+    Weights,
+    Welcome,
+    Work,
+    decode,
+    encode,
+)
+from gyre.rollouts.manager import ManagerSettings, RolloutManager
+from gyre.rollouts.model_folder import ModelFolder, list_model_folder
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+from gyre.store import RolloutStore, open_store
+
+TOKEN = "secret"
+QUICK = ManagerSettings(
+    report_interval_s=0.05,
+    commit_interval_s=0.01,
+    urgent_commit_s=0.001,
+    silence_timeout_s=30.0,
+    reconnect_grace_s=0.2,
+    restart_grace_s=0.3,
+    hello_timeout_s=2.0,
+    rebalance_every_s=1e6,
+)
+SOON_S = 5.0
+"""For what should take milliseconds, on a machine that does much else."""
+
+Kind = TypeVar("Kind", bound=Frame)
+
+
+def small_folder(path: Path, version: int, *, hidden: int = 8) -> ModelFolder:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "tiny", "hidden_size": hidden}))
+    (path / "model.safetensors").write_bytes(bytes([version]) * 1000)
+    return list_model_folder(path, version=version)
+
+
+async def until(condition: Callable[[], Any], within_s: float = SOON_S) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for is inside the manager
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class Plane:
+    """The manager, which can be killed and started again over the same database."""
+
+    store: RolloutStore
+    tmp_path: Path
+    settings: ManagerSettings = QUICK
+    term: int = 0
+    port: int = 0
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    fatal: list[BaseException] = field(default_factory=list)
+    peers: list[Wire] = field(default_factory=list)
+    http: aiohttp.ClientSession | None = None
+    manager: RolloutManager = field(init=False)
+
+    async def start(self, **changed: Any) -> RolloutManager:
+        self.term += 1
+        self.settings = replace(self.settings, **changed)
+        self.manager = RolloutManager(
+            self.store,
+            term=self.term,
+            token=TOKEN,
+            settings=self.settings,
+            on_event=lambda kind, fields: self.events.append((kind, fields)),
+            on_fatal=self.fatal.append,
+        )
+        self.port = await self.manager.start("127.0.0.1", self.port)
+        return self.manager
+
+    async def kill(self) -> None:
+        """As SIGKILL would: nothing is written or said any more, and every connection breaks."""
+        manager = self.manager
+        for task in manager._tasks:
+            task.cancel()
+        await asyncio.gather(*manager._tasks, return_exceptions=True)
+        manager._write = lambda batch: None  # type: ignore[method-assign]
+        assert manager._runner is not None
+        for session in manager.sessions.values():
+            if session.peer is not None and session.peer.transport is not None:
+                session.peer.transport.abort()  # type: ignore[attr-defined]
+        if manager._trainer is not None:
+            manager._trainer.transport.abort()  # type: ignore[union-attr]
+        manager.book._clear_batch()
+        manager._versions_changed = False
+        await manager.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def session(self) -> aiohttp.ClientSession:
+        if self.http is None:
+            self.http = aiohttp.ClientSession()
+        return self.http
+
+    async def dial(self, route: str = "agent", token: str = TOKEN) -> Wire:
+        socket = await self.session().ws_connect(
+            f"{self.url}/v1/{route}", headers={"Authorization": f"Bearer {token}"}, max_msg_size=0
+        )
+        wire = Wire(socket)
+        self.peers.append(wire)
+        return wire
+
+    async def agent(self, name: str, **hello: Any) -> ScriptedAgent:
+        agent = ScriptedAgent(self, name)
+        await agent.dial(**hello)
+        return agent
+
+    async def working(self, name: str, **hello: Any) -> ScriptedAgent:
+        """An agent that has loaded what it was given."""
+        agent = await self.agent(name, **hello)
+        await agent.load()
+        return agent
+
+    async def trainer(self, term: int = 1) -> ScriptedTrainer:
+        wire = await self.dial("trainer")
+        await wire.send(Attach(protocol=PROTOCOL, term=term))
+        await wire.expect(Attached)
+        return ScriptedTrainer(self, wire)
+
+    async def get(self, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self.session().get(f"{self.url}{path}", headers=headers) as reply:
+            return reply.status, await reply.read()
+
+    async def post(self, path: str, body: Any, token: str = TOKEN) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}"}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session().post(f"{self.url}{path}", data=data, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for told, fields in self.events if told == kind]
+
+    def exact(self) -> None:
+        assert self.manager.book.missing_tokens() == 0
+        assert not self.fatal
+
+
+class Wire:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.seen: list[Frame | Progress] = []
+
+    async def send(self, frame: Frame | Progress | bytes) -> None:
+        await self.socket.send_bytes(frame if isinstance(frame, bytes) else encode(frame))
+
+    async def expect(self, kind: type[Kind], within_s: float = SOON_S) -> Kind:
+        """The next frame of this kind; those before it go into `seen`."""
+        async with asyncio.timeout(within_s):
+            while True:
+                message = await self.socket.receive()
+                assert message.type is aiohttp.WSMsgType.BINARY, f"{message.type} instead of {kind.__name__}"
+                frame = decode(message.data)
+                if isinstance(frame, kind):
+                    return frame
+                self.seen.append(frame)
+
+    async def nothing(self, kind: type[Frame], for_s: float = 0.15) -> None:
+        with contextlib.suppress(TimeoutError):
+            frame = await self.expect(kind, for_s)
+            raise AssertionError(f"unexpected: {frame}")
+
+    async def closed(self, within_s: float = SOON_S) -> None:
+        async with asyncio.timeout(within_s):
+            while (await self.socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                pass
+
+
+@dataclass(eq=False)
+class Sample:
+    work: Work
+    tokens: list[int]
+
+
+class ScriptedAgent:
+    """Speaks the protocol, and generates 1, 2, 3, … whatever it is asked for."""
+
+    def __init__(self, plane: Plane, name: str, incarnation: str = "1") -> None:
+        self.plane, self.name, self.incarnation = plane, name, incarnation
+        self.samples: dict[int, Sample] = {}
+        self.weights: Weights | None = None
+        self.seq = 0
+        self.wire: Wire
+
+    def hello(self, **changed: Any) -> Hello:
+        fields: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "instance": self.name,
+            "incarnation": self.incarnation,
+            "model": "unset",
+            "engine": "scripted",
+            "max_running": 8,
+            "kv_tokens": 1 << 16,
+        }
+        return Hello(**(fields | changed))
+
+    async def dial(self, **hello: Any) -> Welcome:
+        self.wire = await self.plane.dial()
+        await self.wire.send(self.hello(**hello))
+        welcome = await self.wire.expect(Welcome)
+        self.seq = 0
+        self.weights = welcome.weights or self.weights
+        kept = {keep.key: keep for keep in welcome.keep}
+        for row in list(self.samples):
+            sample = self.samples.pop(row)
+            keep = kept.get(sample.work.key)
+            if keep is not None:
+                sample.work = sample.work.model_copy(update={"row": keep.row, "lease": keep.lease})
+                self.samples[keep.row] = sample
+        return welcome
+
+    async def back(self, **hello: Any) -> Welcome:
+        """Dial again, and say what is held."""
+        held = [
+            Held(
+                key=sample.work.key,
+                lease=sample.work.lease,
+                start=len(sample.work.prior) // 4,
+                length=len(sample.tokens),
+            )
+            for sample in self.samples.values()
+        ]
+        return await self.dial(
+            held=held,
+            version=self.weights.version if self.weights else -1,
+            checksum=self.weights.checksum if self.weights else "",
+            **hello,
+        )
+
+    async def load(self) -> None:
+        if self.weights is None:
+            self.weights = await self.wire.expect(Weights)
+        await self.loaded(self.weights)
+
+    async def loaded(self, weights: Weights) -> None:
+        self.weights = weights
+        await self.wire.send(
+            Loaded(version=weights.version, checksum=weights.checksum, fetch_s=0.0, load_s=0.0)
+        )
+
+    async def work(self, count: int) -> list[Sample]:
+        """So many assigned samples."""
+        got: list[Sample] = []
+        while len(got) < count:
+            assign = await self.wire.expect(Assign)
+            for work in assign.work:
+                sample = Sample(work, np.frombuffer(work.prior, "<i4").tolist())
+                self.samples[work.row] = sample
+                got.append(sample)
+        return got
+
+    async def report(
+        self,
+        grow: dict[int, int],
+        ends: dict[int, str] | None = None,
+        *,
+        version: int | None = None,
+        message: str = "",
+    ) -> int:
+        """So many more tokens by row, and ends by row. Gives the report's number."""
+        self.seq += 1
+        rows = sorted(grow)
+        starts, tokens = [], []
+        for row in rows:
+            sample = self.samples[row]
+            starts.append(len(sample.tokens))
+            new = list(range(len(sample.tokens) + 1, len(sample.tokens) + grow[row] + 1))
+            sample.tokens += new
+            tokens += new
+        assert self.weights is not None
+        over = [End(row, self.samples[row].work.lease, kind, message) for row, kind in (ends or {}).items()]
+        number = version if version is not None else self.weights.version
+        await self.wire.send(
+            Progress(
+                self.seq,
+                np.array(rows, np.uint32),
+                np.array([self.samples[row].work.lease for row in rows], np.uint64),
+                np.array(starts, np.uint32),
+                np.array([grow[row] for row in rows], np.uint32),
+                np.array([number] * len(rows), np.int32),
+                np.array(tokens, np.int32),
+                -np.array(tokens, np.float32),
+                over,
+            )
+        )
+        for row in ends or {}:
+            del self.samples[row]
+        return self.seq
+
+    async def acknowledged(self, seq: int) -> None:
+        while (await self.wire.expect(Ack)).seq < seq:
+            pass
+
+
+class ScriptedTrainer:
+    def __init__(self, plane: Plane, wire: Wire) -> None:
+        self.plane, self.wire = plane, wire
+
+    async def publish(self, version: int, **folder: Any) -> ModelFolder:
+        path = self.plane.tmp_path / f"v{version}"
+        made = small_folder(path, version, **folder) if not path.exists() else ModelFolder.read(path)
+        await self.wire.send(Publish(version=version, checksum=made.checksum, path=str(path)))
+        return made
+
+    async def ask(self, ids: Sequence[int], *, n: int = 1, limit: int = 100, **other: Any) -> None:
+        fields = {"purpose": "train", "seed": 3, "min_version": 0} | other
+        await self.wire.send(
+            Request(
+                groups=pack_groups([Group(index, np.array([7, 8], np.int32)) for index in ids]),
+                n=n,
+                sampling={"max_new_tokens": limit},
+                **fields,
+            )
+        )
+
+    async def groups(self, count: int) -> dict[int, Group]:
+        got: dict[int, Group] = {}
+        while len(got) < count:
+            done = await self.wire.expect(Done)
+            got |= {group.id: group for group in unpack_groups(done.groups)}
+        return got
+
+
+@contextlib.asynccontextmanager
+async def live_plane(tmp_path: Path, **settings: Any) -> AsyncIterator[Plane]:
+    with open_store(f"sqlite:///{tmp_path}/gyre.db") as store:
+        plane = Plane(store.rollouts("job"), tmp_path)
+        await plane.start(**settings)
+        try:
+            yield plane
+        finally:
+            for peer in plane.peers:
+                await peer.socket.close()
+            if plane.http is not None:
+                await plane.http.close()
+            await plane.manager.stop()
