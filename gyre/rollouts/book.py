@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.deltas import delta_in, delta_out, ticket_in, ticket_out
+from gyre.rollouts.deltas import NewDelta, delta_in, delta_out, ticket_in, ticket_out
 from gyre.rollouts.frames import End, Held, Hello, Keep, Progress, Prompt, Request, Work, lineage, refuse
 from gyre.rollouts.live_deltas import LiveDeltas
 from gyre.rollouts.philox import words
@@ -46,6 +46,9 @@ on its way between an engine and this book."""
 
 MOST_RESETS = 3
 """Times that a sample is set aside and begun anew before its group is given up."""
+
+DELTA_ROWS = 512
+"""Reports one after another make one delta up to so many samples: rows in the ledger cost more than what is in them."""
 
 LOST_LEASES = 100_000
 """Leases that ended, with how far their samples were: what a former holder has beyond that is known to be lost."""
@@ -71,20 +74,22 @@ class Instance:
 
 @dataclass(slots=True)
 class Batch:
-    """What is to be committed together. `sessions` maps an instance number to the last progress number in it."""
+    """What is to be committed together. `sessions` maps an instance number to the last progress number in it;
+    `ended` are those of them that told of a sample's end."""
 
     counters: dict[str, Any]
     opened: dict[int, bytes]
-    deltas: list[tuple[int, Progress | None, NDArray[np.int64] | None, list[list[Any]]]]
+    deltas: list[NewDelta]
     closed: list[int]
     forgotten: list[int]
     sessions: dict[int, int]
+    ended: set[int]
     whole: list[Ticket]
     """Groups that may be delivered once this is committed."""
 
     def encoded(self) -> list[tuple[int, bytes]]:
         """The deltas as they are stored; done by whoever writes, not by the loop."""
-        return [(seq, delta_out(frame, keys, ends)) for seq, frame, keys, ends in self.deltas]
+        return [(delta.seq, delta_out(delta)) for delta in self.deltas]
 
 
 @dataclass(slots=True)
@@ -378,7 +383,7 @@ class Book:
         state.resets += 1
         self.set_aside.append(state)
         self.account.samples_set_aside += 1
-        self._note_end(state, "reset")
+        self._note_end(state, "reset", seal=True)
 
     # -- giving work --------------------------------------------------------------------------------
 
@@ -490,6 +495,8 @@ class Book:
             if frame.rows.size:
                 self._append(instance, frame)
         self._sessions[instance.number] = frame.seq
+        if frame.ends:
+            self._ended.add(instance.number)
         self.router.observe(name, rate_tokens_s=frame.rate_tokens_s, kv_used_tokens=frame.used_tokens)
         if instance.suspect is not None:
             self._acquit(instance.suspect)
@@ -525,13 +532,22 @@ class Book:
     def _append(self, instance: Instance, frame: Progress) -> None:
         """Into memory and into the batch; every delta here fits."""
         rows = frame.rows
-        seq = self._next_seq
-        self._next_seq += 1
         self._tokens.append(rows, frame.counts, frame.versions, frame.tokens, frame.logprobs)
         keys = self._key_of[rows]
-        self._delta_of[rows] = seq
-        self._live.add(seq, rows.copy(), keys)
-        self._deltas.append((seq, frame, keys, []))
+        delta = self._deltas[-1] if self._deltas else None
+        if (
+            delta is not None
+            and not delta.sealed
+            and delta.rows + len(rows) <= DELTA_ROWS
+            and delta.seq in self._live
+        ):
+            self._live.extend(delta.seq, rows, keys)
+        else:
+            delta = self._new_delta(rows.copy(), keys)
+        delta.frames.append(frame)
+        delta.keys.append(keys)
+        delta.rows += len(rows)
+        self._delta_of[rows] = delta.seq
         total = len(frame.tokens)
         instance.tokens += total
         self.router.generated(instance.name, total)
@@ -584,7 +600,8 @@ class Book:
         self._end_lease(state)
         if end.runs and sum(count for _, count in end.runs) == state.length - since:
             state.correct(since, end.runs)
-            self._note_end(state, "runs", since, [list(run) for run in end.runs])
+            goes_on = end.kind not in ("stop", "length")
+            self._note_end(state, "runs", since, [list(run) for run in end.runs], seal=goes_on)
         if end.kind in ("stop", "length"):
             self._finish(state, end.kind)
             return None
@@ -633,24 +650,30 @@ class Book:
             closed=self._closed,
             forgotten=self._forgotten,
             sessions=self._sessions,
+            ended=self._ended,
             whole=self._whole,
         )
         self._clear_batch()
         return batch
 
-    def _note_end(self, state: SampleState, kind: str, *more: Any) -> None:
-        """With the newest delta of the batch: what stands there is folded after its tokens, in order."""
-        row = state.row
-        if self._deltas and self._deltas[-1][0] in self._live:
-            seq, _, _, ends = self._deltas[-1]
-            self._live.join(seq, row, state.key)
+    def _note_end(self, state: SampleState, kind: str, *more: Any, seal: bool = False) -> None:
+        """With the newest delta of the batch: what stands there is folded after its tokens, in order. `seal` where
+        the sample may get more tokens."""
+        delta = self._deltas[-1] if self._deltas else None
+        if delta is not None and delta.seq in self._live:
+            self._live.join(delta.seq, state.row, state.key)
         else:  # nobody needs the last one any more
-            seq, ends = self._next_seq, []
-            self._deltas.append((seq, None, None, ends))
-            self._live.add(seq, np.array([row], np.uint32), np.array([state.key]))
-            self._next_seq += 1
-        ends.append([state.key, kind, *more])
-        self._delta_of[row] = seq
+            delta = self._new_delta(np.array([state.row], np.uint32), np.array([state.key]))
+        delta.ends.append([state.key, kind, *more])
+        delta.sealed |= seal
+        self._delta_of[state.row] = delta.seq
+
+    def _new_delta(self, rows: NDArray[np.uint32], keys: NDArray[np.int64]) -> NewDelta:
+        delta = NewDelta(self._next_seq)
+        self._next_seq += 1
+        self._deltas.append(delta)
+        self._live.add(delta.seq, rows, keys)
+        return delta
 
     def counters(self) -> dict[str, Any]:
         account = self.account
@@ -666,10 +689,11 @@ class Book:
 
     def _clear_batch(self) -> None:
         self._opened: dict[int, bytes] = {}
-        self._deltas: list[tuple[int, Progress | None, NDArray[np.int64] | None, list[list[Any]]]] = []
+        self._deltas: list[NewDelta] = []
         self._closed: list[int] = []
         self._forgotten: list[int] = []
         self._sessions: dict[int, int] = {}
+        self._ended: set[int] = set()
         self._whole: list[Ticket] = []
 
     # -- restoring ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How the rollout plane's rows look in the store: a request, and a delta (the tokens that one report brought).
+"""How the rollout plane's rows look in the store: a request, and a delta (the tokens that a few reports brought).
 
 A delta's columns are raw little-endian bytes, one element a sample; its `ends` are `[key, kind, ...]`, folded in
 order after its tokens. `*_in` are the inverses of `*_out`.
@@ -6,6 +6,8 @@ order after its tokens. `*_in` are the inverses of `*_out`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgpack
@@ -17,6 +19,20 @@ from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.rollouts.tickets import Ticket
 
 FORMAT = 1
+
+
+@dataclass(slots=True)
+class NewDelta:
+    """A delta that is not stored yet: what some reports brought, one after another, and how samples ended."""
+
+    seq: int
+    frames: list[Progress] = field(default_factory=list)
+    keys: list[NDArray[np.int64]] = field(default_factory=list)
+    """Of each frame's rows."""
+    ends: list[list[Any]] = field(default_factory=list)
+    rows: int = 0
+    sealed: bool = False
+    """It holds an end that has to be folded before any further tokens."""
 
 
 class Delta(NamedTuple):
@@ -53,25 +69,31 @@ def ticket_in(body: bytes) -> tuple[str, Group, int, dict[str, Any], int, int, b
     return purpose, unpack_groups(groups)[0], n, sampling, seed, min_version, pinned
 
 
-def delta_out(frame: Progress | None, keys: NDArray[np.int64] | None, ends: list[list[Any]]) -> bytes:
+def delta_out(delta: NewDelta) -> bytes:
     """A version that all samples share is stored once; token ids below 65,536 take two bytes."""
-    if frame is None or keys is None:
-        return bytes(msgpack.packb([FORMAT, b"", b"", b"", 0, b"", 4, b"", ends]))
-    versions = frame.versions
+    if not delta.frames:
+        return bytes(msgpack.packb([FORMAT, b"", b"", b"", 0, b"", 4, b"", delta.ends]))
+    frames = delta.frames
+    versions = _joined([frame.versions for frame in frames])
+    tokens = _joined([frame.tokens for frame in frames])
     uniform = bool((versions == versions[0]).all())
-    narrow = int(frame.tokens.max(initial=0)) < 1 << 16
+    narrow = int(tokens.max(initial=0)) < 1 << 16
     fields = [
         FORMAT,
-        keys.astype("<i8", copy=False).tobytes(),
-        frame.starts.astype("<u4", copy=False).tobytes(),
-        frame.counts.astype("<u4", copy=False).tobytes(),
+        _joined(delta.keys).astype("<i8", copy=False).tobytes(),
+        _joined([frame.starts for frame in frames]).astype("<u4", copy=False).tobytes(),
+        _joined([frame.counts for frame in frames]).astype("<u4", copy=False).tobytes(),
         int(versions[0]) if uniform else versions.astype("<i4", copy=False).tobytes(),
-        frame.tokens.astype("<u2" if narrow else "<i4").tobytes(),
+        tokens.astype("<u2" if narrow else "<i4", copy=False).tobytes(),
         2 if narrow else 4,
-        frame.logprobs.astype("<f4", copy=False).tobytes(),
-        ends,
+        _joined([frame.logprobs for frame in frames]).astype("<f4", copy=False).tobytes(),
+        delta.ends,
     ]
     return bytes(msgpack.packb(fields))
+
+
+def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def delta_in(body: bytes) -> Delta:

@@ -34,11 +34,15 @@ class LiveDeltas:
         self._samples[seq] = rows, keys
         self._watched.setdefault(int(keys.max()), []).append(seq)
 
+    def extend(self, seq: int, rows: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
+        """And something of these."""
+        more_rows, more_keys = self._samples[seq]
+        self._samples[seq] = np.concatenate((more_rows, rows)), np.concatenate((more_keys, keys))
+
     def join(self, seq: int, row: int, key: int) -> None:
         """And something of this one."""
-        rows, keys = self._samples[seq]
-        if not (keys == key).any():
-            self._samples[seq] = np.append(rows, np.uint32(row)), np.append(keys, np.int64(key))
+        if not (self._samples[seq][1] == key).any():
+            self.extend(seq, np.array([row], np.uint32), np.array([key]))
 
     def closed(self, key: int, key_of: NDArray[np.int64]) -> list[int]:
         """The sample is closed; `key_of` are the keys by row as they are now. Deltas that nobody needs any more."""

@@ -84,6 +84,9 @@ TRAINER_WINDOW_BYTES = 32 << 20
 
 CHECKSUMS_KEPT = 64
 
+ACK_WITHIN_S = 1.0
+"""Of a report that ended nothing: nobody waits for it. Others are acknowledged with their commit."""
+
 ASSIGN_PER_TURN = 2048
 """Samples given out before the loop looks at its sockets again: about 20 ms."""
 
@@ -181,6 +184,7 @@ class AgentSession:
     used_tokens: int = 0
     rate_tokens_s: float = 0.0
     engine_deaths: int = 0
+    acked_at: float = 0.0
     deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
     """Frames that wait until the ledger's delta of this number is committed, in order."""
 
@@ -886,10 +890,13 @@ class RolloutManager:
 
     def _committed(self, batch: Batch) -> None:
         if batch.deltas:
-            self._committed_seq = batch.deltas[-1][0]
+            self._committed_seq = batch.deltas[-1].seq
+        now = self._now()
         for session in list(self.sessions.values()):
             seq = batch.sessions.get(session.number)
-            if seq is not None and session.peer is not None:
+            due = session.number in batch.ended or now - session.acked_at >= ACK_WITHIN_S
+            if seq is not None and session.peer is not None and due:
+                session.acked_at = now
                 session.peer.send(Ack(seq=seq))
             while session.deferred and session.deferred[0][0] <= self._committed_seq:
                 _, frame = session.deferred.popleft()

@@ -471,7 +471,7 @@ class Fleet(RuleBasedStateMachine):
                 assert identity not in self.finished, "a finished sample is generated again"
                 assert len(work.prior) // 4 >= self.committed_lengths.get(identity, 0)
                 assert state.ticket.min_version <= self.agents[name].version <= self.version
-                needed = state.deltas[-1] if work.prior and state.deltas else 0
+                needed = self.book.last_delta(state) if work.prior else 0
                 self.tell(name, (known[work.ticket], work), needed)
 
     def tell(self, name: str, frame: Any, needed: int = 0) -> None:
@@ -522,7 +522,7 @@ class Fleet(RuleBasedStateMachine):
         for seq in batch.forgotten:
             rows.deltas.pop(seq)
         if batch.deltas:
-            self.committed_seq = batch.deltas[-1][0]
+            self.committed_seq = batch.deltas[-1].seq
         restored = self.rows.book(self.epoch + 1)
         after = picture(restored)
         assert before == after, "the fold is not the book"
