@@ -284,6 +284,16 @@ class Agent:
             self._draining, self._drain_deadline_s = reason, deadline_s
             self._spawn(self._drain())
 
+    @property
+    def is_draining(self) -> bool:
+        return self._draining is not None
+
+    @property
+    def where(self) -> str | None:
+        """The manager's address as it is known now."""
+        known = self._endpoint()
+        return known[0] if known is not None else None
+
     async def _end(self) -> None:
         for held in self._samples.values():
             if held.task is not None:

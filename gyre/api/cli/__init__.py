@@ -35,6 +35,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "pause": ("command", "Hold a job's trainer at the next step's end."),
     "resume": ("command", "Let a paused job go on."),
     "stop": ("command", "End a job in order."),
+    "join": ("instances", "Generate for a job from this machine."),
+    "drain": ("instances", "Let a rollout instance hand over and leave."),
     "replay": ("replay", "Fold a job's history again and compare."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }

@@ -1,0 +1,180 @@
+"""`join` and `drain`: rollout instances that come and go while a job runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import remark, write_json
+
+if TYPE_CHECKING:
+    from gyre.rollouts.agent import Endpoint
+
+ENDPOINT_FILE = "rollouts.json"
+
+
+def _read_endpoint(directory: Path) -> tuple[str, str] | None:
+    try:
+        told = json.loads((directory / ENDPOINT_FILE).read_text())
+        return str(told["url"]), str(told["token"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _checked(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"{url!r} is no address of a rollout manager, such as http://10.0.0.5:41234.")
+    return url
+
+
+@verb()
+@click.argument("address", metavar="URL")
+@click.option("--name", metavar="NAME", help="Of the instance; this machine's name and process by default.")
+@click.option("--engine", type=click.Choice(["sglang", "embedded"]), default="sglang", show_default=True)
+@click.option(
+    "--model", type=click.Path(exists=True, path_type=Path), help="A local model folder: {model} in FLAGS."
+)
+@click.option("--python", metavar="PATH", help="The interpreter that has the engine.")
+@click.option(
+    "--max-running", type=click.IntRange(1), default=64, show_default=True, help="Samples at a time."
+)
+@click.option(
+    "--kv-tokens", type=click.IntRange(1), default=1 << 18, show_default=True, help="Tokens in KV memory."
+)
+@click.option(
+    "--cache", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For weights [/dev/shm]."
+)
+@click.option("--notice-file", type=click.Path(path_type=Path), help="Leave when this file appears.")
+@click.option("--drain-deadline", "drain_s", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option("--reach-within", "reach_s", type=click.FloatRange(0), default=60.0, show_default=True)
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def join(
+    session: Session,
+    address: str,
+    name: str | None,
+    engine: str,
+    model: Path | None,
+    python: str | None,
+    max_running: int,
+    kv_tokens: int,
+    cache: Path | None,
+    notice_file: Path | None,
+    drain_s: float,
+    reach_s: float,
+    flags: tuple[str, ...],
+) -> None:
+    """Generate for a job from this machine: gyre join URL --token T -- ENGINE FLAGS
+
+    URL is the rollout manager's, or the job's directory that has its rollouts.json. SIGTERM drains, and exits 0.
+    """
+    import asyncio
+
+    from gyre.rollouts.agent import AgentSettings
+    from gyre.rollouts.join import engine_commands, run_agent
+
+    instance = name or f"{socket.gethostname()}-{os.getpid()}"
+    if not instance.isascii() or not instance.isprintable() or " " in instance or len(instance) > 200:
+        raise click.UsageError(f"--name {instance!r}: at most 200 visible ASCII characters without spaces.")
+    settings = AgentSettings(
+        name=instance,
+        max_running=max_running,
+        kv_tokens=kv_tokens,
+        cache=cache or _memory_backed(),
+        engine=engine,
+    )
+    commands = engine_commands(
+        engine, max_running=max_running, kv_tokens=kv_tokens, model=model, python=python, extra=flags
+    )
+    asyncio.run(
+        run_agent(
+            settings,
+            _endpoint(session, address),
+            commands,
+            notice_file=notice_file,
+            drain_deadline_s=drain_s,
+            reach_within_s=reach_s,
+            say=remark,
+        )
+    )
+
+
+def _endpoint(session: Session, address: str) -> Endpoint:
+    directory = Path(address)
+    if directory.is_dir():
+        return lambda: _read_endpoint(directory)
+    if not session.token:
+        raise click.UsageError("Give the rollout plane's token: --token, or GYRE_TOKEN.")
+    where = _checked(address), session.token
+    return lambda: where
+
+
+def _memory_backed() -> Path:
+    import tempfile
+
+    shared = Path("/dev/shm")
+    usable = sys.platform == "linux" and shared.is_dir() and os.access(shared, os.W_OK)
+    return shared if usable else Path(tempfile.gettempdir())
+
+
+@verb()
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] INSTANCE")
+@click.option("--deadline", "deadline_s", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option("--reason", default="asked to", help="Recorded with it.")
+@click.option("--json", "as_json", is_flag=True, help="The manager's answer.")
+def drain(session: Session, words: tuple[str, ...], deadline_s: float, reason: str, as_json: bool) -> None:
+    """Let a rollout instance hand its samples over and leave: gyre drain rollout-1"""
+    if len(words) > 2:
+        raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] INSTANCE.")
+    *jobs, instance = words
+    url, token = _manager(session, jobs[0] if jobs else None)
+    body = {"instance": instance, "deadline_s": deadline_s, "reason": reason}
+    answer = _post(f"{url.rstrip('/')}/v1/drain", token, body)
+    if as_json:
+        write_json(answer)
+    else:
+        remark(f"{instance} drains; it leaves within {deadline_s:g} s")
+
+
+def _manager(session: Session, job: str | None) -> tuple[str, str]:
+    """The rollout manager's URL and token: --url and --token, or what stands in the job's directory."""
+    from gyre.errors import NotFound
+
+    if session.url is not None:
+        if not session.token:
+            raise click.UsageError("With --url give the rollout plane's token: --token, or GYRE_TOKEN.")
+        return _checked(session.url), session.token
+    with session.reader() as reader:
+        found = reader.find(job, live_first=True)
+    where = _read_endpoint(session.home.job_directory(found.job_id))
+    if where is None:
+        raise NotFound(
+            f"Job {found.name} has no rollout manager that is known here.",
+            hint="On another machine give --url and --token; they stand in rollouts.json in the job's directory.",
+        )
+    return where
+
+
+def _post(url: str, token: str, body: dict[str, Any]) -> dict[str, Any]:
+    import httpx
+
+    from gyre.errors import ConfigError, NotFound, Unauthorized, Unreachable
+
+    try:
+        reply = httpx.post(url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=10.0)
+        answer = reply.json()
+        said = str(answer.get("message", answer))
+    except (httpx.HTTPError, ValueError, AttributeError) as error:
+        raise Unreachable(
+            f"The rollout manager at {url} did not answer: {error!r}.", hint="Does the job run?"
+        ) from None
+    kinds = {401: Unauthorized, 404: NotFound, 422: ConfigError}
+    if reply.status_code != 200:
+        raise kinds.get(reply.status_code, Unreachable)(f"The rollout manager refused: {said}")
+    return dict(answer)
