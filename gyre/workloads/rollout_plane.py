@@ -39,6 +39,9 @@ ENDPOINT_FILE = "rollouts.json"
 START_TIMEOUT_S = 60.0
 """For the manager to read its ledger and listen: gigabytes of deltas at a few hundred megabytes a second."""
 
+STOP_TIMEOUT_S = 20.0
+"""For an engine to end by itself: SGLang takes ten seconds."""
+
 JOURNALLED = frozenset(
     (
         "InstanceJoined",
@@ -68,18 +71,44 @@ class _Loop:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self.error: BaseException | None = None
+        self._main: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
-        except SystemExit:  # a vertex that a test killed: what it started ends with it
-            for task in asyncio.all_tasks(self.loop):
-                task.cancel()
-                with contextlib.suppress(BaseException):  # each of them is told of the death again
-                    self.loop.run_until_complete(task)
+            with contextlib.suppress(SystemExit):  # a vertex that a test killed: what it started ends with it
+                self.loop.run_forever()
+            main = [self._main] if self._main is not None else []
+            for tasks in (main, asyncio.all_tasks(self.loop)):  # the main one first: it ends others in order
+                for task in tasks:
+                    task.cancel()
+                    with contextlib.suppress(BaseException):  # its error was told, or is the death of a test
+                        self.loop.run_until_complete(task)
+        finally:
+            self.loop.close()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """What this loop is for: it runs until it ends by itself or by `stop`."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except (asyncio.CancelledError, SystemExit):
+                raise
+            except BaseException as error:
+                self.fail(error)
+
+        async def start() -> None:
+            self._main = asyncio.create_task(guarded())
+
+        self.call(start(), 5.0)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until what `begin` began has ended, at most so long."""
+        if self._main is not None:
+            self.call(asyncio.wait([self._main], timeout=timeout_s), timeout_s + 1.0)
 
     def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
@@ -90,8 +119,9 @@ class _Loop:
             traceback.print_exception(error)
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=5.0)
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=STOP_TIMEOUT_S)
 
 
 class RolloutManagerVertex(BaseWorkload):
@@ -195,15 +225,7 @@ class RolloutInstance(BaseWorkload):
             lambda folder, version: engine_command(spec, folder, version),
             on_progress=lambda fields: self.context.progress.tick(**fields),
         )
-        self._done = asyncio.run_coroutine_threadsafe(self._run(), self._loop.loop)
-
-    async def _run(self) -> None:
-        try:
-            await self.agent.run()
-        except (asyncio.CancelledError, SystemExit):
-            raise
-        except BaseException as error:
-            self._loop.fail(error)
+        self._loop.begin(self.agent.run())
 
     @property
     def version(self) -> int | None:
@@ -216,10 +238,9 @@ class RolloutInstance(BaseWorkload):
         return {"version": self.version, "connected": self.agent.connected, "tokens": self.agent.tokens}
 
     def teardown(self) -> None:
-        self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
         with contextlib.suppress(Exception):  # its deadline passed: the samples go on elsewhere all the same
-            self._done.result(8.0)
-        self._done.cancel()
+            self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
+            self._loop.wait(8.0)
         self._loop.stop()
         shutil.rmtree(self._cache, ignore_errors=True)
 
