@@ -1,0 +1,60 @@
+"""A rollout manager as a process of its own: `python plane_manager.py DIR TERM`.
+
+Where it listens stands in DIR/rollouts.json; what it tells goes to DIR/events.jsonl, a line each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from gyre.rollouts.manager import ManagerSettings, RolloutManager
+from gyre.store import open_store
+
+TOKEN = "secret"
+SETTINGS = ManagerSettings(
+    report_interval_s=0.1,
+    silence_timeout_s=1.0,
+    reconnect_grace_s=0.3,
+    restart_grace_s=2.0,
+    rebalance_every_s=0.5,
+)
+
+
+async def serve(directory: Path, term: int) -> None:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    endpoint = directory / "rollouts.json"
+    port = 0
+    with contextlib.suppress(OSError):
+        port = int(json.loads(endpoint.read_text())["url"].rpartition(":")[2])
+
+    def tell(kind: str, fields: dict[str, Any]) -> None:
+        with open(directory / "events.jsonl", "a") as file:
+            file.write(json.dumps({"kind": kind, "term": term, **fields}) + "\n")
+
+    def fatal(error: BaseException) -> None:
+        tell("Fatal", {"error": repr(error)})
+        stopped.set()
+
+    with open_store(f"sqlite:///{directory}/gyre.db") as store:
+        manager = RolloutManager(
+            store.rollouts("job"), term=term, token=TOKEN, settings=SETTINGS, on_event=tell, on_fatal=fatal
+        )
+        port = await manager.start("127.0.0.1", port)
+        partial = endpoint.with_suffix(".new")
+        told = {"url": f"http://127.0.0.1:{port}", "token": TOKEN, "pid": os.getpid(), "term": term}
+        partial.write_text(json.dumps(told))
+        partial.rename(endpoint)
+        await stopped.wait()
+        await manager.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
