@@ -206,6 +206,7 @@ class Book:
                     self.given_up.pop(state.key, None)
                     self.account.discarded["withdrawn"] += state.length
                 self._free_row(state)
+            ticket.samples = []  # they know their ticket: a circle would wait for the garbage collector
         return running
 
     def _add(
@@ -463,8 +464,14 @@ class Book:
     def seed_of(self, state: SampleState) -> int:
         """31 bits that depend on the request's seed, the group and the sample's index, on nothing that happens."""
         ticket = state.ticket
-        bits = words(ticket.seed, _SEED_STREAM, ticket.group.id, state.index, state.resets)
-        return int(bits) & 0x7FFFFFFF
+        if state.resets:
+            return (
+                int(words(ticket.seed, _SEED_STREAM, ticket.group.id, state.index, state.resets)) & 0x7FFFFFFF
+            )
+        if not ticket.seeds:  # of all its samples together, which costs as much as of one
+            bits = words(ticket.seed, _SEED_STREAM, ticket.group.id, np.arange(ticket.n), 0)
+            ticket.seeds = (bits & np.uint64(0x7FFFFFFF)).tolist()
+        return ticket.seeds[state.index]
 
     def call_back(self, state: SampleState, target: str = "") -> None:
         """The instance that has the sample is told to hand it back, so that it goes on at `target`."""

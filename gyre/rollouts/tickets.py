@@ -99,6 +99,8 @@ class Ticket:
     samples: list[SampleState] = field(default_factory=list)
     left: int = 0
     """Samples that are not finished."""
+    seeds: list[int] = field(default_factory=list)
+    """Of each sample, as long as it was not begun anew; none before the first was asked for."""
 
     @property
     def max_new_tokens(self) -> int:

@@ -36,9 +36,9 @@ class TokenTable:
         """The policy of each row's last token, -1 without one."""
         self._next: NDArray[np.int64] = np.zeros(0, np.int64)
         """Where in the pages each row's next token goes, unless it needs a new page."""
-        self._runs: list[list[tuple[int, int]]] = []
-        """(version, start) of each row's runs."""
-        self._pages: list[list[int]] = []
+        self._runs: dict[int, list[tuple[int, int]]] = {}
+        """(version, start) of the runs of each row that has tokens."""
+        self._pages: dict[int, list[int]] = {}
         self._ids: NDArray[np.int32] = np.empty(0, np.int32)
         self._logprobs: NDArray[np.float32] = np.empty(0, np.float32)
         self._free: list[int] = []
@@ -50,8 +50,6 @@ class TokenTable:
         self.lengths = np.concatenate((self.lengths, np.zeros(more, np.uint32)))
         self._versions = np.concatenate((self._versions, np.full(more, -1, np.int32)))
         self._next = np.concatenate((self._next, np.zeros(more, np.int64)))
-        self._runs.extend([] for _ in range(more))
-        self._pages.extend([] for _ in range(more))
 
     def append(
         self,
@@ -65,7 +63,7 @@ class TokenTable:
         starts = self.lengths[rows]
         changed = np.flatnonzero(self._versions[rows] != versions)
         for at in changed.tolist():
-            self._runs[rows[at]].append((int(versions[at]), int(starts[at])))
+            self._runs.setdefault(int(rows[at]), []).append((int(versions[at]), int(starts[at])))
         if changed.size:
             self._versions[rows] = versions
         if len(rows) <= _FEW_ROWS:
@@ -91,21 +89,23 @@ class TokenTable:
 
     def tokens(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
-        length, pages = int(self.lengths[row]), self._pages[row]
+        length, pages = int(self.lengths[row]), self._pages.get(row)
+        if not length:
+            return np.empty(0, np.int32), np.empty(0, np.float32)
         ids = self._ids.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
         logprobs = self._logprobs.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
         return ids, logprobs
 
     def runs(self, row: int) -> list[list[int]]:
         """[version, start, end] of the row's tokens."""
-        runs = self._runs[row]
+        runs = self._runs.get(row, [])
         ends = [start for _, start in runs[1:]] + [int(self.lengths[row])]
         return [[version, start, end] for (version, start), end in zip(runs, ends, strict=False)]
 
     def correct(self, row: int, since: int, runs: Iterable[tuple[int, int]]) -> None:
         """The row's tokens from `since` on have these versions, as (version, tokens) one after another; together
         they reach to its end."""
-        kept = [(version, start) for version, start in self._runs[row] if start < since]
+        kept = [(version, start) for version, start in self._runs.get(row, ()) if start < since]
         for version, count in runs:
             if count and not (kept and kept[-1][0] == version):
                 kept.append((version, since))
@@ -118,14 +118,13 @@ class TokenTable:
         length = int(self.lengths[row])
         self.lengths[row] = 0
         self._versions[row] = -1
-        if self._pages[row]:
-            self._free.extend(self._pages[row])
-            self._pages[row], self._runs[row] = [], []
+        self._free.extend(self._pages.pop(row, ()))
+        self._runs.pop(row, None)
         return length
 
     def _extend(self, row: int, start: int, count: int) -> NDArray[np.int64]:
         """Where in the pages the row's next `count` tokens go."""
-        pages = self._pages[row]
+        pages = self._pages.setdefault(row, [])
         end = start + count
         while len(pages) * PAGE_TOKENS < end:
             pages.append(self._new_page())

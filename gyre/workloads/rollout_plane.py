@@ -31,7 +31,7 @@ from gyre.rollouts.agent import Agent, AgentSettings
 from gyre.rollouts.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.rollouts.engines.supervisor import EngineCommand
 from gyre.rollouts.ledger import rollout_ledger
-from gyre.rollouts.manager import ManagerSettings, RolloutManager
+from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
 from gyre.workloads.base import BaseWorkload, operator
 
 ENDPOINT_FILE = "rollouts.json"
@@ -132,6 +132,7 @@ class RolloutManagerVertex(BaseWorkload):
         before = read_endpoint(self.context.directory)
         token = before[1] if before is not None else secrets.token_urlsafe(24)
         port = spec.port or (int(before[0].rpartition(":")[2]) if before is not None else 0)
+        calm_collector()
         self._loop = _Loop("gyre-rollouts")
         self._store = contextlib.ExitStack()
         ledger = self._store.enter_context(rollout_ledger(self.context.store_url, self.context.job_id))
