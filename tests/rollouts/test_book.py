@@ -6,6 +6,7 @@ and of who made it. So a sample that was put together from pieces that do not be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -249,6 +250,9 @@ def picture(book: Book) -> dict[str, Any]:
     }
 
 
+NAMES = st.sampled_from(["a", "b"])
+
+
 class Fleet(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -267,10 +271,19 @@ class Fleet(RuleBasedStateMachine):
         self.ready: list[tuple[str, int]] = []
         self.makers: list[int] = [0]
         self.version = 0
+        self.cursed: dict[int, str] = {}
+        """Samples that fail, or kill their engine, whenever they are generated."""
+        self.seen: Counter[str] = Counter()
 
     @initialize(deterministic=st.booleans())
     def begin(self, deterministic: bool) -> None:
         self.makers = [0] if deterministic else [0, 1, 2]
+        for at, name in enumerate(("a", "b")):
+            self.incarnations += 1
+            self.agents[name] = SimAgent(name, self.makers[at % len(self.makers)], self.incarnations)
+            self.dial(self.agents[name])
+            self.load(name)
+        self.ask(2, 30, 2, False, False)
 
     # -- the trainer ---
 
@@ -282,7 +295,7 @@ class Fleet(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def ask(self, n: int, limit: int, groups: int, newer: bool, again: bool) -> None:
-        if len(self.book.tickets) > 12:
+        if len(self.book.tickets) > 8:
             return
         first = max(0, self.next_group - 1) if again else self.next_group
         asked = [Group(first + i, np.arange(1, 4 + (first + i) % 3, dtype=np.int32)) for i in range(groups)]
@@ -328,7 +341,7 @@ class Fleet(RuleBasedStateMachine):
         agent = self.agents.get(name)
         return agent is not None and agent.connected and not agent.draining
 
-    @rule(name=st.sampled_from(["a", "b", "c"]), data=st.data())
+    @rule(name=NAMES, data=st.data())
     def start(self, name: str, data: st.DataObject) -> None:
         """A new process of this name, whatever became of the one before."""
         self.incarnations += 1
@@ -345,7 +358,7 @@ class Fleet(RuleBasedStateMachine):
         self.book.admit(agent.name, able=self.can(agent.name))
         self.cancel()
 
-    @rule(name=st.sampled_from(["a", "b", "c"]))
+    @rule(name=NAMES)
     def load(self, name: str) -> None:
         """The newest policy, in place."""
         agent = self.agents.get(name)
@@ -354,7 +367,7 @@ class Fleet(RuleBasedStateMachine):
             self.book.serve(name, self.version)
             self.book.admit(name, able=self.can(name))
 
-    @rule(name=st.sampled_from(["a", "b", "c"]))
+    @rule(name=NAMES)
     def cut(self, name: str) -> None:
         agent = self.agents.get(name)
         if agent is not None and agent.connected:
@@ -363,7 +376,7 @@ class Fleet(RuleBasedStateMachine):
             if name in self.book.instances:
                 self.book.admit(name, able=False)
 
-    @rule(name=st.sampled_from(["a", "b", "c"]))
+    @rule(name=NAMES)
     def lose(self, name: str) -> None:
         """Its grace is over, or it was silent for too long."""
         if name in self.book.instances and (agent := self.agents.get(name)) is not None:
@@ -371,21 +384,101 @@ class Fleet(RuleBasedStateMachine):
             self.pending[name] = []
             self.book.leave(name)
 
-    @rule(name=st.sampled_from(["a", "b", "c"]))
+    @rule(name=NAMES)
     def redial(self, name: str) -> None:
         """With or without having noticed the cut."""
         if (agent := self.agents.get(name)) is not None:
             self.dial(agent)
 
-    @rule(name=st.sampled_from(["a", "b", "c"]), count=st.integers(1, 30))
+    @rule(name=NAMES, count=st.integers(1, 30))
     def generate(self, name: str, count: int) -> None:
         if (agent := self.agents.get(name)) is not None:
             agent.read()
-            if agent.version >= 0:
-                for at, sim in enumerate(agent.samples.values()):
-                    sim.advance(max(1, count - 3 * at), agent.version, agent.maker)
+            if agent.version < 0:
+                return
+            for at, sim in enumerate(agent.samples.values()):
+                how = self.cursed.get(sim.key)
+                sim.advance(max(1, count - 3 * at) if how is None else 1, agent.version, agent.maker)
+                if how == "fails":
+                    sim.end = "failed"
+                elif how == "kills":
+                    self.engine_dies(name)
+                    return
 
-    @rule(name=st.sampled_from(["a", "b", "c"]), data=st.data())
+    def heal(self) -> None:
+        """Both are there and work."""
+        for name in ("a", "b"):
+            agent = self.agents.get(name)
+            if agent is None or agent.draining:
+                self.incarnations += 1
+                agent = SimAgent(name, self.makers[self.incarnations % len(self.makers)], self.incarnations)
+                self.agents[name] = agent
+            if not agent.connected or name not in self.book.instances:
+                self.dial(agent)
+            if agent.version < 0:
+                self.load(name)
+
+    def a_while_passes(self, counts: list[int], whole: bool, commit: bool) -> None:
+        self.heal()
+        self.assign(None)
+        for name, count in zip(("a", "b"), counts, strict=True):
+            self.generate(name, count)
+            agent = self.agents[name]
+            for _ in range(3):
+                self.hear(agent, agent.report(lambda sim: None if whole else 3))
+        if commit:
+            self.commit()
+
+    # Rules are drawn alike; most of what happens is that nothing happens.
+    @rule(counts=st.lists(st.integers(1, 5), min_size=2, max_size=2), whole=st.booleans())
+    def a_moment(self, counts: list[int], whole: bool) -> None:
+        self.a_while_passes(counts, whole, True)
+
+    @rule(counts=st.lists(st.integers(1, 5), min_size=2, max_size=2), commit=st.booleans())
+    def another_moment(self, counts: list[int], commit: bool) -> None:
+        self.a_while_passes(counts, True, commit)
+
+    @rule(
+        counts=st.lists(st.integers(1, 20), min_size=2, max_size=2), whole=st.booleans(), commit=st.booleans()
+    )
+    def a_longer_while(self, counts: list[int], whole: bool, commit: bool) -> None:
+        self.a_while_passes(counts, whole, commit)
+
+    @rule(data=st.data(), how=st.sampled_from(["fails", "kills"]))
+    def curse(self, data: st.DataObject, how: str) -> None:
+        keys = sorted(state.key for state in self.book.samples() if not state.finish)
+        if keys and not self.cursed:
+            self.cursed[data.draw(st.sampled_from(keys))] = how
+
+    @precondition(lambda self: self.cursed)
+    @rule()
+    def bless(self) -> None:
+        self.cursed.clear()
+
+    @rule(name=NAMES, data=st.data())
+    def cut_for_long(self, name: str, data: st.DataObject) -> None:
+        """The other takes over, and gets on or not, before it is back."""
+        self.a_while_passes([3, 3], True, True)
+        agent = self.agents[name]
+        helper = self.agents["b" if name == "a" else "a"]
+        self.lose(name)
+        for sim in agent.samples.values():
+            if agent.version >= 0:
+                sim.advance(data.draw(st.integers(0, 12)), agent.version, agent.maker)
+        self.assign(None)
+        self.commit()
+        self.generate(helper.name, data.draw(st.integers(1, 6)))
+        self.hear(helper, helper.report(lambda sim: None))
+        held = len(agent.samples)
+        if data.draw(st.booleans()):
+            self.dial(agent)
+            self.seen["back"] += held
+            self.seen["back with more"] += sum(1 for sim in agent.samples.values() if sim.end != "released")
+            self.seen["back with other tokens"] += sum(
+                1 for s in agent.samples.values() if s.end == "released"
+            )
+
+    @rule(name=NAMES, data=st.data())
     def report(self, name: str, data: st.DataObject) -> None:
         agent = self.agents.get(name)
         if agent is not None and agent.connected and name in self.book.instances:
@@ -405,7 +498,7 @@ class Fleet(RuleBasedStateMachine):
                 self.send(self.book.hand_on(state))
         assert self.book.missing_tokens() == 0
 
-    @rule(name=st.sampled_from(["a", "b", "c"]), data=st.data())
+    @rule(name=NAMES, data=st.data())
     def replay(self, name: str, data: st.DataObject) -> None:
         """A frame comes a second time, after later ones, or as if from another instance."""
         agent = self.agents.get(name)
@@ -424,7 +517,7 @@ class Fleet(RuleBasedStateMachine):
             self.book._sessions.pop(self.book.instances[to].number)
         assert before == {state.key: (state.length, state.lease) for state in self.book.samples()}
 
-    @rule(name=st.sampled_from(["a", "b", "c"]))
+    @rule(name=NAMES)
     def engine_dies(self, name: str) -> None:
         agent = self.agents.get(name)
         if agent is not None and agent.version >= 0:
@@ -437,14 +530,14 @@ class Fleet(RuleBasedStateMachine):
                     self.hear(agent, agent.report(lambda sim: None))
                 self.book.engine_died(name)
 
-    @rule(name=st.sampled_from(["a", "b", "c"]), data=st.data())
+    @rule(name=NAMES, data=st.data())
     def request_fails(self, name: str, data: st.DataObject) -> None:
         agent = self.agents.get(name)
         running = [sim for sim in agent.samples.values() if not sim.end] if agent is not None else []
         if running:
             data.draw(st.sampled_from(running)).end = "failed"
 
-    @rule(name=st.sampled_from(["a", "b", "c"]))
+    @rule(name=NAMES)
     def drain(self, name: str) -> None:
         agent = self.agents.get(name)
         if agent is not None and agent.connected and name in self.book.instances:
@@ -541,6 +634,7 @@ class Fleet(RuleBasedStateMachine):
         for ticket in batch.whole:
             if ticket.number in self.book.tickets:
                 self.check(ticket.samples)
+                self.seen["groups"] += 1
                 ticket.whole()  # its version runs cover its tokens, or this raises
                 if (ticket.purpose, ticket.group.id) not in self.ready:
                     self.ready.append((ticket.purpose, ticket.group.id))
@@ -564,6 +658,8 @@ class Fleet(RuleBasedStateMachine):
     def restart(self) -> None:
         """The manager is killed: what was not committed is gone with it."""
         self.epoch += 1
+        self.seen["restarts"] += 1
+        self.seen["restarts while held"] += any(agent.samples for agent in self.agents.values())
         self.book = self.rows.book(self.epoch)
         self.version = self.rows.newest
         # A policy is durable before anybody hears of it, so nobody has a newer one.
@@ -618,6 +714,7 @@ class Fleet(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """And in the end, with one agent that works, everything that can be finished is."""
+        self.cursed.clear()
         for name in list(self.book.instances):
             self.book.leave(name)
         self.makers = [*self.makers, 99]
@@ -640,7 +737,13 @@ class Fleet(RuleBasedStateMachine):
         assert all(state.finish or state.key in self.book.given_up for state in self.book.samples())
         self.commit()
         assert self.book.missing_tokens() == 0
+        self.seen["reset"] += self.book.account.samples_set_aside
+        self.seen["discarded"] += sum(self.book.account.discarded.values())
+        SEEN.update(self.seen)
 
+
+SEEN: Counter[str] = Counter()
+"""What the runs went through, to see that they go through something."""
 
 TestFleet = Fleet.TestCase
 TestFleet.settings = settings(
@@ -834,7 +937,7 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
     ("group", "sampling"),
     [
         (Group(0, np.array([], np.int32)), {"max_new_tokens": 4}),
-        (Group(-1, np.array([1], np.int32)), {"max_new_tokens": 4}),
+        (Group(2**63, np.array([1], np.int32)), {"max_new_tokens": 4}),
         (Group(0, np.array([-1], np.int32)), {"max_new_tokens": 4}),
         (Group(0, np.array([[1]], np.int32)), {"max_new_tokens": 4}),
         (Group(0, np.array([1.5], np.float32)), {"max_new_tokens": 4}),
