@@ -21,9 +21,10 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,6 +75,9 @@ from gyre.weights.manifest import WeightMismatch
 FLUSH_GAP_S = 0.02
 """At least so long between two reports; one that is wanted sooner (a sample ended) waits for it."""
 
+SICK_WITHIN_S = 1.0
+"""How long a failed request waits for others to fail, before it is the one that failed."""
+
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.1, 1.0
 """Pause before the manager is dialled again, doubled each time. Less than a new manager waits for those who hold
 samples."""
@@ -86,6 +90,10 @@ SICK_AFTER = 3
 
 DRAIN_ABORT_S = 0.6
 """How long a drain waits for the engine's last tokens; they are handed over within a second of the notice."""
+
+SAMPLES_PER_REQUEST = 16
+"""Samples that come together are asked for together, up to so many: a connection for each costs more than a short
+sample does. More would cost an SGLang server, which looks at all of a request's streams at each chunk."""
 
 ENGINE_STARTS = 3
 """Starts in a row that may fail before the agent gives up: its machine is not able."""
@@ -143,7 +151,8 @@ class _Held:
     true_runs: tuple[tuple[int, int], ...] = ()
     end_seq: int = 0
     """The report that held its end; 0 while not sent."""
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Future[None] | None = None
+    """Ends with its generation; cancelling it gives the sample up."""
     rid: str = ""
     seen: int = -1
     """The version that the engine served at the last chunk, or when it got the sample."""
@@ -451,8 +460,7 @@ class Agent:
     def _hear(self, frame: Frame | Progress, session: aiohttp.ClientSession, url: str) -> None:
         if isinstance(frame, Assign):
             prompts = {prompt.ticket: prompt for prompt in frame.prompts}
-            for work in frame.work:
-                self._begin(work, prompts[work.ticket])
+            self._begin([(work, prompts[work.ticket]) for work in frame.work])
         elif isinstance(frame, Ack):
             self._acknowledged(frame.seq)
         elif isinstance(frame, Cancel):
@@ -476,51 +484,108 @@ class Agent:
 
     # -- samples ------------------------------------------------------------------------------------
 
-    def _begin(self, work: Work, prompt: Prompt) -> None:
-        held = _Held(
-            key=work.key,
-            row=work.row,
-            lease=work.lease,
-            prompt=np.frombuffer(prompt.tokens, "<i4").astype(np.int32),
-            prior=np.frombuffer(work.prior, "<i4").astype(np.int32),
-            sampling=prompt.sampling,
-            seed=work.seed,
-            rid=_rid(work.lease),
-            seen=self.version,
-        )
-        self._samples[held.lease] = held
-        if self._client is None or self._draining is not None:
-            self._finish(held, "released", "the engine is not there")
+    def _begin(self, given: Sequence[tuple[Work, Prompt]]) -> None:
+        begun = []
+        for work, prompt in given:
+            held = _Held(
+                key=work.key,
+                row=work.row,
+                lease=work.lease,
+                prompt=np.frombuffer(prompt.tokens, "<i4").astype(np.int32),
+                prior=np.frombuffer(work.prior, "<i4").astype(np.int32),
+                sampling=prompt.sampling,
+                seed=work.seed,
+                rid=_rid(work.lease),
+                seen=self.version,
+            )
+            self._samples[held.lease] = held
+            if self._client is None or self._draining is not None:
+                self._finish(held, "released", "the engine is not there")
+            else:
+                begun.append(held)
+        if self._client is None:
             return
-        held.task = asyncio.create_task(self._generate(held, self._client))
+        for at in range(0, len(begun), SAMPLES_PER_REQUEST):
+            self._ask(begun[at : at + SAMPLES_PER_REQUEST], self._client)
+
+    def _ask(self, some: list[_Held], client: EngineClient) -> None:
+        if len(some) == 1:
+            some[0].task = asyncio.create_task(self._generate(some[0], client))
+            return
+        for held in some:
+            held.task = asyncio.get_running_loop().create_future()
+            held.task.add_done_callback(partial(self._left, held, client))
+        self._spawn(self._generate_many(some, client))
+
+    def _left(self, held: _Held, client: EngineClient, ended: asyncio.Future[None]) -> None:
+        """One of several in a request is given up: the engine is told, for its stream goes on for the others."""
+        if ended.cancelled() and not held.end and client is self._client:
+            self._spawn(self._abort(held, client))
+
+    async def _abort(self, held: _Held, client: EngineClient) -> None:
+        with contextlib.suppress(EngineError):  # then its tokens go on coming, and are dropped
+            await client.abort(held.rid)
+
+    async def _generate_many(self, some: list[_Held], client: EngineClient) -> None:
+        """One request for all of them. When it breaks, what is left of it is asked for one by one, so that what is
+        wrong with one sample is said of that one."""
+        try:
+            async with aclosing(client.generate_many([_request(held) for held in some])) as chunks:
+                async for at, chunk in chunks:
+                    held = some[at]
+                    if held.cancelled or held.end:
+                        continue
+                    self._took(held, chunk)
+                    if held.end and held.task is not None and not held.task.done():
+                        held.task.cancel()
+            return
+        except EngineError:
+            await asyncio.sleep(0.2)  # if it was the engine's death, its samples are dropped by now
+        if self._client is client:
+            for held in some:
+                if not held.end and not held.cancelled and not (held.task is not None and held.task.done()):
+                    held.rid = "r" + held.rid[1:]  # the engine may not have let go of the other yet
+                    held.task = asyncio.create_task(self._generate(held, client))
+
+    def _took(self, held: _Held, chunk: Chunk) -> None:
+        held.take(chunk, self.version)
+        self.tokens += len(chunk.token_ids)
+        self._failed_in_a_row = 0
+        if chunk.finish is None:
+            return
+        if chunk.spans:
+            held.true_runs = _runs_of(chunk, held)
+        if chunk.finish.kind is FinishKind.ABORT:
+            self._finish(held, "released", chunk.finish.message)
+        else:
+            self._finish(held, str(chunk.finish.kind), "")
 
     async def _generate(self, held: _Held, client: EngineClient) -> None:
         try:
             async with aclosing(client.generate(_request(held))) as chunks:
                 async for chunk in chunks:
-                    held.take(chunk, self.version)
-                    self.tokens += len(chunk.token_ids)
-                    self._failed_in_a_row = 0
-                    if chunk.finish is None:
-                        continue
-                    if chunk.spans:
-                        held.true_runs = _runs_of(chunk, held)
-                    if chunk.finish.kind is FinishKind.ABORT:
-                        self._finish(held, "released", chunk.finish.message)
-                    else:
-                        self._finish(held, str(chunk.finish.kind), "")
+                    self._took(held, chunk)
         except EngineRefused as error:
             self._finish(held, "failed", str(error)[:2000])
         except EngineError as error:
-            # If it was the engine's death, that is what is told, with its last words.
-            await asyncio.sleep(0.2)
-            if self._client is client and not held.cancelled and not held.end:
-                self._finish(held, "failed", str(error)[:2000])
-                self._failed_in_a_row += 1
-                if self._failed_in_a_row >= SICK_AFTER:
-                    self._end_engine(f"{self._failed_in_a_row} requests in a row failed: {error}"[:2000])
+            await self._failed(held, client, error)
         except Exception as error:  # of this sample alone, and it must not hang for it
             self._finish(held, "failed", f"{type(error).__name__}: {error}"[:2000])
+
+    async def _failed(self, held: _Held, client: EngineClient, error: EngineError) -> None:
+        """The engine could not. If it cannot do anything, that is what is told, and not that the sample is to blame."""
+        await asyncio.sleep(0.2)  # its death is noticed by then
+        if self._client is client and not held.end:
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row >= SICK_AFTER:
+                self._end_engine(f"{self._failed_in_a_row} requests in a row failed: {error}"[:2000])
+        until = self._now() + SICK_WITHIN_S
+        while self._client is client and not held.end and (self._sick or self._failed_in_a_row):
+            if self._now() > until and not self._sick:
+                break
+            await asyncio.sleep(0.05)
+        if self._client is client and not held.cancelled and not held.end:
+            self._finish(held, "failed", str(error)[:2000])
 
     def _finish(self, held: _Held, kind: str, message: str) -> None:
         held.end, held.message = kind, message
@@ -802,12 +867,13 @@ def _rid(lease: int) -> str:
 
 
 def _request(held: _Held) -> GenerateRequest:
+    """From its last token on, those that this agent made included."""
     sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
-    sampling["max_new_tokens"] -= held.start
+    sampling["max_new_tokens"] -= held.start + held.made
     sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
     return GenerateRequest(
         rid=held.rid,
-        input_ids=np.concatenate([held.prompt, held.prior]),
+        input_ids=np.concatenate([held.prompt, held.prior, *held.ids]),
         sampling=SamplingParams(**sampling, sampling_seed=held.seed),
     )
 

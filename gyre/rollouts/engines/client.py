@@ -16,8 +16,8 @@ This module must not know about samples' owners, policy versions beyond their te
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ from gyre.rollouts.engines.errors import (
 )
 from gyre.rollouts.engines.replies import (
     EventLines,
+    ManyReader,
     StreamReader,
     generate_body,
+    generate_many_body,
     info_of,
     load_of,
     said_no,
@@ -101,12 +103,34 @@ class EngineClient:
         EngineFailed, EngineUnreachable, EngineTimeout, EngineProtocolError.
         """
         reader = StreamReader(request.rid)
-        what = f"request {request.rid}"
+        events = self._events(generate_body(request), f"request {request.rid}", lambda: reader.finished)
+        async with aclosing(events):
+            async for event in events:
+                yield reader.read(event)
+
+    async def generate_many(
+        self, requests: Sequence[GenerateRequest]
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """The same for several requests over one connection: pairs of a request's place and its next chunk.
+
+        Cheaper by the connections it saves; what breaks one of them (an error of `generate`) ends the stream for all.
+        """
+        reader = ManyReader([request.rid for request in requests])
+        what = f"{len(requests)} requests from {requests[0].rid} on"
+        events = self._events(generate_many_body(requests), what, lambda: reader.finished)
+        async with aclosing(events):
+            async for event in events:
+                yield reader.read(event)
+
+    async def _events(
+        self, body: bytes, what: str, is_finished: Callable[[], bool]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of one `/generate`, until `is_finished` says that the last one was the last."""
         stall_s = self._deadlines.stall_s
         loop = asyncio.get_running_loop()
         async with self._errors(what, stall_s):
             async with asyncio.timeout(stall_s):
-                response = await self._open("POST", "/generate", generate_body(request))
+                response = await self._open("POST", "/generate", body)
             try:
                 if response.status != 200:
                     async with asyncio.timeout(self._deadlines.answer_s):
@@ -119,8 +143,8 @@ class EngineClient:
                         data = await response.content.readany()
                     came = events.feed(data)
                     for event in came:
-                        yield reader.read(event)
-                        if reader.finished:
+                        yield event
+                        if is_finished():
                             await self._drain(response)
                             return
                     if came:

@@ -39,6 +39,30 @@ _QUOTED = 300
 
 def generate_body(request: GenerateRequest) -> bytes:
     """The JSON that asks for `request` as a stream with log-probs."""
+    return _body(request.rid, np.ascontiguousarray(request.input_ids), _params(request))
+
+
+def generate_many_body(requests: Sequence[GenerateRequest]) -> bytes:
+    """The same for several at once, whose chunks come in one stream, each with the `index` of its request."""
+    return _body(
+        [request.rid for request in requests],
+        [np.ascontiguousarray(request.input_ids) for request in requests],
+        [_params(request) for request in requests],
+    )
+
+
+def _body(rid: Any, input_ids: Any, params: Any) -> bytes:
+    body = {
+        "rid": rid,
+        "input_ids": input_ids,
+        "sampling_params": params,
+        "stream": True,
+        "return_logprob": True,
+    }
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _params(request: GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -52,14 +76,7 @@ def generate_body(request: GenerateRequest) -> bytes:
         params["stop_token_ids"] = sampling.stop_token_ids
     if sampling.sampling_seed is not None:
         params["sampling_seed"] = sampling.sampling_seed
-    body = {
-        "rid": request.rid,
-        "input_ids": np.ascontiguousarray(request.input_ids),
-        "sampling_params": params,
-        "stream": True,
-        "return_logprob": True,
-    }
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return params
 
 
 class EventLines:
@@ -105,6 +122,10 @@ class StreamReader:
             body = orjson.loads(event)
         except orjson.JSONDecodeError as error:
             self._nonsense(f"no JSON ({error})", event)
+        return self.read_body(body, event)
+
+    def read_body(self, body: Any, event: bytes) -> Chunk:
+        """The same, of an event that was parsed already."""
         try:
             return self._chunk(body)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -171,6 +192,34 @@ class StreamReader:
             hint="What came before stands; let another engine go on from there.",
             details={"event": event[:_QUOTED].decode(errors="replace"), "tokens_before": self._seen},
         )
+
+
+class ManyReader:
+    """Reads the events of one `/generate` stream of several requests. `finished` when each of them has its finish."""
+
+    def __init__(self, rids: Sequence[str]) -> None:
+        self._readers = [StreamReader(rid) for rid in rids]
+        self._left = len(rids)
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+    def read(self, event: bytes) -> tuple[int, Chunk]:
+        """The place of the request that the event is about, and its chunk. Raises as `StreamReader.read`."""
+        try:
+            body = orjson.loads(event)
+        except orjson.JSONDecodeError as error:
+            self._readers[0]._nonsense(f"no JSON ({error})", event)
+        at = body.get("index") if isinstance(body, dict) else None
+        if not isinstance(at, int) or not 0 <= at < len(self._readers):
+            at = 0  # what is no chunk (an error of the whole, say) is read as the first's
+        reader = self._readers[at]
+        before = reader.finished
+        chunk = reader.read_body(body, event)
+        if reader.finished and not before:
+            self._left -= 1
+        return at, chunk
 
 
 def _spans(rows: Sequence[dict[str, Any]], total: int) -> tuple[VersionSpan, ...]:

@@ -30,7 +30,7 @@ from gyre.rollouts.engines.embedded.checkpoint import Weights
 from gyre.rollouts.engines.embedded.decoder import Batch, Chunk, Decoder, KVCache
 from gyre.rollouts.engines.embedded.errors import BadRequest
 from gyre.rollouts.engines.embedded.invariance import Scheme, measure
-from gyre.rollouts.engines.embedded.requests import Delta, Ending, Request
+from gyre.rollouts.engines.embedded.requests import Delta, Ending, Request, throw
 from gyre.rollouts.engines.embedded.sampling import choose
 
 _ABORTED = Ending(FinishKind.ABORT, message="Aborted")
@@ -202,7 +202,7 @@ class EngineCore:
         tokens, logprobs = choose(
             logits,
             [request.sampling for request in requests],
-            [request.die() if request.sampling.temperature else 0.0 for request in requests],
+            throw(requests),
             self._forbidden(requests),
         )
         version = self.weight_version

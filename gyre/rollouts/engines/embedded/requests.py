@@ -6,13 +6,14 @@ This module must not know about torch or HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gyre.rollouts.engines.dialect import FinishKind, VersionSpan
 from gyre.rollouts.engines.embedded.sampling import Sampling, dice
 
-_DICE_AT_ONCE = 256
+_DICE_AT_ONCE = 32
+"""Thrown ahead for a request: enough that a step seldom throws, few enough that a short one wastes little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,18 @@ class Request:
         """The tokens that it may come to hold in the cache."""
         return self.prompt_length + self.sampling.max_new_tokens
 
+    @property
+    def has_die(self) -> bool:
+        return 0 <= len(self.tokens) - self._dice_start < len(self._dice)
+
+    def take_dice(self, numbers: list[float]) -> None:
+        """The numbers that decide its next tokens."""
+        self._dice_start, self._dice = len(self.tokens), numbers
+
+    @property
     def die(self) -> float:
-        """The number in [0, 1) that decides its next token."""
-        at = len(self.tokens) - self._dice_start
-        if not 0 <= at < len(self._dice):
-            self._dice_start = len(self.tokens)
-            self._dice = dice(self.seed, self._dice_start, _DICE_AT_ONCE)
-            at = 0
-        return self._dice[at]
+        """The number in [0, 1) that decides its next token. Raises IndexError where it has none."""
+        return self._dice[len(self.tokens) - self._dice_start]
 
     def append(self, token: int, logprob: float, version: str) -> None:
         """One more token, drawn from weights of `version`."""
@@ -103,3 +108,16 @@ class Request:
             VersionSpan(version, start, end)
             for (version, start), end in zip(self._versions, ends, strict=bool(self._versions))
         ]
+
+
+def throw(requests: Sequence[Request]) -> list[float]:
+    """The number in [0, 1) that decides the next token of each request; for greedy ones 0."""
+    drawn = [request for request in requests if request.sampling.temperature]
+    empty = [request for request in drawn if not request.has_die]
+    if empty:
+        thrown = dice(
+            [request.seed for request in empty], [len(request.tokens) for request in empty], _DICE_AT_ONCE
+        )
+        for request, numbers in zip(empty, thrown, strict=True):
+            request.take_dice(numbers)
+    return [request.die if request.sampling.temperature else 0.0 for request in requests]

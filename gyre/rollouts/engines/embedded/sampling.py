@@ -45,9 +45,10 @@ class Sampling:
         return self.temperature > 0 and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
 
 
-def dice(seed: int, start: int, count: int) -> list[float]:
-    """The numbers in [0, 1) that decide the tokens at positions `start` to `start + count`."""
-    numbers: list[float] = uniforms(_KEY, _STREAM, seed, np.arange(start, start + count), 0).tolist()
+def dice(seeds: Sequence[int], starts: Sequence[int], count: int) -> list[list[float]]:
+    """For each seed, the numbers in [0, 1) that decide the tokens at positions `start` to `start + count`."""
+    positions = np.array(starts)[:, None] + np.arange(count)
+    numbers: list[list[float]] = uniforms(_KEY, _STREAM, np.array(seeds)[:, None], positions, 0).tolist()
     return numbers
 
 
