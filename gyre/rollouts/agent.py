@@ -75,6 +75,9 @@ from gyre.weights.manifest import WeightMismatch
 FLUSH_GAP_S = 0.02
 """At least so long between two reports; one that is wanted sooner (a sample ended) waits for it."""
 
+END_WITHIN_S = 20.0
+"""For what runs in the background to end; an engine gets 10 s of it to stop."""
+
 SICK_WITHIN_S = 1.0
 """How long a failed request waits for others to fail, before it is the one that failed."""
 
@@ -233,6 +236,8 @@ class Agent:
         self._now = monotonic
         self._model = "unset"
         self._engine: EngineProcess | None = None
+        self._engines: list[EngineProcess] = []
+        """All that may still be a process."""
         self._client: EngineClient | None = None
         self._engine_watch: asyncio.Task[None] | None = None
         self._samples: dict[int, _Held] = {}
@@ -304,17 +309,17 @@ class Agent:
         return known[0] if known is not None else None
 
     async def _end(self) -> None:
-        for held in self._samples.values():
-            if held.task is not None:
-                held.task.cancel()
-        for task in list(self._background):
+        """Nothing that was begun here is left, be it half started or half stopped."""
+        tasks = [held.task for held in self._samples.values() if held.task is not None]
+        tasks += [*self._background, *([self._engine_watch] if self._engine_watch is not None else [])]
+        for task in tasks:
             task.cancel()
-        if self._engine_watch is not None:
-            self._engine_watch.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_WITHIN_S)
         if self._client is not None:
             await self._client.close()
-        if self._engine is not None:
-            await self._engine.stop()
+        for engine in list(self._engines):
+            await engine.stop()
         shutil.rmtree(self.settings.cache / self.incarnation, ignore_errors=True)
 
     def _spawn(self, work: Awaitable[Any]) -> None:
@@ -539,8 +544,8 @@ class Agent:
                     if held.end and held.task is not None and not held.task.done():
                         held.task.cancel()
             return
-        except EngineError:
-            await asyncio.sleep(0.2)  # if it was the engine's death, its samples are dropped by now
+        except Exception:  # also what is wrong with a request before the engine sees it
+            await asyncio.sleep(0.2)  # if it was the engine's death, its samples have ended by now
         if self._client is client:
             for held in some:
                 if not held.end and not held.cancelled and not (held.task is not None and held.task.done()):
@@ -773,6 +778,7 @@ class Agent:
             engine = EngineProcess(
                 self._command_for(folder.path, text), ready_within_s=self.settings.ready_within_s
             )
+            self._engines.append(engine)
             url = await engine.start()
             self._engine, self._client = engine, EngineClient(url, api_key=engine.api_key)
             self._engine_watch = asyncio.create_task(self._watch_engine(engine))
@@ -825,6 +831,7 @@ class Agent:
         if client is not None:
             await client.close()
         await engine.stop()
+        self._engines.remove(engine)
         message = f"The engine of {self.settings.name} died: {reason}."
         for held in self._samples.values():
             if not held.end:

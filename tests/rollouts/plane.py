@@ -345,11 +345,12 @@ class ScriptedTrainer:
             )
         )
 
-    async def groups(self, count: int) -> dict[int, Group]:
+    async def groups(self, count: int, purpose: str = "train") -> dict[int, Group]:
         got: dict[int, Group] = {}
         while len(got) < count:
             done = await self.wire.expect(Done)
-            got |= {group.id: group for group in unpack_groups(done.groups)}
+            if done.purpose == purpose:
+                got |= {group.id: group for group in unpack_groups(done.groups)}
         return got
 
 

@@ -310,6 +310,8 @@ class Fleet(RuleBasedStateMachine):
                 min_version=self.version + 1 if newer else max(0, self.version - 1),
             )
         )
+        for name in self.book.instances:  # what is required may have risen
+            self.book.admit(name, able=self.can(name))
 
     @precondition(lambda self: self.ready)
     @rule(data=st.data())
@@ -400,7 +402,7 @@ class Fleet(RuleBasedStateMachine):
                 how = self.cursed.get(sim.key)
                 sim.advance(max(1, count - 3 * at) if how is None else 1, agent.version, agent.maker)
                 if how == "fails":
-                    sim.end = "failed"
+                    sim.end = sim.end or "failed"
                 elif how == "kills":
                     self.engine_dies(name)
                     return
