@@ -8,14 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gyre.config import JobSpec, parse_job
 from gyre.errors import StoreError
 from gyre.failover import Difference, FailoverCoordinator, JobState, differences, fold
-from gyre.graph import ExecutionGraph, compile_job
+from gyre.graph import compile_job
 from gyre.master.port import View, view_of
 from gyre.store import Store
 
@@ -70,16 +70,7 @@ def replay_job(
 def coordinator_of(spec: JobSpec) -> FailoverCoordinator:
     """The coordinator of a job as its master has it, from the spec alone."""
     compiled = compile_job(spec)
-    return FailoverCoordinator(compiled.spec, regions_of(compiled.graph))
-
-
-def regions_of(graph: ExecutionGraph) -> Callable[[str], frozenset[str]]:
-    """The regions of a graph, also for the vertices that scaling added: those are regions of their own."""
-
-    def region(vertex: str) -> frozenset[str]:
-        return graph.region(vertex) if vertex in graph else frozenset((vertex,))
-
-    return region
+    return FailoverCoordinator(compiled.spec, compiled.graph.region_or_alone)
 
 
 def _moment(store: Store, job_id: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:

@@ -105,6 +105,10 @@ class ExecutionGraph:
         shared = self._shared_regions.get(role)
         return frozenset((vertex_id,)) if shared is None else shared
 
+    def region_or_alone(self, vertex_id: str) -> frozenset[str]:
+        """`region`, and for a vertex that scaling added it alone: only roles without peers can be scaled."""
+        return self.region(vertex_id) if vertex_id in self else frozenset((vertex_id,))
+
     def regions(self) -> tuple[frozenset[str], ...]:
         """Every region once, in the order of their first vertex."""
         result: list[frozenset[str]] = []

@@ -81,11 +81,14 @@ class DiagnosisManager:
 
     async def look(self) -> None:
         """One pass of diagnosis over what was observed."""
+        found = []
         for suspicion in diagnose(self._observations, self._spec, self._monotonic()):
             key = (suspicion.vertex, suspicion.incarnation)
             if key not in self._condemned:
                 self._condemned.add(key)
-                await self._accuse(suspicion)
+                found.append(suspicion)
+        # Side by side: a stopped process costs seconds until its stack is there, and a node stops many at once.
+        await asyncio.gather(*(self._accuse(suspicion) for suspicion in found))
 
     async def _accuse(self, suspicion: Suspicion) -> None:
         address = Address(suspicion.vertex, suspicion.incarnation)

@@ -122,7 +122,7 @@ class JobMaster:
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
         self._compiled = graph
-        coordinator = FailoverCoordinator(graph.spec, _regions(graph.graph))
+        coordinator = FailoverCoordinator(graph.spec, graph.graph.region_or_alone)
         self._spec = graph.spec
         self._context = JobContext(
             self._store.journal(self.job_id),
@@ -307,14 +307,6 @@ class JobMaster:
 
 
 _RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex", "StopTrainer")
-
-
-def _regions(graph: Any) -> Callable[[str], frozenset[str]]:
-    def region(vertex: str) -> frozenset[str]:
-        # A vertex that scaling added stands in no compiled graph; only roles without peers can be scaled.
-        return graph.region(vertex) if vertex in graph else frozenset((vertex,))
-
-    return region
 
 
 def _port_of(url: str | None) -> int:

@@ -797,10 +797,13 @@ class Agent:
         try:
             await client.pause(PauseMode.IN_PLACE if in_place else PauseMode.RETRACT)
             try:
-                await client.update_weights_from_disk(folder.path, version, flush_cache=not in_place)
+                await client.update_weights_from_disk(folder.path, version, flush_cache=False)
             except EngineRefused:  # it keeps those that it had, and goes on
                 await client.resume()
                 raise
+            if not in_place:  # asked to flush in the update itself, SGLang 0.5.17 dies where a request waits
+                with contextlib.suppress(EngineRefused):
+                    await client.flush_cache()
             await client.resume()
         except EngineRefused:
             raise

@@ -37,7 +37,7 @@ from gyre.failover import (
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
-from gyre.graph import ExecutionGraph, compile_job
+from gyre.graph import compile_job
 from gyre.sim.faults import MASTER, Fault, FaultKind
 from gyre.sim.invariants import Witness
 
@@ -151,7 +151,7 @@ class _Model:
     def __init__(self, spec: JobSpec, seed: int, steps: int, timings: Timings, delivery: Delivery) -> None:
         compiled = compile_job(spec)
         self.spec = compiled.spec
-        self._coordinator = FailoverCoordinator(compiled.spec, _regions(compiled.graph))
+        self._coordinator = FailoverCoordinator(compiled.spec, compiled.graph.region_or_alone)
         self._witness = Witness(compiled.spec)
         self._draw = random.Random(seed)
         self._wanted_steps = steps
@@ -520,10 +520,3 @@ class _Model:
             self._decide(event)
             if self._delivery.duplicate and self._draw.random() < self._delivery.duplicate:
                 self._decide(event)
-
-
-def _regions(graph: ExecutionGraph) -> Callable[[str], frozenset[str]]:
-    def region(vertex: str) -> frozenset[str]:
-        return graph.region(vertex) if vertex in graph else frozenset((vertex,))
-
-    return region
