@@ -204,6 +204,8 @@ class Agent:
         self.wake.set()
 
     async def cancel(self, pairs: list[tuple[int, int]]) -> None:
+        if self.hanging:
+            return
         ends = []
         for row, lease in pairs:
             for at in np.flatnonzero(self.leases[: self.count] == lease).tolist():

@@ -495,9 +495,10 @@ class Book:
                 raise refuse("unknown_row", f"progress.rows: {int(rows[-1])} is no row of this manager")
             mine = (self._lease_of[rows] == frame.leases) & (self._owner_of[rows] == instance.number)
             lengths = self._tokens.lengths[rows]
-            self._check(frame, mine, lengths)
-            self.account.generated += int(frame.counts.sum())
-            if not (mine & (lengths == frame.starts)).all():
+            fits = bool((mine & (lengths == frame.starts)).all())
+            self._check(frame, mine, None if fits else lengths)
+            self.account.generated += len(frame.tokens)
+            if not fits:
                 frame = self._fitting(frame, mine)
             if frame.rows.size:
                 self._append(instance, frame)
@@ -519,9 +520,10 @@ class Book:
             self._blame(dead, suspect)
         return back
 
-    def _check(self, frame: Progress, mine: NDArray[np.bool_], lengths: NDArray[np.uint32]) -> None:
+    def _check(self, frame: Progress, mine: NDArray[np.bool_], lengths: NDArray[np.uint32] | None) -> None:
+        """`lengths` where not all of the frame begins at its samples' last tokens."""
         rows, starts = frame.rows, frame.starts
-        if (mine & (starts > lengths)).any():
+        if lengths is not None and (mine & (starts > lengths)).any():
             at = int(np.flatnonzero(mine & (starts > lengths))[0])
             raise refuse(
                 "gap",

@@ -69,7 +69,13 @@ class TokenTable:
         if len(rows) <= _FEW_ROWS:
             first = 0
             for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
-                where = self._extend(row, start, count)
+                at, within = int(self._next[row]), start & _WITHIN
+                where: slice | NDArray[np.int64]
+                if within and within + count <= PAGE_TOKENS:
+                    where = slice(at, at + count)
+                    self._next[row] = at + count
+                else:
+                    where = self._extend(row, start, count)
                 self._ids[where] = ids[first : first + count]
                 self._logprobs[where] = logprobs[first : first + count]
                 first += count
@@ -78,13 +84,13 @@ class TokenTable:
             firsts = ends - counts
             within = starts & _WITHIN
             # Where each token goes, as if every row's page had room; then put right for those that need another.
-            where = np.repeat(self._next[rows] - firsts, counts)
-            where += np.arange(len(ids))
+            places = np.repeat(self._next[rows] - firsts, counts)
+            places += np.arange(len(ids))
             self._next[rows] += counts
             for at in np.flatnonzero((within == 0) | (within + counts > PAGE_TOKENS)).tolist():
-                where[firsts[at] : ends[at]] = self._extend(int(rows[at]), int(starts[at]), int(counts[at]))
-            self._ids[where] = ids
-            self._logprobs[where] = logprobs
+                places[firsts[at] : ends[at]] = self._extend(int(rows[at]), int(starts[at]), int(counts[at]))
+            self._ids[places] = ids
+            self._logprobs[places] = logprobs
         self.lengths[rows] += counts
 
     def tokens(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
