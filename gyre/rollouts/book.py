@@ -296,6 +296,8 @@ class Book:
         state = self.sample(held.key)
         known = self._lost_leases.pop(held.lease, held.length)
         here = state is not None and not state.finish and held.start <= state.length <= held.length
+        if held.key in self.given_up:
+            here = False
         if state is not None and state.instance is not None and held.length == state.length:
             here = False  # who has it now is as far
         if state is None or not here:

@@ -1024,3 +1024,19 @@ def test_version_runs_that_the_engine_tells_in_the_end_are_the_ones_kept() -> No
     batch = book.take_batch()
     rows = Rows(batch.counters, batch.opened, dict(batch.encoded()), 5, 0)
     assert picture(rows.book(2)) == picture(book)
+
+
+def test_a_sample_that_was_given_up_is_not_taken_back() -> None:
+    book = book_with("a", "b")
+    (ticket,) = book.open(asked(1))
+    (state,) = ticket.samples
+    for _ in range(POISON_AFTER + MOST_RESETS):
+        book.assign()
+        assert state.instance is not None
+        report(book, state.instance, {}, {state: "failed"})
+    assert state.key in book.given_up
+    hello = SimAgent("a", 0, 0).hello()
+    assert (
+        book.join(hello.model_copy(update={"held": [Held(key=state.key, lease=9, start=0, length=5)]})) == []
+    )
+    assert state.instance is None
