@@ -176,7 +176,7 @@ def tokens() -> list[Row]:
                 "CPU s/s": here["cpu_share"],
                 "tokens/s a core": here["accepted_tokens"] / here["cpu_s"],
                 "in flight": here["in_flight"],
-                "samples/s": here["samples"] / here["seconds"],
+                "samples/s": here["finished_s"],
                 "reports/s": here["reports_s"],
                 "commit p50 ms": here["commit"].get("p50_ms"),
                 "commit p99 ms": here["commit"].get("p99_ms"),

@@ -25,7 +25,6 @@ from aiohttp import WSMsgType, web
 from gyre.rollouts.book import Batch
 from gyre.rollouts.frames import Ack, Frame, Progress, Request, encode
 from gyre.rollouts.manager import AgentSession, ManagerSettings, Peer, RolloutManager, calm_collector
-from gyre.rollouts.tickets import Ticket
 from gyre.store import open_store
 
 
@@ -58,10 +57,7 @@ class Figures:
         self.freed_s: list[float] = []
         self.asked_s: list[float] = []
         self.committed_tokens = 0
-        self.packed_bytes = 0
-        self.packed_tokens = 0
         self.reports = 0
-        self.samples = 0
         self.generated = 0
         self.finished = 0
 
@@ -98,10 +94,6 @@ class MeasuredManager(RolloutManager):
         if first is not None:
             self.figures.commit_s.append(now - first)
         self.figures.committed_tokens += tokens
-
-    def _deliver(self, tickets: list[Ticket]) -> None:
-        self.figures.samples += sum(ticket.n for ticket in tickets)
-        super()._deliver(tickets)
 
 
 def disk_bytes() -> int:
@@ -193,7 +185,6 @@ class Plane:
             "committed_tokens_s": figures.committed_tokens / seconds,
             "reports_s": figures.reports / seconds,
             "finished_s": figures.finished / seconds,
-            "samples": figures.samples,
             "commit": quantiles(figures.commit_s),
             "write": quantiles(figures.write_s),
             "freed_to_written": quantiles(figures.freed_s),
