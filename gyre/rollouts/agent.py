@@ -654,6 +654,9 @@ class Agent:
             if not room:
                 more = True
                 break
+            if rows and rows[-1] == held.row:  # one of them was called off, and its row has been given again
+                more = True
+                continue
             some_ids, some_logprobs, version = held.unsent()
             some_ids, some_logprobs = some_ids[:room], some_logprobs[:room]
             room -= len(some_ids)

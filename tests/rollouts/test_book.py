@@ -172,6 +172,8 @@ class SimAgent:
         ends = []
         for sim in sorted(self.samples.values(), key=lambda sim: sim.row):
             made = len(sim.tokens) - sim.start
+            if rows and rows[-1][0].row == sim.row:
+                continue  # one of them was called off, and its row has been given again
             some = choose(sim)
             if some is None and sim.end and not sim.end_seq:
                 # Of several versions, those before the last went out in a frame before.
