@@ -646,7 +646,8 @@ class Agent:
             (held for held in self._samples.values() if held.sent < held.made and (everything or held.end)),
             key=lambda held: held.row,
         )
-        rows, leases, starts, counts, versions = [], [], [], [], []
+        rows: list[int] = []
+        leases, starts, counts, versions = [], [], [], []
         ids: list[NDArray[np.int32]] = []
         logprobs: list[NDArray[np.float32]] = []
         more, room = False, PORTION_TOKENS
