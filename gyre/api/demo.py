@@ -116,7 +116,8 @@ class Chaos:
     done: set[int] = field(default_factory=set)
 
     PLAN = (
-        (0.10, "kill", ("rollout-0",)),
+        (0.05, "kill", ("rollout_manager-0",)),
+        (0.12, "kill", ("rollout-0",)),
         (0.20, "kill", ("reward-0",)),
         (0.30, "kill", ("actor-1",)),
         (0.42, "kill", ("trainer-0",)),
