@@ -149,7 +149,8 @@ class Plane:
         say({"missing_tokens": missing})
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
-        self.events.append((time.monotonic(), kind, fields))
+        if self.options.get("events"):
+            self.events.append((time.monotonic(), kind, fields))
         if kind == "PeerRefused":
             print(kind, fields, file=sys.stderr)
 
