@@ -1,12 +1,13 @@
 """The rollout plane around a real SGLang on one or two GPUs: what it costs, and what it does when things die.
 
-    python bench/rollouts_gpu.py --out DIR [--part single ...]      # SGLang 0.5.17 or newer, a GPU; under 9 minutes
+    python bench/rollouts_gpu.py --out DIR [--part single ...]      # SGLang 0.5.17 or newer, a GPU; under 10 minutes
     python bench/rollouts_gpu.py --out DIR --dry-run                # the same on CPU with the embedded engine
 
 The model has Qwen3-0.6B's shape and random bf16 weights, in two versions. The manager, each agent and each engine are
 processes of their own; the ledger is a SQLite file on disk; the trainer is Gyre's client in this process.
 
-    single      one instance: the engine asked directly by Gyre's engine client, and through the whole plane, in turn
+    single      one instance: the engine asked directly by Gyre's engine client, and through the whole plane, in turn;
+                directly with as many in flight as it runs, and with as many as the plane gives it ("over")
     updates     new weights under running samples: in place, then (after the manager was killed) by retracting
     transcript  raw replies of the engine, one JSON line each, into transcript.jsonl
     two         two instances; one is killed with its engine and brought back. Beside it the sum of the capacities
@@ -41,7 +42,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ GPU = Scale(
     settle_s=10.0,
     absent_s=90.0,
     after_s=10.0,
-    total_s=525.0,
+    total_s=555.0,
 )
 DRY = Scale(
     engine="embedded",
@@ -968,24 +969,31 @@ class Bench:
 
         disk, written = plane.disk_bytes(), written_bytes(plane.manager.pid)
         seed = 10
+        over = scale.running * 17 // 16  # as many as the plane gives it
         for turn in range(scale.rounds):
             for kind, varied in (("fixed", False), ("varied", True)):
-                out.setdefault(f"bare_{kind}", []).append(bare(seed, scale.running, varied=varied))
-                asks = workload(scale, seed + 1, scale.groups, varied=varied)
-                keep = turn == 0 and not varied
-                row, ids = self.through_gyre(plane, asks, until, children, take=not keep)
-                if keep:
-                    row["disk_bytes_per_token"] = round((plane.disk_bytes() - disk) / row["tokens"], 2)
-                    told = written_bytes(plane.manager.pid) - written
-                    row["written_bytes_per_token"] = round(told / row["tokens"], 2)
-                    trainer.take(ids)
-                out.setdefault(f"gyre_{kind}", []).append(row)
-                seed += 2
+                ways = ("gyre", "bare", "bare_over")
+                for way in (*ways[turn % 3 :], *ways[: turn % 3]):
+                    if way != "gyre":
+                        in_flight = over if way == "bare_over" else scale.running
+                        row = bare(seed, in_flight, varied=varied)
+                    else:
+                        keep = turn == 0 and not varied
+                        asks = workload(scale, seed, scale.groups, varied=varied)
+                        row, ids = self.through_gyre(plane, asks, until, children, take=not keep)
+                        if keep:
+                            row["disk_bytes_per_token"] = round(
+                                (plane.disk_bytes() - disk) / row["tokens"], 2
+                            )
+                            told = written_bytes(plane.manager.pid) - written
+                            row["written_bytes_per_token"] = round(told / row["tokens"], 2)
+                            trainer.take(ids)
+                    out.setdefault(f"{way}_{kind}", []).append(row)
+                    seed += 1
         for kind in ("fixed", "varied"):
-            ratio = _median(out[f"gyre_{kind}"]) / _median(out[f"bare_{kind}"])
-            out[f"gyre_over_bare_{kind}"] = round(ratio, 4)
-        over = scale.running * 17 // 16  # as many as the plane gives it
-        out["bare_over"] = [bare(seed + 2, over)]
+            for way in ("bare", "bare_over"):
+                ratio = _median(out[f"gyre_{kind}"]) / _median(out[f"{way}_{kind}"])
+                out[f"gyre_over_{way}_{kind}"] = round(ratio, 4)
         out["bare_few"] = [bare(seed, scale.few, groups=scale.groups // 2)]
         out["account"] = plane.account()
         out["checked"] = trainer.checked()
@@ -1114,7 +1122,9 @@ class Bench:
     async def _record(self, url: str, lines: list[Row], until: float) -> None:
         began, scale = now(), self.scale
         prompt = workload(scale, 77, 1)[0].prompt.tolist()
-        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
+        )
 
         async def call(what: str, method: str, path: str, body: Row | None = None) -> Any:
             at = now()
@@ -1186,7 +1196,7 @@ class Bench:
                 await stream("too long", rid(9), max_new_tokens=1_000_000)
                 await call("abort of nobody", "POST", "/abort_request", {"rid": rid(99)})
                 many = scale.running // 2
-                for mode in ("abort", "retract", "in_place"):
+                for mode in ("in_place", "retract", "abort"):
                     long = scale.new * 6
                     base = 1000 * (1 + ("abort", "retract", "in_place").index(mode))
                     running = [
@@ -1208,9 +1218,10 @@ class Bench:
                     body = {
                         "model_path": str(self.models[1]),
                         "weight_version": f"9{base}",
-                        "flush_cache": mode != "in_place",
+                        "flush_cache": mode == "abort",  # 0.5.17 dies of it where a request waits
                     }
                     await call(f"update, {mode}", "POST", "/update_weights_from_disk", body)
+                    await call(f"flush while paused, {mode}", "POST", "/flush_cache", {})
                     await call(f"resume, {mode}", "POST", "/continue_generation", {})
                     await asyncio.sleep(0.5)
                     if mode == "in_place":
@@ -1264,8 +1275,8 @@ class Bench:
         held = _held(plane, "c", struck)
         progress = victim.log.rows("progress")[-1]
         killed = victim.kill()
-        self.instances["c"] = back = Instance(plane.place, options)
         left = plane.log.wait("InstanceLeft", until, struck, instance="c")
+        self.instances["c"] = back = Instance(plane.place, options)  # who joins before takes its place untold
         out["killed"] = {
             "samples_held": held,
             "detected_s": round(left["at"] - struck, 3),
@@ -1490,7 +1501,7 @@ def _thin(lines: list[Row]) -> None:
 
 PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("start_one", 210.0, ("single", "updates", "transcript")),
-    ("single", 130.0, ("single",)),
+    ("single", 220.0, ("single",)),
     ("updates", 45.0, ("updates",)),
     ("start_pair", 15.0, ("two", "crash", "drain", "ends")),
     ("transcript", 60.0, ("transcript",)),
@@ -1607,7 +1618,9 @@ def summary(results: Row) -> list[str]:
     parts = results["parts"]
     wanted = {
         "start_one": ("engine_start_s",),
-        "single": ("gyre_over_bare_fixed", "gyre_over_bare_varied"),
+        "single": tuple(
+            f"gyre_over_{way}_{kind}" for way in ("bare", "bare_over") for kind in ("fixed", "varied")
+        ),
         "two": ("rate_of_both", "rate_of_one", "of_ideal", "generated_again", "killed", "account"),
         "crash": ("detected_s", "working_again_s", "elsewhere_first_s", "elsewhere_last_s", "processes_left"),
         "drain": ("samples_held", "handed_over_s", "agent_and_engine_ended_s"),
@@ -1616,7 +1629,15 @@ def summary(results: Row) -> list[str]:
     }
     for name, keys in wanted.items():
         lines += [f"{name}.{key} = {parts[name][key]}" for key in keys if key in parts.get(name, {})]
-    for key in ("bare_fixed", "gyre_fixed", "bare_varied", "gyre_varied", "bare_over", "bare_few"):
+    for key in (
+        "bare_fixed",
+        "gyre_fixed",
+        "bare_varied",
+        "gyre_varied",
+        "bare_over_fixed",
+        "bare_over_varied",
+        "bare_few",
+    ):
         rows = parts.get("single", {}).get(key, [])
         for row in rows:
             lines.append(
@@ -1635,6 +1656,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--part", choices=NAMES, nargs="+", default=list(NAMES))
+    parser.add_argument("--rounds", type=int, help="of the throughputs of `single`")
     parser.add_argument("--seconds", type=float, help="for everything; parts that find no time are left out")
     for role in ("manager", "agent", "model"):
         parser.add_argument(f"--{role}", help=argparse.SUPPRESS)
@@ -1654,6 +1676,8 @@ def main() -> int:
 
 def conduct(options: argparse.Namespace) -> int:
     scale = DRY if options.dry_run else GPU
+    if options.rounds:
+        scale = replace(scale, rounds=options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # nothing that was started is left
     began = now()
