@@ -11,8 +11,9 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FIRST = ("kill", "e2e")
-"""Folders whose tests mostly wait: begun first, they leave a core to the others."""
+ORDER = ("kill", "", "e2e")
+"""The tests that kill mostly wait: begun first, they leave a core to the others, and to those that start many
+processes when they have ended."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,6 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parts = item.path.relative_to(item.config.rootpath / "tests").parts
         return parts[0] if len(parts) > 1 else "top"
 
-    items.sort(key=lambda item: FIRST.index(folder) if (folder := folder_of(item)) in FIRST else len(FIRST))
+    items.sort(key=lambda item: ORDER.index(folder if (folder := folder_of(item)) in ORDER else ""))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(folder_of(item)))

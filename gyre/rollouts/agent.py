@@ -749,15 +749,20 @@ class Agent:
             )
 
     async def _fetch(self, weights: Weights, url: str, headers: dict[str, str]) -> ModelFolder:
-        """The folder with every byte compared with the manager's checksums. Raises WeightMismatch."""
+        """A folder of this agent's own, with every byte compared with the manager's checksums. Raises WeightMismatch.
+
+        Its own, because the publisher's is removed when newer versions are there, and an engine takes its time.
+        """
         loop = asyncio.get_running_loop()
-        if weights.local_path:
-            here = ModelFolder(Path(weights.local_path), weights.files, weights.checksum)
-            with contextlib.suppress(WeightMismatch):  # then this is another machine
-                await loop.run_in_executor(None, here.verify)
-                return here
         target = self.settings.cache / self.incarnation / f"v{weights.version:08d}"
         target.mkdir(parents=True, exist_ok=True)
+        for old in sorted(target.parent.glob("v*"))[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        mine = ModelFolder(target, weights.files, weights.checksum)
+        if weights.local_path:
+            with contextlib.suppress(WeightMismatch):  # then this is another machine
+                await loop.run_in_executor(None, mine.copy_of, Path(weights.local_path))
+                return mine
         timeout = aiohttp.ClientTimeout(total=None, sock_read=self.settings.fetch_timeout_s)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             for file in weights.files:
@@ -772,9 +777,7 @@ class Agent:
                 digest, size_bytes = await loop.run_in_executor(None, file_checksum, target / file.name)
                 if digest != file.checksum or size_bytes != file.size_bytes:
                     raise WeightMismatch(f"{file.name} of version {weights.version} came damaged: {digest}.")
-        for old in sorted(target.parent.glob("v*"))[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
-        return ModelFolder(target, weights.files, weights.checksum)
+        return mine
 
     async def _serve(self, folder: ModelFolder, weights: Weights) -> None:
         text = str(weights.version)

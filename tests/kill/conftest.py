@@ -56,7 +56,7 @@ class Run:
             replay = replay_job(store, self.handle.job_id)
             assert replay.differences == []
         open_incidents = [i["id"] for i in view["incidents"] if i["outcome"] != "recovered"]
-        assert open_incidents == []
+        assert open_incidents == [], view["incidents"]
         return view
 
     def _check_history(self) -> None:

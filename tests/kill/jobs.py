@@ -27,7 +27,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
                 "model": {"layers": 1, "hidden": 48, "heads": 2, "kv_heads": 1, "mlp": 96},
                 "sampling": {"n": 4},
                 "warm_start": {"max_steps": 80, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
-                "pace_s": 0.1,
+                "pace_s": 0.05,
                 "collective_timeout_s": 60,
             }
         )
@@ -60,9 +60,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     own_rollouts = overrides.pop("own_rollouts", False)
     assert not overrides, overrides
     builder = builder.actor().total(2).stall_timeout(stall_s)
-    if own_rollouts:
-        builder = builder.rollout("tests.kill.workloads", "PacedRollout").total(2).stall_timeout(stall_s)
-    else:
-        builder = builder.rollouts(max_running=64, kv_tokens=4096, report_interval_s=0.1)
-        builder = builder.rollout().total(2).stall_timeout(stall_s)
-    return builder.reward().total(1).stall_timeout(stall_s).end()
+    builder = builder.rollouts(max_running=64, kv_tokens=4096, report_interval_s=0.1)
+    own = ("gyre.workloads.torch", "TorchRollout") if own_rollouts else ()
+    builder = builder.rollout(*own).total(2).stall_timeout(stall_s)
+    return builder.reward("tests.kill.workloads", "PacedReward").total(1).stall_timeout(stall_s).end()

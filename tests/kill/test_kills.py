@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.kill.conftest import Run
@@ -39,6 +40,34 @@ def test_a_killed_vertex_is_replaced_and_the_weights_come_out_the_same(
     assert incident["scope"] == scope
     assert incident["evidence"]["error"]
     assert incident["recovery_s"] is not None
+
+
+def test_a_killed_engine_is_started_again_under_the_same_agent(start: Start, undisturbed_digest: str) -> None:
+    run = start()
+    run.faults.reach_step(6)
+    agent = run.faults.find("rollout-1")
+    (engine,) = (
+        child
+        for child in psutil.Process(agent.pid).children(recursive=True)
+        if any("engines.embedded" in word for word in child.cmdline())
+        and "guard.py" not in child.cmdline()[3]
+    )
+    engine.kill()
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    assert [vertex["incarnation"] for vertex in view["vertices"]] == [1] * len(view["vertices"])
+    told = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
+    (death,) = (body["details"] for body in told if body["what"] == "EngineDied")
+    assert death["instance"] == "rollout-1"
+    assert death["error"]
+
+
+def test_a_rollout_class_of_the_users_is_called_again_elsewhere(start: Start) -> None:
+    run = start(own_rollouts=True)
+    run.faults.reach_step(6)
+    (victim,) = run.faults.kill("rollout-0")
+    run.faults.replaced(victim)
+    run.end()
 
 
 def test_a_killed_master_takes_over_again_and_the_data_plane_goes_on(

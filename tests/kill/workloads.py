@@ -6,13 +6,14 @@ import time
 
 from gyre.rollouts import Group
 from gyre.workloads import operator
-from gyre.workloads.torch import TorchRollout
+from gyre.workloads.rewards import ExactMatchReward
 
 
-class PacedRollout(TorchRollout):
-    """Generates as ever, and takes at least `config["pace_s"]` for it."""
+class PacedReward(ExactMatchReward):
+    """Scores as ever, and takes at least `config["pace_s"]` for it: whatever dies, the job is still there when it is
+    back."""
 
     @operator
-    def generate(self, groups: list[Group], *, step: int) -> list[Group]:
+    def score(self, groups: list[Group]) -> list[Group]:
         time.sleep(self.config["pace_s"])
-        return super().generate(groups, step=step)
+        return super().score(groups)

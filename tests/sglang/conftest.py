@@ -6,11 +6,13 @@ They are left out of every other run: only `-m sglang` selects them.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.rollouts.engines.conformance")
+if "tests.rollouts.engines.conformance" not in sys.modules:  # it is, where the whole suite is collected
+    pytest.register_assert_rewrite("tests.rollouts.engines.conformance")
 
 HERE = Path(__file__).parent
 

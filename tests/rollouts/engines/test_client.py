@@ -65,7 +65,7 @@ async def fake() -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 async def client(fake: FakeEngine) -> AsyncIterator[EngineClient]:
-    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=0.3, stall_s=0.3)) as client:
+    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=1.0, stall_s=1.0)) as client:
         yield client
 
 
