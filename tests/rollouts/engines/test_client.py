@@ -65,7 +65,13 @@ async def fake() -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 async def client(fake: FakeEngine) -> AsyncIterator[EngineClient]:
-    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=1.0, stall_s=1.0)) as client:
+    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=0.3, stall_s=0.3)) as client:
+        yield client
+
+
+@pytest.fixture
+async def patient_client(fake: FakeEngine) -> AsyncIterator[EngineClient]:
+    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=10.0, stall_s=10.0)) as client:
         yield client
 
 
@@ -118,10 +124,10 @@ def tokens_of(chunks: list[Chunk]) -> list[int]:
     ],
 )
 async def test_each_token_comes_once_however_the_server_streams(
-    fake: FakeEngine, client: EngineClient, parts: list[Any]
+    fake: FakeEngine, patient_client: EngineClient, parts: list[Any]
 ) -> None:
     fake.streams(*parts, DONE)
-    chunks = await hear(client)
+    chunks = await hear(patient_client)
     assert tokens_of(chunks) == TOKENS
     assert chunks[-1].finish == Finish(FinishKind.LENGTH)
     assert [chunk.finish for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
