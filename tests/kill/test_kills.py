@@ -45,7 +45,14 @@ def test_a_killed_vertex_is_replaced_and_the_weights_come_out_the_same(
 
 def test_a_killed_engine_is_started_again_under_the_same_agent(start: Start, undisturbed_digest: str) -> None:
     run = start()
-    run.faults.reach_step(6)
+    run.faults.reach_step(4)
+
+    def serves(view: dict[str, Any]) -> bool | None:  # on a busy machine it may still be starting
+        return next(
+            (True for v in view["vertices"] if v["id"] == "rollout-1" and v["version"] is not None), None
+        )
+
+    run.faults.until(serves, "rollout-1 serving", timeout_s=30.0)
     agent = run.faults.find("rollout-1")
     (engine,) = (
         child
