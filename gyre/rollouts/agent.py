@@ -70,6 +70,7 @@ from gyre.rollouts.frames import (
     lineage,
 )
 from gyre.rollouts.model_folder import ModelFolder, file_checksum, fingerprint
+from gyre.rollouts.weight_cache import WeightCache
 from gyre.weights.manifest import WeightMismatch
 
 FLUSH_GAP_S = 0.02
@@ -250,6 +251,7 @@ class Agent:
         self._report_now = asyncio.Event()
         self._loading = asyncio.Lock()
         self._wanted: Weights | None = None
+        self._cache: WeightCache | None = None
         self._failed_starts = 0
         self._draining: str | None = None
         self._drain_deadline_s = 30.0
@@ -320,7 +322,8 @@ class Agent:
             await self._client.close()
         for engine in list(self._engines):
             await engine.stop()
-        shutil.rmtree(self.settings.cache / self.incarnation, ignore_errors=True)
+        if self._cache is not None:
+            self._cache.close()
 
     def _spawn(self, work: Awaitable[Any]) -> None:
         task = asyncio.ensure_future(work)
@@ -754,7 +757,9 @@ class Agent:
         Its own, because the publisher's is removed when newer versions are there, and an engine takes its time.
         """
         loop = asyncio.get_running_loop()
-        target = self.settings.cache / self.incarnation / f"v{weights.version:08d}"
+        if self._cache is None:
+            self._cache = WeightCache(self.settings.cache, self.incarnation)
+        target = self._cache.path / f"v{weights.version:08d}"
         target.mkdir(parents=True, exist_ok=True)
         for old in sorted(target.parent.glob("v*"))[:-2]:
             shutil.rmtree(old, ignore_errors=True)

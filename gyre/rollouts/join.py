@@ -12,15 +12,13 @@ import asyncio
 import contextlib
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent import Agent, AgentSettings, Endpoint, Refused
-from gyre.rollouts.engines.sglang import sglang_command
+from gyre.rollouts.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.rollouts.engines.supervisor import EngineCommand
 
 LOOK_S = 0.2
@@ -56,7 +54,7 @@ def engine_commands(
             *(python or sys.executable, "-m", "gyre.rollouts.engines.embedded"),
             *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
             *("--weight-version", version, "--max-running-requests", str(max_running)),
-            *("--max-total-tokens", str(kv_tokens)),
+            *("--max-total-tokens", str(kv_tokens), "--stream-interval", str(STREAM_INTERVAL)),
         ]
         return EngineCommand((*argv, *given))
 
@@ -79,10 +77,7 @@ async def run_agent(
     `reach_within_s`; tokens that it does not have are lost then."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
-        cache = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-weights-", dir=settings.cache))
-        )
-        agent = Agent(replace(settings, cache=cache), endpoint, command_for, on_progress=on_progress)
+        agent = Agent(settings, endpoint, command_for, on_progress=on_progress)
         work = loop.create_task(agent.run())
 
         def leave(reason: str) -> None:

@@ -17,21 +17,19 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
-import sys
-import tempfile
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from gyre.config import RolloutsSpec
 from gyre.rollouts.agent import Agent, AgentSettings
-from gyre.rollouts.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.rollouts.engines.supervisor import EngineCommand
+from gyre.rollouts.join import engine_commands
 from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
+from gyre.rollouts.weight_cache import default_root
 from gyre.workloads.base import BaseWorkload, operator
 
 ENDPOINT_FILE = "rollouts.json"
@@ -211,19 +209,18 @@ class RolloutInstance(BaseWorkload):
 
     def setup(self) -> None:
         spec = RolloutsSpec.model_validate(self.context.rollouts)
-        self._cache = Path(tempfile.mkdtemp(prefix="gyre-weights-", dir=_memory_backed()))
         self._loop = _Loop("gyre-agent")
         self.agent = Agent(
             AgentSettings(
                 name=f"{self.role}-{self.rank}",
                 max_running=spec.max_running,
                 kv_tokens=spec.kv_tokens,
-                cache=self._cache,
+                cache=default_root(),
                 engine=spec.engine,
                 ready_within_s=spec.ready_timeout_s,
             ),
             lambda: read_endpoint(self.context.directory),
-            lambda folder, version: engine_command(spec, folder, version),
+            engine_command(spec),
             on_progress=lambda fields: self.context.progress.tick(**fields),
         )
         self._loop.begin(self.agent.run())
@@ -243,34 +240,18 @@ class RolloutInstance(BaseWorkload):
             self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
             self._loop.wait(8.0)
         self._loop.stop()
-        shutil.rmtree(self._cache, ignore_errors=True)
 
 
-def engine_command(spec: RolloutsSpec, folder: Path, version: str) -> EngineCommand:
+def engine_command(spec: RolloutsSpec) -> Callable[[Path, str], EngineCommand]:
     """How the job's engine is started over a model folder."""
-    if spec.engine == "sglang":
-        extra = ["--max-running-requests", str(spec.max_running), *spec.engine_args]
-        if spec.context_length is not None:
-            extra = ["--context-length", str(spec.context_length), *extra]
-        return sglang_command(
-            folder, python=spec.engine_python or sys.executable, weight_version=version, extra=extra
-        )
-    argv = [
-        *(spec.engine_python or sys.executable, "-m", "gyre.rollouts.engines.embedded"),
-        *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
-        *("--weight-version", version),
-        *("--max-running-requests", str(spec.max_running)),
-        *("--max-total-tokens", str(spec.kv_tokens)),
-        *("--stream-interval", str(STREAM_INTERVAL)),
-    ]
-    if spec.context_length is not None:
-        argv += ["--context-length", str(spec.context_length)]
-    return EngineCommand((*argv, *spec.engine_args))
-
-
-def _memory_backed() -> str | None:
-    shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
+    context = ["--context-length", str(spec.context_length)] if spec.context_length is not None else []
+    return engine_commands(
+        spec.engine,
+        max_running=spec.max_running,
+        kv_tokens=spec.kv_tokens,
+        python=spec.engine_python or None,
+        extra=[*context, *spec.engine_args],
+    )
 
 
 def _reachable(host: str) -> str:

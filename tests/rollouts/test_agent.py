@@ -310,7 +310,7 @@ async def test_weights_from_another_machine_are_fetched_and_a_flipped_byte_is_re
     file.write_bytes(good)
     assert len((await all_groups(trainer, 1))[0].samples[0].token_ids) == 5
     assert (
-        crew.tmp_path / "cache" / agent.incarnation / "v00000000" / "model.safetensors"
+        crew.tmp_path / "cache" / f"gyre-weights-{agent.incarnation}" / "v00000000" / "model.safetensors"
     ).read_bytes() == good
     await crew.stop()
     assert not list((crew.tmp_path / "cache").iterdir())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +77,7 @@ def join(
 
     from gyre.rollouts.agent import AgentSettings
     from gyre.rollouts.join import engine_commands, run_agent
+    from gyre.rollouts.weight_cache import default_root
 
     instance = name or f"{socket.gethostname()}-{os.getpid()}"
     if not instance.isascii() or not instance.isprintable() or " " in instance or len(instance) > 200:
@@ -86,7 +86,7 @@ def join(
         name=instance,
         max_running=max_running,
         kv_tokens=kv_tokens,
-        cache=cache or _memory_backed(),
+        cache=cache or default_root(),
         engine=engine,
     )
     commands = engine_commands(
@@ -113,14 +113,6 @@ def _endpoint(session: Session, address: str) -> Endpoint:
         raise click.UsageError("Give the rollout plane's token: --token, or GYRE_TOKEN.")
     where = _checked(address), session.token
     return lambda: where
-
-
-def _memory_backed() -> Path:
-    import tempfile
-
-    shared = Path("/dev/shm")
-    usable = sys.platform == "linux" and shared.is_dir() and os.access(shared, os.W_OK)
-    return shared if usable else Path(tempfile.gettempdir())
 
 
 @verb()
