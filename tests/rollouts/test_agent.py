@@ -275,7 +275,7 @@ async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Cr
     await trainer.publish(0)
     crew.start("a")
     await crew.serving("a")
-    await trainer.ask([0], limit=60)
+    await trainer.ask([0], limit=400)
     await crew.generated(10)
     crew.tell("a", "no_update")
     await trainer.publish(1)
