@@ -29,7 +29,7 @@ TORCH = {
         "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
         "sampling": {"n": 2, "max_new_tokens": 3},
         "warm_start": {"max_steps": 2, "batch": 4},
-        "loss": {"kl_coef": 0.01},
+        "loss": {"kl_loss_coef": 0.01},
     },
     "run": {
         "steps": 4,

@@ -43,9 +43,9 @@ def one_step(actor, groups, step=None):
     return actor.apply(step=step, indices=1, group_ids=ids(groups))
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_micro_batches_give_the_gradient_of_the_whole_batch(groups, aggregation):
-    config = {**CONFIG, "loss": {"aggregation": aggregation}}
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_micro_batches_give_the_gradient_of_the_whole_batch(groups, mode):
+    config = {**CONFIG, "loss": {"loss_agg_mode": mode}}
     whole, cut = bind(TorchActor(), config), bind(TorchActor(), config)
     expected = one_step(whole, groups)
     for index, part in enumerate([groups[:1], [], groups[1:4], groups[4:]]):
@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_the_loss_by_autograd_on_every_sample(actor, gro
     lean, lean_tally = micro_batch_gradient(actor.model, groups, actor.settings)
     reference = bind(TorchReference())
     reference.load_weights(*actor.export_weights(version=0))
-    settings = bind(TorchActor(), {**CONFIG, "loss": {"kl_coef": 1e-12}}).settings
+    settings = bind(TorchActor(), {**CONFIG, "loss": {"kl_loss_coef": 1e-12}}).settings
     full, full_tally = micro_batch_gradient(actor.model, reference.logprobs(groups), settings)
     assert torch.allclose(lean, full, atol=1e-5)
     assert full_tally.scored_tokens == full_tally.tokens == lean_tally.tokens

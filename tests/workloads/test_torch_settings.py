@@ -27,7 +27,7 @@ def test_other_workloads_keys_are_left_to_them():
         ({"task": {"operators": "/"}}, "operators"),
         ({"model": {"heads": 5}}, "even multiple"),
         ({"model": {"heads": 4, "kv_heads": 3, "hidden": 32}}, "multiple of model.kv_heads"),
-        ({"loss": {"aggregation": "mean"}}, "aggregation"),
+        ({"loss": {"loss_agg_mode": "mean"}}, "loss_agg_mode"),
     ],
 )
 def test_a_wrong_setting_is_named(config, sentence):

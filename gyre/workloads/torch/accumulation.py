@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gyre.rollouts.samples import Group, Sample
-from gyre.workloads.torch.grpo import group_advantages, policy_loss
+from gyre.rollouts.samples import Group
+from gyre.workloads.advantages import advantages_of, reference_of
+from gyre.workloads.losses import policy_loss
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, pad_values, token_logprobs
 from gyre.workloads.torch.model import Decoder
 from gyre.workloads.torch.settings import TorchSettings
@@ -26,11 +26,12 @@ from gyre.workloads.torch.settings import TorchSettings
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Sums over samples. `scored_tokens` are those that went through the model: samples whose group's rewards
-    are all equal have no gradient, and are left out unless a KL term needs them."""
+    """Sums over samples. `sequences` are the samples that have a token. `scored_tokens` are those that went through
+    the model: samples without advantage have no gradient, and are left out unless another term needs them."""
 
     groups: float = 0.0
     samples: float = 0.0
+    sequences: float = 0.0
     tokens: float = 0.0
     reward: float = 0.0
     loss: float = 0.0
@@ -38,6 +39,9 @@ class Tally:
     entropy: float = 0.0
     kl: float = 0.0
     clipped: float = 0.0
+    old_kl: float = 0.0
+    tis_weight: float = 0.0
+    tis_capped: float = 0.0
 
     def to_list(self) -> list[float]:
         return [getattr(self, name) for name in Tally.__slots__]
@@ -81,20 +85,21 @@ def micro_batch_gradient(
 ) -> tuple[Tensor | None, Tally]:
     """The flat float32 gradient of the summed loss, or None where it is exactly zero, and the tally.
 
-    Raises ValueError for a sample without reward, or without `ref_logprobs` when the KL term is on.
+    Raises ValueError for a sample without reward, or without what a term of the loss needs.
     """
     loss_settings = settings.loss
     samples = [(group, sample) for group in groups for sample in group.samples]
-    advantages = _advantages(groups, loss_settings.scale_by_std)
-    everything = loss_settings.kl_coef > 0
+    advantages = advantages_of(groups, loss_settings)
+    everything = loss_settings.needs_every_sample
     chosen = [
         k
         for k, (_, sample) in enumerate(samples)
-        if len(sample.token_ids) and (everything or advantages[k] != 0.0)
+        if len(sample.token_ids) and (everything or advantages[k].any())
     ]
     tally = Tally(
         groups=len(groups),
         samples=len(samples),
+        sequences=sum(len(sample.token_ids) > 0 for _, sample in samples),
         tokens=sum(len(sample.token_ids) for _, sample in samples),
         reward=float(sum(sample.reward or 0.0 for _, sample in samples)),
     )
@@ -102,45 +107,38 @@ def micro_batch_gradient(
         return None, tally
 
     batch = pad_rows([TokenRow(samples[k][0].prompt_ids, samples[k][1].token_ids) for k in chosen])
-    logprobs, entropies = token_logprobs(model, batch, settings.sampling.temperature)
+    logprobs, entropies = token_logprobs(
+        model, batch, settings.sampling.temperature, entropy_gradient=loss_settings.entropy_coeff != 0
+    )
+    engines = pad_values([samples[k][1].logprobs for k in chosen], batch)
+    truncated = loss_settings.tis_imp_ratio_cap > 0
+    reference = None
+    if loss_settings.kl_loss_coef > 0:
+        reference = pad_values([reference_of(samples[k][1]) for k in chosen], batch)
     result = policy_loss(
         logprobs,
-        pad_values([samples[k][1].logprobs for k in chosen], batch),
-        torch.from_numpy(advantages[chosen]),
+        pad_values([advantages[k] for k in chosen], batch),
         batch.mask,
-        clip_low=loss_settings.clip_low,
-        clip_high=loss_settings.clip_high,
-        aggregation=loss_settings.aggregation,
-        ref_logprobs=pad_values([_reference(samples[k][1]) for k in chosen], batch) if everything else None,
-        kl_coef=loss_settings.kl_coef,
+        loss_settings,
+        # One optimizer step a batch: the policy before the step is the one that computes here.
+        old_logprobs=None if truncated else engines,
+        rollout_logprobs=engines if truncated else None,
+        ref_logprobs=reference,
+        entropies=entropies,
+        norm_length=settings.norm_length,
     )
     gradients = torch.autograd.grad(result.loss, list(model.parameters()))
+    sums = {name: value.item() for name, value in result.metrics.items()}
     tally = tally.plus(
         Tally(
             loss=result.loss.item(),
-            scored_tokens=float(batch.mask.sum()),
-            entropy=entropies[batch.mask].sum().item(),
-            kl=result.kl.item(),
-            clipped=float(result.clipped),
+            scored_tokens=sums["tokens"],
+            entropy=sums["entropy"],
+            kl=sums.get("kl", 0.0),
+            clipped=sums["clipped_low"] + sums["clipped_high"],
+            old_kl=sums["old_kl"],
+            tis_weight=sums.get("tis_weight", 0.0),
+            tis_capped=sums.get("tis_capped", 0.0),
         )
     )
     return torch.cat([gradient.reshape(-1) for gradient in gradients]), tally
-
-
-def _advantages(groups: Sequence[Group], scale_by_std: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32 `[samples]`, in the order of groups and samples."""
-    parts = []
-    for group in groups:
-        rewards = [sample.reward for sample in group.samples]
-        if any(reward is None for reward in rewards):
-            raise ValueError(f"group {group.id} has samples without a reward: score it before training on it")
-        if rewards:
-            parts.append(group_advantages(torch.tensor([rewards]), scale_by_std=scale_by_std)[0].numpy())
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-
-
-def _reference(sample: Sample) -> Any:
-    values = sample.extras.get("ref_logprobs")
-    if values is None:
-        raise ValueError("loss.kl_coef is positive, but a sample has no ref_logprobs: add a reference role")
-    return values

@@ -1,4 +1,4 @@
-"""The trained policy in plain torch: data-parallel GRPO with AdamW over Gloo.
+"""The trained policy in plain torch: data-parallel, AdamW over Gloo, with the losses of `gyre.workloads.losses`.
 
 One optimizer step is `begin(step)`, `accumulate(groups, step=, index=)` for each micro-batch, `apply(step=, …)`.
 Every rank gets every call; a rank's `groups` are its own share, possibly none.
@@ -25,6 +25,7 @@ from gyre.rollouts.samples import Group
 from gyre.weights.manifest import pack_weights
 from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.losses import mini_batch_weight
 from gyre.workloads.torch.accumulation import Accumulation, Tally, micro_batch_gradient
 from gyre.workloads.torch.errors import (
     CheckpointMismatch,
@@ -145,8 +146,9 @@ class TorchActor(BaseWorkload):
 
         `indices` is how many micro-batches this and every rank must have accumulated; `group_ids` are the groups
         in them over all ranks. Metrics: `step`, `loss`, `grad_norm`, `lr`, `reward_mean`, `groups`, `samples`,
-        `tokens`, `entropy` (over tokens that carry a gradient), `clipped` (their fraction at the clip), and `kl`
-        when that term is on. Raises, on all ranks together, MicroBatchMismatch, TrainedTwice and NotFinite; the
+        `tokens`, `entropy` (over tokens that carry a gradient), `clipped` (their fraction at the clip), `old_kl`
+        (from the policy that generated, or from before the step), and `kl`, `tis_weight` and `tis_capped` where those
+        terms are on. Raises, on all ranks together, MicroBatchMismatch, TrainedTwice and NotFinite; the
         weights are then as they were.
         """
         if self._is_applied(step):
@@ -154,7 +156,8 @@ class TorchActor(BaseWorkload):
         self._refuse_trained(group_ids)
         gradient, tally = self._reduce(step, indices, group_ids)
         optim = self.settings.optim
-        count = tally.samples if self.settings.loss.aggregation == "sequence" else tally.tokens
+        loss = self.settings.loss
+        count = mini_batch_weight(loss.loss_agg_mode, tokens=tally.tokens, sequences=tally.sequences)
         gradient /= max(count, 1.0)
         grad_norm = float(gradient.norm())
         if grad_norm != grad_norm or grad_norm == float("inf"):
@@ -183,9 +186,15 @@ class TorchActor(BaseWorkload):
             "tokens": int(tally.tokens),
             "entropy": tally.entropy / scored,
             "clipped": tally.clipped / scored,
+            "old_kl": tally.old_kl / scored,
         }
-        if self.settings.loss.kl_coef > 0:
+        if loss.kl_loss_coef > 0:
             self._metrics["kl"] = tally.kl / scored
+        if loss.tis_imp_ratio_cap > 0:
+            self._metrics |= {
+                "tis_weight": tally.tis_weight / scored,
+                "tis_capped": tally.tis_capped / scored,
+            }
         self.report_progress(step=step)
         return self._metrics
 

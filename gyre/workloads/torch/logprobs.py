@@ -69,12 +69,15 @@ def token_logits(model: Decoder, batch: TokenBatch) -> Tensor:
     return logits.gather(1, batch.columns[:, :, None].expand(-1, -1, logits.shape[-1]))
 
 
-def token_logprobs(model: Decoder, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    model: Decoder, batch: TokenBatch, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probs float32 `[rows, t]` under `softmax(logits / temperature)` (at 1 when it is 0), and the entropies.
 
-    Values where `batch.mask` is False are meaningless. The entropies carry no gradient.
+    Values where `batch.mask` is False are meaningless. The entropies carry a gradient only where asked for.
     """
     logits = token_logits(model, batch)
     everything = torch.log_softmax(logits / temperature if temperature > 0 else logits, dim=-1)
-    entropies = -(everything.detach().exp() * everything.detach()).sum(dim=-1)
+    counted = everything if entropy_gradient else everything.detach()
+    entropies = -(counted.exp() * counted).sum(dim=-1)
     return everything.gather(2, batch.targets[:, :, None])[:, :, 0], entropies

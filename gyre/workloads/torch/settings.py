@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from gyre.errors import ConfigError, nearest
-
-T = TypeVar("T")
+from gyre.workloads.loss_settings import LossSettings
+from gyre.workloads.settings import read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,6 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LossSettings:
-    """See `gyre.workloads.torch.grpo`. `aggregation` is `token` or `sequence`."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    kl_coef: float = 0.0
-    scale_by_std: bool = True
-    aggregation: str = "token"
-
-
-@dataclass(frozen=True, slots=True)
 class WarmStartSettings:
     """Supervised steps on fresh problems and a forgetful pupil's answers, who slips in `slips` of the problems
     (see `ArithmeticTask.demonstrations`), until the rate of exact agreement with the pupil reaches `stop_at`."""
@@ -123,6 +112,11 @@ class TorchSettings:
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
 
+    @property
+    def norm_length(self) -> float:
+        """The constant of `loss_agg_mode: seq-mean-token-sum-norm`."""
+        return self.loss.loss_scale_factor or float(self.sampling.max_new_tokens)
+
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> TorchSettings:
         """The settings that `config` asks for, defaults elsewhere. Raises ConfigError."""
@@ -130,31 +124,9 @@ class TorchSettings:
         for key in config:
             if key not in known and difflib.get_close_matches(key, known, n=1, cutoff=0.75):
                 raise ConfigError(f"config.{key} is not a setting.", hint=nearest(key, known))
-        settings = _read(cls, {key: config[key] for key in config if key in known}, "config")
+        settings = read_settings(cls, {key: config[key] for key in config if key in known}, "config")
         _check(settings)
         return settings
-
-
-def _read(kind: type[T], values: Any, path: str) -> T:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} must be a mapping, not {values!r}.")
-    hints = get_type_hints(kind)
-    taken: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in hints:
-            raise ConfigError(f"{path}.{key} is not a setting.", hint=nearest(str(key), hints))
-        taken[key] = _value(hints[key], value, f"{path}.{key}")
-    return kind(**taken)
-
-
-def _value(kind: Any, value: Any, path: str) -> Any:
-    if is_dataclass(kind):
-        return _read(kind, value, path)  # type: ignore[arg-type]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{path} must be {kind.__name__}, not {value!r}.")
-    return value
 
 
 def _check(settings: TorchSettings) -> None:
@@ -183,10 +155,6 @@ def _check(settings: TorchSettings) -> None:
         ),
         (sampling.temperature >= 0, "config.sampling.temperature must not be negative"),
         (
-            settings.loss.aggregation in ("token", "sequence"),
-            "config.loss.aggregation must be 'token' or 'sequence'",
-        ),
-        (
             settings.optim.lr > 0 and settings.optim.clip_norm > 0,
             "config.optim.lr and clip_norm must be positive",
         ),
@@ -194,6 +162,7 @@ def _check(settings: TorchSettings) -> None:
     for holds, sentence in rules:
         if not holds:
             raise ConfigError(f"{sentence}.")
+    settings.loss.check()
 
 
 @dataclass(frozen=True, slots=True)
