@@ -148,7 +148,8 @@ class Log:
 
 async def manager_main(options: Row) -> None:
     """A rollout manager with its ledger; says where it listens in the endpoint's file."""
-    from gyre.rollouts.manager import AgentSession, ManagerSettings, RolloutManager
+    from gyre.rollouts.manager import ManagerSettings, RolloutManager
+    from gyre.rollouts.peers import AgentSession
     from gyre.store import open_store
 
     log = Log(options["log"])

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from gyre.rollouts.book import Batch
 from gyre.rollouts.frames import Ack, Frame, Progress, Request, encode
-from gyre.rollouts.manager import AgentSession, ManagerSettings, Peer, RolloutManager, calm_collector
+from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
+from gyre.rollouts.peers import AgentSession, Peer
+from gyre.rollouts.unwritten import Batch
 from gyre.store import open_store
 
 

@@ -17,29 +17,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
 import numpy as np
-from numpy.typing import NDArray
 
 from gyre.errors import GyreError
+from gyre.rollouts.agent_reports import Reports
+from gyre.rollouts.agent_samples import HeldSample, engine_request, request_id, version_runs
+from gyre.rollouts.agent_weights import AgentWeights, update_engine
 from gyre.rollouts.engines.client import EngineClient
 from gyre.rollouts.engines.dialect import (
     Chunk,
     FinishKind,
-    GenerateRequest,
-    PauseMode,
-    SamplingParams,
 )
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
 from gyre.rollouts.engines.supervisor import EngineCommand, EngineDeath, EngineProcess
@@ -51,14 +49,11 @@ from gyre.rollouts.frames import (
     Cancel,
     Drain,
     Draining,
-    End,
     EngineDied,
     Frame,
     FrameError,
     Held,
     Hello,
-    Loaded,
-    LoadFailed,
     Progress,
     Prompt,
     Reject,
@@ -67,11 +62,8 @@ from gyre.rollouts.frames import (
     Work,
     decode,
     encode,
-    lineage,
 )
-from gyre.rollouts.model_folder import ModelFolder, file_checksum, fingerprint
-from gyre.rollouts.weight_cache import WeightCache
-from gyre.weights.manifest import WeightMismatch
+from gyre.rollouts.model_folder import fingerprint
 
 FLUSH_GAP_S = 0.02
 """At least so long between two reports; one that is wanted sooner (a sample ended) waits for it."""
@@ -86,9 +78,6 @@ REDIAL_FIRST_S, REDIAL_MAX_S = 0.1, 1.0
 """Pause before the manager is dialled again, doubled each time. Less than a new manager waits for those who hold
 samples."""
 
-PORTION_TOKENS = 1 << 20
-"""In one report: 8 MiB, far below the frame limit, however long the manager was away."""
-
 SICK_AFTER = 3
 """Requests in a row that fail before the engine is started anew: it answers, and does not work."""
 
@@ -98,11 +87,6 @@ DRAIN_ABORT_S = 0.6
 SAMPLES_PER_REQUEST = 16
 """Samples that come together are asked for together, up to so many: a connection for each costs more than a short
 sample does. More would cost an SGLang server, which looks at all of a request's streams at each chunk."""
-
-ENGINE_STARTS = 3
-"""Starts in a row that may fail before the agent gives up: its machine is not able."""
-
-_SAMPLING_KEYS = {entry.name for entry in fields(SamplingParams)}
 
 
 class Refused(GyreError):
@@ -131,87 +115,6 @@ class AgentSettings:
     local: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class _Held:
-    """A sample that this agent has."""
-
-    key: int
-    row: int
-    lease: int
-    prompt: NDArray[np.int32]
-    prior: NDArray[np.int32]
-    sampling: dict[str, Any]
-    seed: int
-    ids: list[NDArray[np.int32]] = field(default_factory=list)
-    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
-    runs: list[list[int]] = field(default_factory=list)
-    """[version, tokens] of what this agent generated."""
-    made: int = 0
-    sent: int = 0
-    lease_began: int = 0
-    """Tokens made before the present lease (a reconnect gives a new one)."""
-    end: str = ""
-    message: str = ""
-    true_runs: tuple[tuple[int, int], ...] = ()
-    end_seq: int = 0
-    """The report that held its end; 0 while not sent."""
-    task: asyncio.Future[None] | None = None
-    """Ends with its generation; cancelling it gives the sample up."""
-    rid: str = ""
-    seen: int = -1
-    """The version that the engine served at the last chunk, or when it got the sample."""
-    cancelled: bool = False
-
-    @property
-    def start(self) -> int:
-        return len(self.prior)
-
-    def take(self, chunk: Chunk, served: int) -> None:
-        """The first chunk after a change of weights may hold tokens of both, and is called the older's."""
-        told = chunk.weight_version
-        now = int(told) if told is not None and told.isdecimal() else served
-        version = now if self.seen < 0 else self.seen if now < 0 else min(now, self.seen)
-        self.seen = max(now, self.seen)
-        count = len(chunk.token_ids)
-        if not count:
-            return
-        if self.runs and self.runs[-1][0] == version:
-            self.runs[-1][1] += count
-        else:
-            self.runs.append([version, count])
-        self.ids.append(chunk.token_ids)
-        self.logprobs.append(chunk.logprobs)
-        self.made += count
-
-    def has(self, known: int, expected: str) -> bool:
-        """Whether its first `known` tokens are those that the manager names by `expected`."""
-        tokens = np.concatenate([self.prior, *self.ids])[:known]
-        return lineage(self.prompt, self.seed, tokens) == expected
-
-    def forget(self) -> None:
-        self.ids, self.logprobs, self.runs = [], [], []
-        self.made = self.sent = 0
-        self.true_runs = ()
-
-    def unsent(self) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
-        """Ids and log-probs that were not sent, as far as they are of one version, and that version."""
-        first, at = self.sent, 0
-        version = -1
-        end = self.made
-        for run_version, count in self.runs:
-            if first < at + count:
-                version, end = run_version, min(self.made, at + count)
-                break
-            at += count
-        self._join()
-        return self.ids[0][first:end], self.logprobs[0][first:end], version
-
-    def _join(self) -> None:
-        if len(self.ids) > 1:
-            self.ids = [np.concatenate(self.ids)]
-            self.logprobs = [np.concatenate(self.logprobs)]
-
-
 class Agent:
     """`command_for(folder, version)` says how an engine is started over a model folder. `run` returns when the agent
     was drained, and raises Refused, or the engine's error where no engine could be started."""
@@ -227,8 +130,6 @@ class Agent:
     ) -> None:
         self.settings = settings
         self.incarnation = uuid.uuid4().hex
-        self.version = -1
-        self.checksum = ""
         self.connected = False
         self.tokens = 0
         self._endpoint = endpoint
@@ -241,26 +142,28 @@ class Agent:
         """All that may still be a process."""
         self._client: EngineClient | None = None
         self._engine_watch: asyncio.Task[None] | None = None
-        self._samples: dict[int, _Held] = {}
+        self._samples: dict[int, HeldSample] = {}
         """By lease."""
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._seq = 0
+        self._reports = Reports(settings.max_running)
         self._acked = 0
         self._interval_s = 0.25
         self._update_mode = "in_place"
         self._report_now = asyncio.Event()
-        self._loading = asyncio.Lock()
-        self._wanted: Weights | None = None
-        self._cache: WeightCache | None = None
-        self._failed_starts = 0
+        self._weights = AgentWeights(
+            settings.cache,
+            self.incarnation,
+            serve=self._serve,
+            is_serving=lambda: self._client is not None,
+            send=self._send,
+            fetch_timeout_s=settings.fetch_timeout_s,
+            monotonic=monotonic,
+        )
         self._draining: str | None = None
         self._drain_deadline_s = 30.0
         self._drained = asyncio.Event()
         self._fatal: BaseException | None = None
         self._stopped = asyncio.Event()
-        self._rate = 0.0
-        self._rate_at = 0.0
-        self._rate_tokens = 0
         self._background: set[asyncio.Task[Any]] = set()
         self._reject: Refused | None = None
         self._failed_in_a_row = 0
@@ -301,6 +204,11 @@ class Agent:
             self._spawn(self._drain())
 
     @property
+    def version(self) -> int:
+        """The policy version that the engine serves; -1 without."""
+        return self._weights.version
+
+    @property
     def is_draining(self) -> bool:
         return self._draining is not None
 
@@ -322,8 +230,7 @@ class Agent:
             await self._client.close()
         for engine in list(self._engines):
             await engine.stop()
-        if self._cache is not None:
-            self._cache.close()
+        self._weights.close()
 
     def _spawn(self, work: Awaitable[Any]) -> None:
         task = asyncio.ensure_future(work)
@@ -403,7 +310,7 @@ class Agent:
             max_running=self.settings.max_running,
             kv_tokens=self.settings.kv_tokens,
             version=self.version,
-            checksum=self.checksum,
+            checksum=self._weights.checksum,
             held=[
                 Held(key=held.key, lease=held.lease, start=held.start, length=held.start + held.made)
                 for held in self._samples.values()
@@ -423,7 +330,7 @@ class Agent:
     ) -> None:
         self._interval_s = frame.interval_s
         self._update_mode = frame.update_mode
-        self._seq, self._acked = 0, 0
+        self._reports.seq, self._acked = 0, 0
         kept = {keep.key: keep for keep in frame.keep}
         mine, self._samples = self._samples, {}
         for held in mine.values():
@@ -447,10 +354,10 @@ class Agent:
         if self._draining is not None:
             self._send(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
         if frame.weights is not None:
-            self._want(frame.weights, session, url)
+            self._spawn(self._weights.load(frame.weights, url, dict(session.headers)))
         self._report_now.set()
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: HeldSample) -> None:
         """It went on elsewhere."""
         held.cancelled = True
         if held.task is not None:
@@ -477,7 +384,7 @@ class Agent:
                 if held is not None and not held.end:
                     self._spawn(self._call_off(held))
         elif isinstance(frame, Weights):
-            self._want(frame, session, url)
+            self._spawn(self._weights.load(frame, url, dict(session.headers)))
         elif isinstance(frame, Drain):
             self.drain(frame.reason or "the manager asked", frame.deadline_s)
         elif isinstance(frame, Reject):
@@ -495,7 +402,7 @@ class Agent:
     def _begin(self, given: Sequence[tuple[Work, Prompt]]) -> None:
         begun = []
         for work, prompt in given:
-            held = _Held(
+            held = HeldSample(
                 key=work.key,
                 row=work.row,
                 lease=work.lease,
@@ -503,7 +410,7 @@ class Agent:
                 prior=np.frombuffer(work.prior, "<i4").astype(np.int32),
                 sampling=prompt.sampling,
                 seed=work.seed,
-                rid=_rid(work.lease),
+                rid=request_id(work.lease),
                 seen=self.version,
             )
             self._samples[held.lease] = held
@@ -516,7 +423,7 @@ class Agent:
         for at in range(0, len(begun), SAMPLES_PER_REQUEST):
             self._ask(begun[at : at + SAMPLES_PER_REQUEST], self._client)
 
-    def _ask(self, some: list[_Held], client: EngineClient) -> None:
+    def _ask(self, some: list[HeldSample], client: EngineClient) -> None:
         if len(some) == 1:
             some[0].task = asyncio.create_task(self._generate(some[0], client))
             return
@@ -525,20 +432,20 @@ class Agent:
             held.task.add_done_callback(partial(self._left, held, client))
         self._spawn(self._generate_many(some, client))
 
-    def _left(self, held: _Held, client: EngineClient, ended: asyncio.Future[None]) -> None:
+    def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
         """One of several in a request is given up: the engine is told, for its stream goes on for the others."""
         if ended.cancelled() and not held.end and client is self._client:
             self._spawn(self._abort(held, client))
 
-    async def _abort(self, held: _Held, client: EngineClient) -> None:
+    async def _abort(self, held: HeldSample, client: EngineClient) -> None:
         with contextlib.suppress(EngineError):  # then its tokens go on coming, and are dropped
             await client.abort(held.rid)
 
-    async def _generate_many(self, some: list[_Held], client: EngineClient) -> None:
+    async def _generate_many(self, some: list[HeldSample], client: EngineClient) -> None:
         """One request for all of them. When it breaks, what is left of it is asked for one by one, so that what is
         wrong with one sample is said of that one."""
         try:
-            async with aclosing(client.generate_many([_request(held) for held in some])) as chunks:
+            async with aclosing(client.generate_many([engine_request(held) for held in some])) as chunks:
                 async for at, chunk in chunks:
                     held = some[at]
                     if held.cancelled or held.end:
@@ -555,22 +462,22 @@ class Agent:
                     held.rid = "r" + held.rid[1:]  # the engine may not have let go of the other yet
                     held.task = asyncio.create_task(self._generate(held, client))
 
-    def _took(self, held: _Held, chunk: Chunk) -> None:
+    def _took(self, held: HeldSample, chunk: Chunk) -> None:
         held.take(chunk, self.version)
         self.tokens += len(chunk.token_ids)
         self._failed_in_a_row = 0
         if chunk.finish is None:
             return
         if chunk.spans:
-            held.true_runs = _runs_of(chunk, held)
+            held.true_runs = version_runs(chunk, held)
         if chunk.finish.kind is FinishKind.ABORT:
             self._finish(held, "released", chunk.finish.message)
         else:
             self._finish(held, str(chunk.finish.kind), "")
 
-    async def _generate(self, held: _Held, client: EngineClient) -> None:
+    async def _generate(self, held: HeldSample, client: EngineClient) -> None:
         try:
-            async with aclosing(client.generate(_request(held))) as chunks:
+            async with aclosing(client.generate(engine_request(held))) as chunks:
                 async for chunk in chunks:
                     self._took(held, chunk)
         except EngineRefused as error:
@@ -580,7 +487,7 @@ class Agent:
         except Exception as error:  # of this sample alone, and it must not hang for it
             self._finish(held, "failed", f"{type(error).__name__}: {error}"[:2000])
 
-    async def _failed(self, held: _Held, client: EngineClient, error: EngineError) -> None:
+    async def _failed(self, held: HeldSample, client: EngineClient, error: EngineError) -> None:
         """The engine could not. If it cannot do anything, that is what is told, and not that the sample is to blame."""
         await asyncio.sleep(0.2)  # its death is noticed by then
         if self._client is client and not held.end:
@@ -595,11 +502,11 @@ class Agent:
         if self._client is client and not held.cancelled and not held.end:
             self._finish(held, "failed", str(error)[:2000])
 
-    def _finish(self, held: _Held, kind: str, message: str) -> None:
+    def _finish(self, held: HeldSample, kind: str, message: str) -> None:
         held.end, held.message = kind, message
         self._report_now.set()
 
-    async def _call_off(self, held: _Held) -> None:
+    async def _call_off(self, held: HeldSample) -> None:
         """Its stream ends with the tokens that the engine has, and then it is released."""
         client = self._client
         if client is None:
@@ -614,7 +521,7 @@ class Agent:
                 held.task.cancel()
             self._finish(held, "released", "called off")
 
-    async def _wait_end(self, held: _Held, within_s: float) -> None:
+    async def _wait_end(self, held: HeldSample, within_s: float) -> None:
         if held.task is not None and not held.end:
             await asyncio.wait([held.task], timeout=within_s)
 
@@ -631,7 +538,13 @@ class Agent:
             if everything:
                 due = self._now() + self._interval_s
             while True:
-                frame, more = self._progress(everything)
+                frame, more = self._reports.next(
+                    self._samples.values(),
+                    everything=everything,
+                    made_tokens=self.tokens,
+                    interval_s=self._interval_s,
+                    now=self._now(),
+                )
                 await socket.send_bytes(encode(frame))
                 if not more:
                     break
@@ -641,185 +554,33 @@ class Agent:
             self._on_progress({"version": self.version, "tokens": self.tokens, "samples": len(self._samples)})
             await asyncio.sleep(FLUSH_GAP_S)
 
-    def _progress(self, everything: bool) -> tuple[Progress, bool]:
-        """What is new, if not of all samples then of those that ended, and whether there is more (of another version)
-        for a further frame."""
-        self._seq += 1
-        new = sorted(
-            (held for held in self._samples.values() if held.sent < held.made and (everything or held.end)),
-            key=lambda held: held.row,
-        )
-        rows: list[int] = []
-        leases, starts, counts, versions = [], [], [], []
-        ids: list[NDArray[np.int32]] = []
-        logprobs: list[NDArray[np.float32]] = []
-        more, room = False, PORTION_TOKENS
-        for held in new:
-            if not room:
-                more = True
-                break
-            if rows and rows[-1] == held.row:  # one of them was called off, and its row has been given again
-                more = True
-                continue
-            some_ids, some_logprobs, version = held.unsent()
-            some_ids, some_logprobs = some_ids[:room], some_logprobs[:room]
-            room -= len(some_ids)
-            rows.append(held.row)
-            leases.append(held.lease)
-            starts.append(held.start + held.sent)
-            counts.append(len(some_ids))
-            versions.append(version)
-            ids.append(some_ids)
-            logprobs.append(some_logprobs)
-            held.sent += len(some_ids)
-            more = more or held.sent < held.made
-        ends = []
-        over = [held for held in self._samples.values() if held.end and not held.end_seq]
-        together = all(held.sent == held.made for held in over if held.end == "died")
-        for held in over:
-            if held.sent == held.made and (together or held.end != "died"):
-                held.end_seq = self._seq
-                runs = held.true_runs if held.lease_began == 0 else ()
-                ends.append(End(held.row, held.lease, held.end, held.message, runs))
-        now = self._now()
-        if now - self._rate_at >= self._interval_s:
-            made, seconds = self.tokens - self._rate_tokens, now - self._rate_at
-            self._rate = made / seconds if self._rate_at else 0.0
-            self._rate_at, self._rate_tokens = now, self.tokens
-        running = [held for held in self._samples.values() if not held.end]
-        frame = Progress(
-            self._seq,
-            np.array(rows, np.uint32),
-            np.array(leases, np.uint64),
-            np.array(starts, np.uint32),
-            np.array(counts, np.uint32),
-            np.array(versions, np.int32),
-            np.concatenate(ids) if ids else np.empty(0, np.int32),
-            np.concatenate(logprobs) if logprobs else np.empty(0, np.float32),
-            ends,
-            running=min(len(running), self.settings.max_running),
-            waiting=max(0, len(running) - self.settings.max_running),
-            used_tokens=sum(len(held.prompt) + held.start + held.made for held in running),
-            rate_tokens_s=self._rate,
-        )
-        return frame, more
+    # -- the engine ---------------------------------------------------------------------------------
 
-    # -- weights ------------------------------------------------------------------------------------
-
-    def _want(self, weights: Weights, session: aiohttp.ClientSession, url: str) -> None:
-        self._wanted = weights
-        headers = dict(session.headers)
-        self._spawn(self._load(weights, url, headers))
-
-    async def _load(self, weights: Weights, url: str, headers: dict[str, str]) -> None:
-        async with self._loading:
-            if self._wanted is not weights:
-                return  # a newer one was published meanwhile
-            began = self._now()
-            if self._client is not None and (self.version, self.checksum) == (
-                weights.version,
-                weights.checksum,
-            ):
-                self._send(
-                    Loaded(version=self.version, checksum=self.checksum, fetch_s=0.0, load_s=0.0)
-                )  # told over another connection, or not heard
-                return
-            try:
-                folder = await self._fetch(weights, url, headers)
-                fetched = self._now()
-                await self._serve(folder, weights)
-            except (WeightMismatch, EngineRefused, OSError, aiohttp.ClientError, TimeoutError) as error:
-                self._send(
-                    LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000])
-                )
-                return
-            except EngineError as error:
-                self._failed_starts += 1
-                if self._failed_starts >= ENGINE_STARTS:
-                    raise
-                self._send(
-                    LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000])
-                )
-                return
-            self._failed_starts = 0
-            self._send(
-                Loaded(
-                    version=weights.version,
-                    checksum=weights.checksum,
-                    fetch_s=round(fetched - began, 4),
-                    load_s=round(self._now() - fetched, 4),
-                )
-            )
-
-    async def _fetch(self, weights: Weights, url: str, headers: dict[str, str]) -> ModelFolder:
-        """A folder of this agent's own, with every byte compared with the manager's checksums. Raises WeightMismatch.
-
-        Its own, because the publisher's is removed when newer versions are there, and an engine takes its time.
-        """
-        loop = asyncio.get_running_loop()
-        if self._cache is None:
-            self._cache = WeightCache(self.settings.cache, self.incarnation)
-        target = self._cache.path / f"v{weights.version:08d}"
-        target.mkdir(parents=True, exist_ok=True)
-        for old in sorted(target.parent.glob("v*"))[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
-        mine = ModelFolder(target, weights.files, weights.checksum)
-        if weights.local_path:
-            with contextlib.suppress(WeightMismatch):  # then this is another machine
-                await loop.run_in_executor(None, mine.copy_of, Path(weights.local_path))
-                return mine
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=self.settings.fetch_timeout_s)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-            for file in weights.files:
-                async with session.get(f"{url.rstrip('/')}{weights.path}/{file.name}") as response:
-                    if response.status != 200:
-                        raise WeightMismatch(
-                            f"version {weights.version} is no longer at the manager: {response.status}."
-                        )
-                    with open(target / file.name, "wb") as out:  # noqa: ASYNC230 - memory-backed, a block at a time
-                        async for block in response.content.iter_chunked(1 << 22):
-                            out.write(block)
-                digest, size_bytes = await loop.run_in_executor(None, file_checksum, target / file.name)
-                if digest != file.checksum or size_bytes != file.size_bytes:
-                    raise WeightMismatch(f"{file.name} of version {weights.version} came damaged: {digest}.")
-        return mine
-
-    async def _serve(self, folder: ModelFolder, weights: Weights) -> None:
+    async def _serve(self, folder: Path, weights: Weights) -> None:
         text = str(weights.version)
-        if self._engine is None or self._client is None:
-            engine = EngineProcess(
-                self._command_for(folder.path, text), ready_within_s=self.settings.ready_within_s
-            )
-            self._engines.append(engine)
-            url = await engine.start()
-            self._engine, self._client = engine, EngineClient(url, api_key=engine.api_key)
-            self._engine_watch = asyncio.create_task(self._watch_engine(engine))
-            self._model = fingerprint(folder.path)
-        else:
+        if self._engine is not None and self._client is not None:
             await self._update(self._client, folder, text)
-        self.version, self.checksum = weights.version, weights.checksum
+            return
+        engine = EngineProcess(self._command_for(folder, text), ready_within_s=self.settings.ready_within_s)
+        self._engines.append(engine)
+        url = await engine.start()
+        self._engine, self._client = engine, EngineClient(url, api_key=engine.api_key)
+        self._engine_watch = asyncio.create_task(self._watch_engine(engine))
+        self._model = fingerprint(folder)
 
-    async def _update(self, client: EngineClient, folder: ModelFolder, version: str) -> None:
+    async def _update(self, client: EngineClient, folder: Path, version: str) -> None:
         """Under running samples the engine stands only for the load, and they go on with the new weights."""
         running = [held for held in self._samples.values() if not held.end]
         if running and self._update_mode == "handover":
             await asyncio.gather(*(self._call_off(held) for held in running))
             running = []
-        in_place = bool(running) and self._update_mode == "in_place"
         try:
-            await client.pause(PauseMode.IN_PLACE if in_place else PauseMode.RETRACT)
-            try:
-                await client.update_weights_from_disk(folder.path, version, flush_cache=False)
-            except EngineRefused:  # it keeps those that it had, and goes on
-                await client.resume()
-                raise
-            if not in_place:  # asked to flush in the update itself, SGLang 0.5.17 dies where a request waits
-                with contextlib.suppress(EngineRefused):
-                    await client.flush_cache()
-            await client.resume()
+            await update_engine(
+                client, folder, version, in_place=bool(running) and self._update_mode == "in_place"
+            )
         except EngineRefused:
             raise
-        except EngineError as error:  # nobody knows what it serves now
+        except EngineError as error:
             self._end_engine(f"it did not load version {version}: {error}"[:2000])
             raise
 
@@ -840,7 +601,7 @@ class Agent:
 
     async def _engine_died(self, engine: EngineProcess, death: EngineDeath) -> None:
         client, self._engine, self._client = self._client, None, None
-        self.version, self.checksum = -1, ""
+        self._weights.lost()
         self._failed_in_a_row = 0
         reason, self._sick = self._sick or death.reason, ""
         if client is not None:
@@ -881,30 +642,3 @@ class Agent:
         self._stopped.set()
         if self._socket is not None:
             await self._socket.close()
-
-
-def _rid(lease: int) -> str:
-    """Of one length for all: engines abort by prefix."""
-    return f"{lease:020d}"
-
-
-def _request(held: _Held) -> GenerateRequest:
-    """From its last token on, those that this agent made included."""
-    sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
-    sampling["max_new_tokens"] -= held.start + held.made
-    sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
-    return GenerateRequest(
-        rid=held.rid,
-        input_ids=np.concatenate([held.prompt, held.prior, *held.ids]),
-        sampling=SamplingParams(**sampling, sampling_seed=held.seed),
-    )
-
-
-def _runs_of(chunk: Chunk, held: _Held) -> tuple[tuple[int, int], ...]:
-    """The engine's own account of which version made which tokens; () where it does not add up."""
-    runs: list[tuple[int, int]] = []
-    for span in chunk.spans:
-        if not span.version.isdecimal():
-            return ()
-        runs.append((int(span.version), span.end - span.start))
-    return tuple(runs) if sum(count for _, count in runs) == held.made else ()

@@ -20,7 +20,6 @@ This module must not know about sockets, Ray, the store or how routing decides.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,27 +27,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.deltas import NewDelta, delta_in, delta_out, ticket_in, ticket_out
+from gyre.rollouts.accounts import Account
+from gyre.rollouts.blame import POISON_AFTER, acquit, blame, is_suspect, strike
+from gyre.rollouts.deltas import delta_in, ticket_in
 from gyre.rollouts.frames import End, Held, Hello, Keep, Progress, Prompt, Request, Work, lineage, refuse
-from gyre.rollouts.live_deltas import LiveDeltas
 from gyre.rollouts.philox import words
 from gyre.rollouts.policies.routing import Router
+from gyre.rollouts.sample_rows import SampleRows
 from gyre.rollouts.samples import Group, unpack_groups
 from gyre.rollouts.tickets import INDEX_BITS, SampleState, Ticket
-from gyre.rollouts.tokens import TokenTable
-
-POISON_AFTER = 3
-"""Engines that died with a sample, or failed at it, before it is set aside."""
-
-ACQUIT_TOKENS = 64
-"""A sample that got so much further than where an engine died with it did not kill that engine. More than what is
-on its way between an engine and this book."""
+from gyre.rollouts.unwritten import Batch, Unwritten
 
 MOST_RESETS = 3
 """Times that a sample is set aside and begun anew before its group is given up."""
-
-DELTA_ROWS = 512
-"""Reports one after another make one delta up to so many samples: rows in the ledger cost more than what is in them."""
 
 LOST_LEASES = 100_000
 """Leases that ended, with how far their samples were: what a former holder has beyond that is known to be lost."""
@@ -70,37 +61,6 @@ class Instance:
     tokens: int = 0
     suspect: SampleState | None = None
     """The one sample here that two engines died with."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """What is to be committed together. `sessions` maps an instance number to the last progress number in it;
-    `ended` are those of them that told of a sample's end."""
-
-    counters: dict[str, Any]
-    opened: dict[int, bytes]
-    deltas: list[NewDelta]
-    closed: list[int]
-    forgotten: list[int]
-    sessions: dict[int, int]
-    ended: set[int]
-    whole: list[Ticket]
-    """Groups that may be delivered once this is committed."""
-
-    def encoded(self) -> list[tuple[int, bytes]]:
-        """The deltas as they are stored; done by whoever writes, not by the loop."""
-        return [(delta.seq, delta_out(delta)) for delta in self.deltas]
-
-
-@dataclass(slots=True)
-class Account:
-    """In tokens. `generated` is counted where tokens come in, the others where they are, so a hole shows."""
-
-    generated: int = 0
-    delivered: int = 0
-    discarded: Counter[str] = field(default_factory=Counter)
-    samples_delivered: int = 0
-    samples_set_aside: int = 0
 
 
 class Book:
@@ -127,16 +87,11 @@ class Book:
         self._suspects: dict[int, SampleState] = {}
         self._asked: dict[tuple[str, int], Ticket] = {}
         self._next_ticket = 1
-        self._next_seq = 1
         self._lease = epoch << 40
         self._instance_numbers = 0
-        self._samples: list[SampleState | None] = []
-        self._free: list[int] = []
-        self._tokens = TokenTable(0)
-        self._grow(1024)
-        self._live = LiveDeltas()
+        self._rows = SampleRows()
+        self._unwritten = Unwritten()
         self._lost_leases: dict[int, int] = {}
-        self._clear_batch()
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -173,7 +128,7 @@ class Book:
                 request.min_version,
                 request.pinned,
             )
-            self._opened[ticket.number] = ticket_out(ticket)
+            self._unwritten.open(ticket)
             opened.append(ticket)
         for ticket in opened:
             for state in ticket.samples:
@@ -192,8 +147,7 @@ class Book:
             if ticket is None:
                 continue
             del self.tickets[ticket.number]
-            self._opened.pop(ticket.number, None)
-            self._closed.append(ticket.number)
+            self._unwritten.close(ticket)
             for state in ticket.samples:
                 if state.finish:
                     self.account.delivered += state.length
@@ -205,7 +159,8 @@ class Book:
                     self._unqueue(state)
                     self.given_up.pop(state.key, None)
                     self.account.discarded["withdrawn"] += state.length
-                self._free_row(state)
+                self._rows.free(state)
+                self._unwritten.closed_sample(state.key, self._rows.keys)
             ticket.samples = []  # they know their ticket: a circle would wait for the garbage collector
         return running
 
@@ -221,10 +176,10 @@ class Book:
         pinned: bool,
     ) -> Ticket:
         ticket = Ticket(number, purpose, group, n, sampling, seed, min_version, pinned)
-        ticket.samples = [SampleState(ticket, index, self._tokens) for index in range(n)]
+        ticket.samples = [SampleState(ticket, index, self._rows.tokens) for index in range(n)]
         ticket.left = n
         for state in ticket.samples:
-            self._give_row(state)
+            self._rows.give(state)
         self.tickets[number] = ticket
         self._asked[(purpose, group.id)] = ticket
         self._next_ticket = max(self._next_ticket, number + 1)
@@ -248,7 +203,7 @@ class Book:
             self._early[state.key] = state
         else:
             self.required_version = max(self.required_version, ticket.min_version)
-            if state.failed_at or state.deaths >= POISON_AFTER - 1:
+            if state.failed_at or is_suspect(state):
                 self._suspects[state.key] = state
             else:
                 self._submit(state)
@@ -301,7 +256,7 @@ class Book:
         if state is not None and state.instance is not None and held.length == state.length:
             here = False  # who has it now is as far
         if state is None or not here:
-            self._discard("superseded", held.length - known)
+            self.account.lost("superseded", held.length - known)
             return None
         if state.instance is not None:
             self.cancelled.append((state.instance, state.row, state.lease))
@@ -356,29 +311,13 @@ class Book:
         self.admit(name)
 
     def _blame(self, dead: list[SampleState], suspect: SampleState | None) -> None:
-        """An engine died with these. If one of them was suspected already it answers for it, alone."""
-        for state in dead:
-            self._acquit(state)
-        untested = [state for state in dead if state.length <= state.lent_at + ACQUIT_TOKENS]
-        if suspect is not None and suspect.deaths >= POISON_AFTER - 1 and untested == [suspect]:
-            self._strike(suspect, "")
-        else:
-            for state in untested or dead:
-                self._strike(state, "", most=POISON_AFTER - 1)
+        """An engine died with these."""
+        for state in blame(dead, suspect):
+            self._set_aside(state)
         for state in dead:
             self.moving.pop(state.key, None)
             self.router.withdraw(state.key)
             self._queue(state)
-
-    def _acquit(self, state: SampleState) -> None:
-        if state.deaths and state.length > state.died_at + ACQUIT_TOKENS:
-            state.deaths, state.failed_at = 0, ""
-
-    def _strike(self, state: SampleState, failed_at: str, *, most: int = POISON_AFTER) -> None:
-        state.deaths = min(state.deaths + 1, most)
-        state.died_at, state.failed_at = state.length, failed_at
-        if state.deaths >= POISON_AFTER:
-            self._set_aside(state)
 
     def _set_aside(self, state: SampleState) -> None:
         self.account.discarded["poison"] += state.clear()
@@ -407,7 +346,7 @@ class Book:
         able.sort(key=lambda instance: self.router.drain_s(instance.name))
         for state in list(self._suspects.values()):
             others = [instance for instance in able if instance.name != state.failed_at] or able
-            last_time = state.deaths >= POISON_AFTER - 1
+            last_time = is_suspect(state)
             if last_time:
                 others = [instance for instance in others if instance.suspect is None]
             else:
@@ -487,16 +426,16 @@ class Book:
         changed nothing."""
         instance = self.instances[name]
         rows = frame.rows
-        if frame.ends and max(end.row for end in frame.ends) >= len(self._samples):
+        if frame.ends and max(end.row for end in frame.ends) >= len(self._rows.samples):
             raise refuse("unknown_row", "progress.ends: a row that this manager never gave out")
         for end in frame.ends:
             if any(version > self.newest_version for version, _ in end.runs):
                 raise refuse("unknown_version", f"progress.ends: the newest policy is {self.newest_version}")
         if rows.size:
-            if int(rows[-1]) >= len(self._samples):
+            if int(rows[-1]) >= len(self._rows.samples):
                 raise refuse("unknown_row", f"progress.rows: {int(rows[-1])} is no row of this manager")
-            mine = (self._lease_of[rows] == frame.leases) & (self._owner_of[rows] == instance.number)
-            lengths = self._tokens.lengths[rows]
+            mine = (self._rows.leases[rows] == frame.leases) & (self._rows.owners[rows] == instance.number)
+            lengths = self._rows.tokens.lengths[rows]
             fits = bool((mine & (lengths == frame.starts)).all())
             self._check(frame, mine, None if fits else lengths)
             self.account.generated += len(frame.tokens)
@@ -504,12 +443,12 @@ class Book:
                 frame = self._fitting(frame, mine)
             if frame.rows.size:
                 self._append(instance, frame)
-        self._sessions[instance.number] = frame.seq
+        self._unwritten.sessions[instance.number] = frame.seq
         if frame.ends:
-            self._ended.add(instance.number)
+            self._unwritten.ended.add(instance.number)
         self.router.observe(name, rate_tokens_s=frame.rate_tokens_s, kv_used_tokens=frame.used_tokens)
         if instance.suspect is not None:
-            self._acquit(instance.suspect)
+            acquit(instance.suspect)
             if not instance.suspect.deaths:
                 instance.suspect = None
                 self._offer(instance)
@@ -532,7 +471,7 @@ class Book:
                 f"progress: row {rows[at]} goes on at token {starts[at]}, but {lengths[at]} are known here",
             )
         ends = starts.astype(np.int64) + frame.counts
-        if (mine & (ends > self._limit_of[rows])).any():
+        if (mine & (ends > self._rows.limits[rows])).any():
             raise refuse("too_long", "progress: a sample is longer than its max_new_tokens")
         if int(frame.versions.max()) > self.newest_version:
             raise refuse(
@@ -543,22 +482,9 @@ class Book:
     def _append(self, instance: Instance, frame: Progress) -> None:
         """Into memory and into the batch; every delta here fits."""
         rows = frame.rows
-        self._tokens.append(rows, frame.counts, frame.versions, frame.tokens, frame.logprobs)
-        keys = self._key_of[rows]
-        delta = self._deltas[-1] if self._deltas else None
-        if (
-            delta is not None
-            and not delta.sealed
-            and delta.rows + len(rows) <= DELTA_ROWS
-            and delta.seq in self._live
-        ):
-            self._live.extend(delta.seq, rows, keys)
-        else:
-            delta = self._new_delta(rows.copy(), keys)
-        delta.frames.append(frame)
-        delta.keys.append(keys)
-        delta.rows += len(rows)
-        self._delta_of[rows] = delta.seq
+        self._rows.tokens.append(rows, frame.counts, frame.versions, frame.tokens, frame.logprobs)
+        keys = self._rows.keys[rows]
+        self._rows.deltas[rows] = self._unwritten.tokens(frame, keys)
         total = len(frame.tokens)
         instance.tokens += total
         self.router.generated(instance.name, total)
@@ -575,7 +501,7 @@ class Book:
             if not mine[at]:
                 self.account.discarded["superseded"] += count
                 continue
-            length = int(self._tokens.lengths[row])
+            length = int(self._rows.tokens.lengths[row])
             skip = min(length - start, count)
             self.account.generated -= skip
             begin, start, count = begin + skip, length, count - skip
@@ -604,7 +530,7 @@ class Book:
 
     def _end(self, instance: Instance, end: End, dead: list[SampleState]) -> SampleState | None:
         """The sample if it is to go on elsewhere. Those that their engine died with are added to `dead`."""
-        state = self._samples[end.row]
+        state = self._rows.samples[end.row]
         if state is None or state.lease != end.lease or state.instance != instance.name:
             return None
         since = state.lent_at
@@ -622,8 +548,9 @@ class Book:
             dead.append(state)
             return state
         if end.kind == "failed":
-            self._acquit(state)
-            self._strike(state, instance.name)
+            acquit(state)
+            if strike(state, instance.name):
+                self._set_aside(state)
             self.router.withdraw(state.key)
             self.moving.pop(state.key, None)
         if state.key not in self.moving:
@@ -638,74 +565,31 @@ class Book:
         self._note_end(state, kind)
         state.ticket.left -= 1
         if not state.ticket.left:
-            self._whole.append(state.ticket)
+            self._unwritten.whole.append(state.ticket)
 
     # -- the batch ----------------------------------------------------------------------------------
 
     @property
     def is_dirty(self) -> bool:
-        return bool(
-            self._deltas or self._opened or self._closed or self._forgotten or self._sessions or self._whole
-        )
+        return self._unwritten.is_dirty
 
     @property
     def has_whole(self) -> bool:
         """Somebody waits for the next commit."""
-        return bool(self._whole)
+        return bool(self._unwritten.whole)
 
     def take_batch(self) -> Batch:
-        batch = Batch(
-            counters=self.counters(),
-            opened=self._opened,
-            deltas=self._deltas,
-            closed=self._closed,
-            forgotten=self._forgotten,
-            sessions=self._sessions,
-            ended=self._ended,
-            whole=self._whole,
-        )
-        self._clear_batch()
-        return batch
-
-    def _note_end(self, state: SampleState, kind: str, *more: Any, seal: bool = False) -> None:
-        """With the newest delta of the batch: what stands there is folded after its tokens, in order. `seal` where
-        the sample may get more tokens."""
-        delta = self._deltas[-1] if self._deltas else None
-        if delta is not None and delta.seq in self._live:
-            self._live.join(delta.seq, state.row, state.key)
-        else:  # nobody needs the last one any more
-            delta = self._new_delta(np.array([state.row], np.uint32), np.array([state.key]))
-        delta.ends.append([state.key, kind, *more])
-        delta.sealed |= seal
-        self._delta_of[state.row] = delta.seq
-
-    def _new_delta(self, rows: NDArray[np.uint32], keys: NDArray[np.int64]) -> NewDelta:
-        delta = NewDelta(self._next_seq)
-        self._next_seq += 1
-        self._deltas.append(delta)
-        self._live.add(delta.seq, rows, keys)
-        return delta
+        return self._unwritten.take(self.counters())
 
     def counters(self) -> dict[str, Any]:
-        account = self.account
         return {
-            "generated": account.generated,
-            "delivered": account.delivered,
-            "discarded": dict(account.discarded),
-            "samples_delivered": account.samples_delivered,
-            "samples_set_aside": account.samples_set_aside,
+            **self.account.counters(),
             "next_ticket": self._next_ticket,
-            "next_seq": self._next_seq,
+            "next_seq": self._unwritten.next_seq,
         }
 
-    def _clear_batch(self) -> None:
-        self._opened: dict[int, bytes] = {}
-        self._deltas: list[NewDelta] = []
-        self._closed: list[int] = []
-        self._forgotten: list[int] = []
-        self._sessions: dict[int, int] = {}
-        self._ended: set[int] = set()
-        self._whole: list[Ticket] = []
+    def _note_end(self, state: SampleState, kind: str, *more: Any, seal: bool = False) -> None:
+        self._rows.deltas[state.row] = self._unwritten.end(state.row, state.key, kind, *more, seal=seal)
 
     # -- restoring ----------------------------------------------------------------------------------
 
@@ -713,23 +597,18 @@ class Book:
         self, counters: dict[str, Any], groups: dict[int, bytes], deltas: list[tuple[int, bytes]]
     ) -> None:
         """The book as it was committed. Every unfinished sample is queued; agents that come back claim theirs."""
-        account = self.account
-        account.generated = counters.get("generated", 0)
-        account.delivered = counters.get("delivered", 0)
-        account.discarded = Counter(counters.get("discarded", {}))
-        account.samples_delivered = counters.get("samples_delivered", 0)
-        account.samples_set_aside = counters.get("samples_set_aside", 0)
+        self.account.restore(counters)
         for number, body in groups.items():
             self._add(number, *ticket_in(body))
         for seq, body in deltas:
             self._fold(seq, body)
         self._next_ticket = max(self._next_ticket, counters.get("next_ticket", 1))
-        self._next_seq = max(
-            self._next_seq, counters.get("next_seq", 1), (deltas[-1][0] + 1) if deltas else 1
+        self._unwritten.next_seq = max(
+            self._unwritten.next_seq, counters.get("next_seq", 1), (deltas[-1][0] + 1) if deltas else 1
         )
         for ticket in self.tickets.values():
             if not ticket.left:
-                self._whole.append(ticket)
+                self._unwritten.whole.append(ticket)
             for state in ticket.samples:
                 if not state.finish:
                     self._queue(state)
@@ -741,7 +620,7 @@ class Book:
         for key, start, count, version in zip(keys, starts, counts, versions, strict=True):
             state = self.sample(key)
             if state is not None and state.length == start:
-                self._tokens.append(
+                self._rows.tokens.append(
                     np.array([state.row], np.uint32),
                     np.array([count], np.uint32),
                     np.array([version], np.int32),
@@ -765,10 +644,10 @@ class Book:
                 state.ticket.left -= 1
         if users:
             rows = np.array(list(users.values()), np.uint32)
-            self._delta_of[rows] = seq
-            self._live.add(seq, rows, np.array(list(users)))
+            self._rows.deltas[rows] = seq
+            self._unwritten.live.add(seq, rows, np.array(list(users)))
         else:
-            self._forgotten.append(seq)
+            self._unwritten.forgotten.append(seq)
 
     # -- looking ------------------------------------------------------------------------------------
 
@@ -788,7 +667,7 @@ class Book:
 
     def last_delta(self, state: SampleState) -> int:
         """The number of the last one that holds something of the sample; 0 without."""
-        return int(self._delta_of[state.row])
+        return int(self._rows.deltas[state.row])
 
     # -- rows and leases ----------------------------------------------------------------------------
 
@@ -803,10 +682,9 @@ class Book:
         state.lease = self._lease
         state.lent_at = state.length
         state.instance = instance.name
-        self._lease_of[state.row] = state.lease
-        self._owner_of[state.row] = instance.number
+        self._rows.lend(state.row, state.lease, instance.number)
         instance.held[state.row] = state
-        if state.deaths >= POISON_AFTER - 1 and instance.suspect is None:
+        if is_suspect(state) and instance.suspect is None:
             instance.suspect = state
             self._offer(instance)
 
@@ -824,63 +702,11 @@ class Book:
             self._lost_leases[state.lease] = state.length
         state.instance = None
         state.lease = 0
-        self._lease_of[state.row] = 0
-        self._owner_of[state.row] = 0
+        self._rows.lend(state.row, 0, 0)
 
     def _detach(self, state: SampleState) -> None:
         self._end_lease(state)
         self.moving.pop(state.key, None)
-
-    def _give_row(self, state: SampleState) -> None:
-        if not self._free:
-            self._grow(2 * len(self._samples))
-        state.row = self._free.pop()
-        self._samples[state.row] = state
-        self._key_of[state.row] = state.key
-        self._limit_of[state.row] = state.ticket.max_new_tokens
-        self._delta_of[state.row] = 0
-        self._lease_of[state.row] = 0
-        self._owner_of[state.row] = 0
-
-    def _free_row(self, state: SampleState) -> None:
-        state.clear()
-        self._samples[state.row] = None
-        self._key_of[state.row] = 0
-        self._forgotten += self._live.closed(state.key, self._key_of)
-        self._lease_of[state.row] = 0
-        self._owner_of[state.row] = 0
-        self._free.append(state.row)
-
-    def _grow(self, size: int) -> None:
-        old = len(self._samples)
-        columns = {
-            "_key_of": np.int64,
-            "_limit_of": np.int64,
-            "_lease_of": np.uint64,
-            "_delta_of": np.int64,
-            "_owner_of": np.int64,
-        }
-        for name, dtype in columns.items():
-            column = np.zeros(size, dtype)
-            if old:
-                column[:old] = getattr(self, name)
-            setattr(self, name, column)
-        self._tokens.grow(size)
-        self._samples.extend([None] * (size - old))
-        self._free.extend(range(size - 1, old - 1, -1))
-
-    _key_of: NDArray[np.int64]
-    _limit_of: NDArray[np.int64]
-    _lease_of: NDArray[np.uint64]
-    _delta_of: NDArray[np.int64]
-    """The last delta that holds something of the row's sample."""
-    _owner_of: NDArray[np.int64]
-
-    def _discard(self, reason: str, tokens: int) -> None:
-        """Tokens that were generated but never came in."""
-        if tokens > 0:
-            self.account.generated += tokens
-            self.account.discarded[reason] += tokens
 
 
 def _check_group(group: Group) -> None:

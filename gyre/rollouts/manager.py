@@ -23,21 +23,19 @@ import asyncio
 import contextlib
 import gc
 import hmac
-import os
 import ssl
-import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from gyre.errors import GyreError
-from gyre.rollouts.book import Batch, Book
+from gyre.rollouts.book import Book
+from gyre.rollouts.commits import Commits
+from gyre.rollouts.delivery import Delivery
 from gyre.rollouts.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
@@ -46,7 +44,6 @@ from gyre.rollouts.frames import (
     Attach,
     Attached,
     Cancel,
-    Done,
     Drain,
     Draining,
     EngineDied,
@@ -62,44 +59,29 @@ from gyre.rollouts.frames import (
     Reject,
     Request,
     Taken,
-    Weights,
     Welcome,
     Work,
     decode,
-    encode,
     refuse,
 )
-from gyre.rollouts.model_folder import LISTING, ModelFolder
-from gyre.rollouts.samples import Group, pack_groups, unpack_groups
-from gyre.rollouts.tickets import SampleState, Ticket
+from gyre.rollouts.manager_status import book_status, instance_status
+from gyre.rollouts.manager_weights import PolicyVersions
+from gyre.rollouts.peers import AgentSession, Peer
+from gyre.rollouts.samples import unpack_groups
+from gyre.rollouts.tickets import SampleState
+from gyre.rollouts.unwritten import Batch
 from gyre.store import RolloutRows, RolloutStore
-from gyre.weights.manifest import WeightMismatch
-
-SEND_LIMIT_BYTES = 256 << 20
-"""Waiting for one peer that does not read; beyond it the connection is cut and the peer dials again."""
-
-GROUPS_PER_FRAME = 64
-PORTION_BYTES = 4 << 20
-"""Of one frame with groups, or with samples that go on: far below the frame limit, however long they are."""
-
-TRAINER_WINDOW_BYTES = 32 << 20
-"""On their way to the trainer; what is whole beyond it waits here, as it does in the ledger."""
-
-CHECKSUMS_KEPT = 64
 
 ACK_WITHIN_S = 1.0
 """Of a report that ended nothing: nobody waits for it. Others are acknowledged with their commit."""
+
+WORK_PORTION_BYTES = 4 << 20
+"""Of one frame with samples that go on: far below the frame limit, however long they are."""
 
 ASSIGN_PER_TURN = 2048
 """Samples given out before the loop looks at its sockets again: about 20 ms."""
 
 TICK_S = 0.1
-
-
-def _give_way() -> None:
-    """The ledger's thread may be late by a few milliseconds, the loop may not, and they may share a core."""
-    with contextlib.suppress(OSError, AttributeError):  # where threads have no priorities of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def calm_collector() -> None:
@@ -130,84 +112,6 @@ class ManagerSettings:
     rebalance_every_s: float = 1.0
 
 
-@dataclass(eq=False, slots=True)
-class Peer:
-    """One connection. Frames to it are queued; a task of its own writes them."""
-
-    socket: web.WebSocketResponse
-    name: str
-    transport: asyncio.BaseTransport | None = None
-    send_timeout_s: float = 30.0
-    written: Callable[[], None] = lambda: None
-    """Called after each frame."""
-    queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
-    waiting_bytes: int = 0
-    closing: bool = False
-
-    def send(self, frame: Frame) -> None:
-        if self.closing:
-            return
-        data = encode(frame)
-        self.waiting_bytes += len(data)
-        if self.waiting_bytes > SEND_LIMIT_BYTES:
-            self.cut()
-            return
-        self.queue.put_nowait(data)
-
-    def close(self) -> None:
-        """After what is queued."""
-        if not self.closing:
-            self.closing = True
-            self.queue.put_nowait(None)
-
-    def cut(self) -> None:
-        """At once, for it does not read."""
-        self.close()
-        if isinstance(self.transport, asyncio.WriteTransport):
-            self.transport.abort()
-
-    async def write(self) -> None:
-        while (data := await self.queue.get()) is not None:
-            try:
-                async with asyncio.timeout(self.send_timeout_s):
-                    await self.socket.send_bytes(data)
-            except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
-                return
-            except TimeoutError:
-                self.cut()
-                return
-            self.waiting_bytes -= len(data)
-            self.written()
-        with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
-            await asyncio.wait_for(self.socket.close(), 2.0)
-
-
-@dataclass(eq=False, slots=True)
-class AgentSession:
-    hello: Hello
-    peer: Peer | None
-    number: int
-    heard_at: float
-    joined_at: float
-    lost_at: float | None = None
-    draining: bool = False
-    drain_until: float | None = None
-    loading: int | None = None
-    loading_since: float = 0.0
-    running: int = 0
-    waiting: int = 0
-    used_tokens: int = 0
-    rate_tokens_s: float = 0.0
-    engine_deaths: int = 0
-    acked_at: float = 0.0
-    deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
-    """Frames that wait until the ledger's delta of this number is committed, in order."""
-
-    @property
-    def name(self) -> str:
-        return self.hello.instance
-
-
 class RolloutManager:
     """`term` fences older managers; `token` is what peers must present. `on_event(kind, fields)` is told what
     people should know: instances that join and go, samples that are set aside."""
@@ -226,11 +130,7 @@ class RolloutManager:
         self.settings = settings or ManagerSettings()
         self.book = Book(epoch=term)
         self.sessions: dict[str, AgentSession] = {}
-        self.published: Weights | None = None
-        """The newest version."""
-        self.served: Weights | None = None
-        """The version that instances are to have; behind `published` until that is durable, and while a pinned
-        request is open."""
+        self.weights = PolicyVersions()
         self._store = store
         self._term = term
         self._token = token
@@ -239,30 +139,22 @@ class RolloutManager:
         self._now = monotonic
         self._trainer: Peer | None = None
         self._trainer_term = -1
-        self._ready: dict[str, dict[int, Ticket]] = defaultdict(dict)
-        """Whole groups in the ledger that the trainer has not taken."""
-        self._writer = ThreadPoolExecutor(1, "gyre-rollout-ledger", initializer=_give_way)
-        self._commit_soon = asyncio.Event()
-        self._commit_now = asyncio.Event()
+        self._delivery = Delivery(self.book.tickets)
+        self._commits = Commits(
+            self._batch,
+            lambda batch: self._write(batch),
+            self._committed,
+            interval_s=self.settings.commit_interval_s,
+            urgent_s=self.settings.urgent_commit_s,
+        )
         self._dispatch_scheduled = False
         self._hold_until = 0.0
         self._rebalanced_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
-        self._model: str | None = None
-        self._folders: dict[int, ModelFolder] = {}
-        self._versions: dict[int, Weights] = {}
-        """The served version and those after it."""
-        self._checksums: dict[int, str] = {}
-        self._durable_version = -1
         self._committed_seq = 0
-        self._versions_changed = False
         self._restored = False
-        self._outbox: dict[int, Ticket] = {}
-        """Whole groups for the trainer that attached, and which of them it was sent."""
-        self._sent: set[int] = set()
         self._failures_told: set[int] = set()
-        self.commits = 0
         self.refused = 0
 
     # -- life ---------------------------------------------------------------------------------------
@@ -271,7 +163,7 @@ class RolloutManager:
         """Take the ledger over, listen, and give the port. Raises Fenced where a newer manager exists."""
         loop = asyncio.get_running_loop()
         if not self._restored:
-            self._restore(await loop.run_in_executor(self._writer, self._take_over))
+            self._restore(await loop.run_in_executor(self._commits.thread, self._take_over))
             self._restored = True
         application = web.Application(client_max_size=MAX_FRAME_BYTES)
         application.add_routes(
@@ -290,27 +182,23 @@ class RolloutManager:
         except OSError:
             await self._runner.cleanup()
             raise
-        for work in (self._commit_loop, self._tick_loop):
+        for work in (self._commits.run, self._tick_loop):
             self._tasks.append(asyncio.create_task(self._guarded(work)))
         sockets = self._runner.addresses
         return int(sockets[0][1])
 
     def _restore(self, rows: RolloutRows) -> None:
         counters = rows.counters
-        self._checksums = {int(version): text for version, text in counters.get("checksums", {}).items()}
-        for known in counters.get("weights", []):
-            self._set_published(Weights.model_validate(known))
-        self.served = self._versions.get(counters.get("served_version", -1))
-        self._durable_version = self.book.newest_version
-        if self.served is not None:
-            self.book.promote(self.served.version)
+        self.weights.restore(counters)
+        self.book.newest_version = self.weights.newest
+        if self.weights.served is not None:
+            self.book.promote(self.weights.served.version)
         self.book.restore(counters, rows.groups, rows.deltas)
         self._committed_seq = max((seq for seq, _ in rows.deltas), default=0)
         self._promote()
         self._failures()
         # Whole groups were told to nobody yet; they go out when the trainer attaches.
-        self._commit_now.set()
-        self._commit_soon.set()
+        self._commits.now()
         if any(not state.finish for state in self.book.samples()):
             self._hold_until = self._now() + self.settings.restart_grace_s
 
@@ -327,13 +215,13 @@ class RolloutManager:
         for peer in peers:
             if peer is not None:
                 peer.close()
-        if self.book.is_dirty or self._versions_changed:
-            batch = self._batch()
-            with contextlib.suppress(GyreError):
-                await asyncio.get_running_loop().run_in_executor(self._writer, self._write, batch)
+        with contextlib.suppress(
+            GyreError
+        ):  # fenced: somebody else has the ledger, and has what was acknowledged
+            await self._commits.last()
         if self._runner is not None:
             await self._runner.cleanup()
-        self._writer.shutdown()
+        self._commits.close()
 
     async def _guarded(self, work: Callable[[], Any]) -> None:
         """A background task that fails ends the manager: it is started again, and the ledger has everything."""
@@ -409,8 +297,9 @@ class RolloutManager:
             raise refuse(
                 "protocol", f"{frame.instance} speaks protocol {frame.protocol}, this manager {PROTOCOL}"
             )
-        if self._model is not None and frame.model not in (self._model, "unset"):
-            raise refuse("model", f"{frame.instance} serves model {frame.model}; this job's is {self._model}")
+        model = self.weights.model
+        if model is not None and frame.model not in (model, "unset"):
+            raise refuse("model", f"{frame.instance} serves model {frame.model}; this job's is {model}")
         if frame.version > self.book.newest_version:
             raise refuse(
                 "unknown_version",
@@ -430,10 +319,10 @@ class RolloutManager:
         session = AgentSession(frame, peer, instance.number, heard_at=now, joined_at=now)
         self.sessions[frame.instance] = session
         version = frame.version
-        if version >= 0 and self._checksums.get(version) != frame.checksum:
+        if version >= 0 and not self.weights.is_known(version, frame.checksum):
             version = -1  # the same number, other bytes: an instance of another history
         instance.version = version
-        weights = self.served
+        weights = self.weights.served
         if weights is not None and version == weights.version:
             weights = None
         peer.send(
@@ -498,14 +387,14 @@ class RolloutManager:
             if session.draining and not self.book.instances[session.name].held:
                 self._drained(session)
         if self.book.has_whole:
-            self._commit_now.set()
-        self._commit_soon.set()
+            self._commits.now()
+        self._commits.soon()
 
     def _loaded(self, session: AgentSession, frame: Loaded) -> None:
         session.loading = None
         if frame.version > self.book.newest_version:
             raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
-        if self._checksums.get(frame.version) != frame.checksum:
+        if not self.weights.is_known(frame.version, frame.checksum):
             raise refuse(
                 "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"
             )
@@ -535,10 +424,11 @@ class RolloutManager:
             "EngineDied",
             {"instance": session.name, "error": frame.message[:2000], "tail": frame.tail[-8000:]},
         )
-        if self.served is not None and session.peer is not None:
-            session.loading, session.loading_since = self.served.version, self._now()
-            session.peer.send(self.served)
-        self._commit_soon.set()
+        served = self.weights.served
+        if served is not None and session.peer is not None:
+            session.loading, session.loading_since = served.version, self._now()
+            session.peer.send(served)
+        self._commits.soon()
         self._dispatch_later()
 
     def _failures(self) -> None:
@@ -614,8 +504,7 @@ class RolloutManager:
 
     def _drained(self, session: AgentSession) -> None:
         # Its last progress must be durable before it may forget: the acknowledgement goes out with the commit.
-        self._commit_now.set()
-        self._commit_soon.set()
+        self._commits.now()
 
     # -- work ---------------------------------------------------------------------------------------
 
@@ -655,8 +544,7 @@ class RolloutManager:
         """Send it when the delta `needed` is committed, and after what waits for that already."""
         if session.deferred or needed > self._committed_seq:
             session.deferred.append((needed, frame))
-            self._commit_now.set()
-            self._commit_soon.set()
+            self._commits.now()
         elif session.peer is not None:
             session.peer.send(frame)
 
@@ -690,68 +578,14 @@ class RolloutManager:
 
     # -- versions -----------------------------------------------------------------------------------
 
-    def _publish(self, frame: Publish) -> None:
-        newest = self.published
-        if newest is not None and frame.version <= newest.version:
-            if frame.version == newest.version and frame.checksum != newest.checksum:
-                raise refuse(
-                    "checksum",
-                    f"version {frame.version} was published with checksum {newest.checksum}, now {frame.checksum}",
-                )
-            return
-        try:
-            folder = ModelFolder.read(Path(frame.path))
-        except WeightMismatch as error:
-            raise refuse("weights", str(error)) from None
-        if folder.checksum != frame.checksum:
-            raise refuse(
-                "checksum",
-                f"{frame.path}/{LISTING} says {folder.checksum}, the trainer published {frame.checksum}",
-            )
-        weights = Weights(
-            version=frame.version,
-            checksum=frame.checksum,
-            files=folder.files,
-            path=f"/v1/weights/{frame.version}",
-            local_path=str(folder.path),
-        )
-        self._set_published(weights)
-        self._versions_changed = True
-        self._commit_now.set()
-        self._commit_soon.set()
-
-    def _set_published(self, weights: Weights) -> None:
-        folder = ModelFolder(Path(weights.local_path), weights.files, weights.checksum)
-        self.published = weights
-        self.book.newest_version = weights.version
-        self._versions[weights.version] = weights
-        self._folders[weights.version] = folder
-        self._checksums[weights.version] = weights.checksum
-        for old in sorted(self._checksums)[:-CHECKSUMS_KEPT]:
-            del self._checksums[old]
-        for old in sorted(self._folders)[:-4]:
-            if self.served is None or old != self.served.version:
-                del self._folders[old]
-        if self._model is None and (model := folder.fingerprint()) != "unset":
-            self._model = model
-
     def _promote(self) -> None:
         """Send the newest version out that is in the ledger and that nobody must not see yet."""
-        served = self.served.version if self.served is not None else -1
-        able = [version for version in self._versions if served < version <= self._durable_version]
-        if not able:
+        pinned = min((t.min_version for t in self.book.tickets.values() if t.pinned and t.left), default=None)
+        served = self.weights.promote(pinned)
+        if served is None:
             return
-        pinned = (t.min_version for t in self.book.tickets.values() if t.pinned and t.left)
-        limit = min(pinned, default=self._durable_version)
-        able = [version for version in able if version <= limit]
-        if not able:
-            return
-        self.served = self._versions[max(able)]
-        for version in [version for version in self._versions if version < self.served.version]:
-            del self._versions[version]
-        self._versions_changed = True
-        self._commit_soon.set()
-        self.book.promote(self.served.version)
+        self._commits.soon()
+        self.book.promote(served.version)
         for session in self.sessions.values():
             self._update(session)
             self._admit(session)
@@ -759,7 +593,7 @@ class RolloutManager:
 
     def _update(self, session: AgentSession) -> None:
         """Send the served version, unless the instance has it or is loading one."""
-        served = self.served
+        served = self.weights.served
         if served is None or session.peer is None or session.loading is not None or session.draining:
             return
         if self.book.instances[session.name].version != served.version:
@@ -774,7 +608,9 @@ class RolloutManager:
             return self._refuse_http()
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
         await socket.prepare(request)
-        peer = Peer(socket, "the trainer", request.transport, self.settings.send_timeout_s, self._pump)
+        peer = Peer(
+            socket, "the trainer", request.transport, self.settings.send_timeout_s, self._delivery.pump
+        )
         writer = asyncio.create_task(peer.write())
         try:
             first = await self._first(socket)
@@ -787,9 +623,9 @@ class RolloutManager:
             if self._trainer is not None:
                 self._trainer.close()
             self._trainer, self._trainer_term = peer, first.term
-            self._outbox, self._sent, self._failures_told = {}, set(), set()
-            version = self.published.version if self.published is not None else -1
-            peer.send(Attached(protocol=PROTOCOL, epoch=self._term, version=version))
+            self._delivery.attached(peer)
+            self._failures_told = set()
+            peer.send(Attached(protocol=PROTOCOL, epoch=self._term, version=self.weights.newest))
             async for message in socket:
                 if message.type is WSMsgType.BINARY and self._trainer is peer:
                     self._hear_trainer(peer, decode(message.data))
@@ -798,6 +634,7 @@ class RolloutManager:
         finally:
             if self._trainer is peer:
                 self._trainer = None
+                self._delivery.attached(None)
             peer.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(writer), 3.0)
@@ -819,77 +656,30 @@ class RolloutManager:
                 for session in self.sessions.values():
                     self._admit(session)
             if opened:
-                self._commit_soon.set()
+                self._commits.soon()
                 self._dispatch_later()
-            self._deliver(list(self._ready[frame.purpose].values()))
+            self._delivery.again(frame.purpose)
             self._failures()
         elif isinstance(frame, Taken):
             self.book.cancelled += self.book.close(frame.purpose, frame.ids)
             self._cancel()
-            ready = self._ready[frame.purpose]
-            for group_id in frame.ids:
-                if (ticket := ready.pop(group_id, None)) is not None:
-                    self._sent.discard(ticket.number)
-            if not ready:
-                del self._ready[frame.purpose]
-            self._commit_soon.set()
+            self._delivery.taken(frame.purpose, frame.ids)
+            self._commits.soon()
             self._promote()
         elif isinstance(frame, Publish):
-            self._publish(frame)
+            if self.weights.publish(frame):
+                self.book.newest_version = self.weights.newest
+                self._commits.now()
         else:
             raise refuse("unexpected", f"a trainer does not send {type(frame).__name__}")
 
-    def _deliver(self, tickets: list[Ticket]) -> None:
-        self._outbox.update({ticket.number: ticket for ticket in tickets if ticket.number not in self._sent})
-        self._pump()
-
-    def _pump(self) -> None:
-        """Send whole groups as fast as the trainer reads them, a portion of one purpose at a time."""
-        while (trainer := self._trainer) is not None and trainer.waiting_bytes < TRAINER_WINDOW_BYTES:
-            groups: list[Group] = []
-            purpose, size = None, 0
-            for number, ticket in list(self._outbox.items()):
-                if number in self.book.tickets and purpose in (None, ticket.purpose):
-                    purpose = ticket.purpose
-                    groups.append(ticket.whole())
-                    size += 8 * groups[-1].token_count
-                    self._sent.add(number)
-                elif number in self.book.tickets:
-                    continue
-                del self._outbox[number]
-                if size >= PORTION_BYTES or len(groups) == GROUPS_PER_FRAME:
-                    break
-            if purpose is None:
-                return
-            trainer.send(Done(purpose=purpose, groups=pack_groups(groups)))
-
     # -- the ledger ---------------------------------------------------------------------------------
 
-    async def _commit_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._commit_now.is_set():
-                await self._commit_soon.wait()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._commit_now.wait(), self.settings.commit_interval_s)
-            if self._commit_now.is_set():
-                await asyncio.sleep(self.settings.urgent_commit_s)
-            self._commit_now.clear()
-            self._commit_soon.clear()
-            if not self.book.is_dirty and not self._versions_changed:
-                continue
-            batch = self._batch()
-            await loop.run_in_executor(self._writer, self._write, batch)
-            self.commits += 1
-            self._committed(batch)
-
-    def _batch(self) -> Batch:
-        self._versions_changed = False
+    def _batch(self) -> Batch | None:
+        if not self.book.is_dirty and not self.weights.changed:
+            return None
         batch = self.book.take_batch()
-        batch.counters["weights"] = [weights.model_dump() for _, weights in sorted(self._versions.items())]
-        batch.counters["served_version"] = self.served.version if self.served is not None else -1
-        batch.counters["newest_version"] = self.book.newest_version
-        batch.counters["checksums"] = {str(version): text for version, text in self._checksums.items()}
+        batch.counters |= self.weights.take_counters()
         return batch
 
     def _write(self, batch: Batch) -> None:
@@ -917,12 +707,8 @@ class RolloutManager:
                 _, frame = session.deferred.popleft()
                 if session.peer is not None:
                     session.peer.send(frame)
-        whole = [ticket for ticket in batch.whole if ticket.number in self.book.tickets]
-        for ticket in whole:
-            self._ready[ticket.purpose][ticket.group.id] = ticket
-        self._deliver(whole)
-        if self._durable_version != batch.counters["newest_version"] or any(t.pinned for t in batch.whole):
-            self._durable_version = batch.counters["newest_version"]
+        self._delivery.whole(batch.whole)
+        if self.weights.committed(batch.counters) or any(t.pinned for t in batch.whole):
             self._promote()
 
     # -- time ---------------------------------------------------------------------------------------
@@ -954,14 +740,7 @@ class RolloutManager:
     async def _weights_route(self, request: web.Request) -> web.StreamResponse:
         if not self._authorised(request):
             return self._refuse_http()
-        name = request.match_info["name"]
-        version = request.match_info["version"]
-        folder = self._folders.get(int(version)) if version.isdecimal() and len(version) < 12 else None
-        if folder is None or name not in {file.name for file in folder.files}:
-            return web.json_response(
-                {"code": "not_found", "message": f"version {version} has no file {name} here"}, status=404
-            )
-        return web.FileResponse(folder.path / name)
+        return self.weights.file(request.match_info["version"], request.match_info["name"])
 
     async def _drain_route(self, request: web.Request) -> web.StreamResponse:
         if not self._authorised(request):
@@ -991,50 +770,14 @@ class RolloutManager:
 
     def status(self) -> dict[str, Any]:
         """How the plane is, as plain data."""
-        account = self.book.account
-        now = self._now()
         return {
             "epoch": self._term,
-            "version": self.published.version if self.published is not None else -1,
-            "served_version": self.served.version if self.served is not None else -1,
-            "queued": self.book.queued,
-            "open_groups": len(self.book.tickets),
-            "account": {
-                "generated": account.generated,
-                "delivered": account.delivered,
-                "in_flight": self.book.in_flight_tokens,
-                "discarded": dict(account.discarded),
-                "missing": self.book.missing_tokens(),
-            },
-            "samples_set_aside": account.samples_set_aside,
-            "samples_given_up": len(self.book.given_up),
+            "version": self.weights.newest,
+            "served_version": self.book.served_version,
+            **book_status(self.book),
             "refused": self.refused,
             "instances": [
-                {
-                    "instance": session.name,
-                    "incarnation": session.hello.incarnation,
-                    "engine": session.hello.engine,
-                    "node": session.hello.node,
-                    "pid": session.hello.pid,
-                    "version": self.book.instances[session.name].version,
-                    "state": (
-                        "cut"
-                        if session.peer is None
-                        else "draining"
-                        if session.draining
-                        else "loading"
-                        if session.loading is not None
-                        else "working"
-                        if self.book.instances[session.name].held
-                        else "idle"
-                    ),
-                    "samples": len(self.book.instances[session.name].held),
-                    "running": session.running,
-                    "tokens": self.book.instances[session.name].tokens,
-                    "rate_tokens_s": round(session.rate_tokens_s, 1),
-                    "kv_used_tokens": session.used_tokens,
-                    "silent_s": round(now - session.heard_at, 2),
-                }
+                instance_status(session, self.book.instances[session.name], self._now())
                 for session in self.sessions.values()
                 if session.name in self.book.instances
             ],
@@ -1060,7 +803,7 @@ def _portions(work: list[Work]) -> Iterator[list[Work]]:
         if one.prior:
             portion.append(one)
             size += len(one.prior)
-            if size >= PORTION_BYTES:
+            if size >= WORK_PORTION_BYTES:
                 yield portion
                 portion, size = [], 0
     if portion:

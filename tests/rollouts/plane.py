@@ -111,8 +111,8 @@ class Plane:
                 session.peer.transport.abort()  # type: ignore[attr-defined]
         if manager._trainer is not None:
             manager._trainer.transport.abort()  # type: ignore[union-attr]
-        manager.book._clear_batch()
-        manager._versions_changed = False
+        manager.book._unwritten.clear()
+        manager.weights.changed = False
         await manager.stop()
 
     @property

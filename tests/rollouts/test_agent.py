@@ -17,7 +17,8 @@ import pytest
 
 from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts import manager as manager_module
-from gyre.rollouts.agent import Agent, AgentSettings, Refused, _Held
+from gyre.rollouts.agent import Agent, AgentSettings, Refused
+from gyre.rollouts.agent_samples import HeldSample
 from gyre.rollouts.engines.dialect import Chunk
 from gyre.rollouts.engines.supervisor import EngineCommand
 from gyre.rollouts.join import NotTaken, run_agent
@@ -290,13 +291,14 @@ async def test_weights_from_another_machine_are_fetched_and_a_flipped_byte_is_re
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plane = crew.plane
-    set_published = plane.manager._set_published
+    versions = plane.manager.weights
+    add = versions.add
 
     def elsewhere(weights: Any) -> None:
-        set_published(weights)
-        plane.manager._versions[weights.version] = weights.model_copy(update={"local_path": "/nowhere"})
+        add(weights)
+        versions._versions[weights.version] = weights.model_copy(update={"local_path": "/nowhere"})
 
-    monkeypatch.setattr(plane.manager, "_set_published", elsewhere)
+    monkeypatch.setattr(versions, "add", elsewhere)
     trainer = await plane.trainer()
     folder = await trainer.publish(0)
     file = folder.path / "model.safetensors"
@@ -413,7 +415,7 @@ async def test_who_has_the_wrong_token_or_name_says_so(crew: Crew) -> None:
 
 
 def test_a_chunk_that_may_hold_tokens_of_two_policies_is_called_the_older() -> None:
-    held = _Held(1, 0, 1, np.empty(0, np.int32), np.empty(0, np.int32), {}, 1, seen=3)
+    held = HeldSample(1, 0, 1, np.empty(0, np.int32), np.empty(0, np.int32), {}, 1, seen=3)
     for told, count in (("3", 2), ("5", 4), ("5", 1), (None, 2), ("default", 1)):
         held.take(Chunk(np.zeros(count, np.int32), np.zeros(count, np.float32), told), 5)
     assert held.runs == [[3, 6], [5, 4]]

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.rollouts.book import ACQUIT_TOKENS, MOST_RESETS, POISON_AFTER, Book
+from gyre.rollouts.blame import ACQUIT_TOKENS, POISON_AFTER
+from gyre.rollouts.book import MOST_RESETS, Book
 from gyre.rollouts.frames import (
     End,
     FrameError,
@@ -513,12 +514,12 @@ class Fleet(RuleBasedStateMachine):
         before = {state.key: (state.length, state.lease) for state in self.book.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        ack = self.book._sessions.get(self.book.instances[to].number)
+        ack = self.book._unwritten.sessions.get(self.book.instances[to].number)
         assert not self.book.progress(to, frame)
         if ack is not None:
-            self.book._sessions[self.book.instances[to].number] = ack
+            self.book._unwritten.sessions[self.book.instances[to].number] = ack
         else:
-            self.book._sessions.pop(self.book.instances[to].number)
+            self.book._unwritten.sessions.pop(self.book.instances[to].number)
         assert before == {state.key: (state.length, state.lease) for state in self.book.samples()}
 
     @rule(name=NAMES)

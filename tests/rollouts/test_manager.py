@@ -16,6 +16,7 @@ import pytest
 
 from gyre.errors import Fenced
 from gyre.rollouts import manager as manager_module
+from gyre.rollouts import peers
 from gyre.rollouts.book import Book
 from gyre.rollouts.frames import (
     Assign,
@@ -210,7 +211,9 @@ async def test_a_version_that_was_published_stays_what_it_was(plane: Plane) -> N
     trainer = await plane.trainer()
     await trainer.publish(0)
     folder = await trainer.publish(1)
-    await until(lambda: plane.manager.served is not None and plane.manager.served.version == 1)
+    await until(
+        lambda: plane.manager.weights.served is not None and plane.manager.weights.served.version == 1
+    )
     await trainer.publish(0)  # said again after a reconnect: nothing happens
     await trainer.publish(1)
     (folder.path / "model.safetensors").write_bytes(b"other")
@@ -219,8 +222,8 @@ async def test_a_version_that_was_published_stays_what_it_was(plane: Plane) -> N
     list_model_folder(folder.path, version=1)
     await trainer.publish(1)
     assert (await trainer.wire.expect(Reject)).code == "checksum"
-    assert plane.manager.served is not None
-    assert plane.manager.served.checksum == folder.checksum
+    assert plane.manager.weights.served is not None
+    assert plane.manager.weights.served.checksum == folder.checksum
 
 
 async def test_a_folder_that_is_none_is_refused(plane: Plane, tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ async def test_a_pinned_request_never_sees_a_newer_policy(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.working("a")
-    await until(lambda: plane.manager.served is not None)
+    await until(lambda: plane.manager.weights.served is not None)
     await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
     (sample,) = await agent.work(1)
     await trainer.publish(1)
@@ -250,8 +253,8 @@ async def test_a_pinned_request_never_sees_a_newer_policy(plane: Plane) -> None:
     await plane.start()
     welcome = await agent.back()
     assert welcome.weights is None
-    assert plane.manager.published is not None
-    assert plane.manager.published.version == 1
+    assert plane.manager.weights.published is not None
+    assert plane.manager.weights.published.version == 1
     await agent.report({sample.work.row: 1}, {next(iter(agent.samples)): "stop"})
     weights = await agent.wire.expect(Weights)
     assert weights.version == 1
@@ -263,7 +266,9 @@ async def test_a_pinned_request_that_comes_too_late_is_told_so(plane: Plane) -> 
     trainer = await plane.trainer()
     await trainer.publish(0)
     await trainer.publish(1)
-    await until(lambda: plane.manager.served is not None and plane.manager.served.version == 1)
+    await until(
+        lambda: plane.manager.weights.served is not None and plane.manager.weights.served.version == 1
+    )
     await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
     failed = await trainer.wire.expect(Failed)
     assert (failed.purpose, failed.ids) == ("eval", [0])
@@ -273,7 +278,7 @@ async def test_a_failed_load_is_told_and_given_again(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.agent("a")
-    await until(lambda: plane.manager.served is not None)
+    await until(lambda: plane.manager.weights.served is not None)
     await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
     await agent.wire.closed()
     assert plane.told("WeightsRefused")[0]["error"] == "a byte was flipped"
@@ -483,7 +488,7 @@ async def test_a_drain_that_makes_no_sense_is_refused(plane: Plane, body: Any, s
 async def test_weights_are_served_by_name_and_nothing_else_is(plane: Plane) -> None:
     trainer = await plane.trainer()
     folder = await trainer.publish(0)
-    await until(lambda: plane.manager.published is not None)
+    await until(lambda: plane.manager.weights.published is not None)
     assert await plane.get("/v1/weights/0/model.safetensors") == (
         200,
         (folder.path / "model.safetensors").read_bytes(),
@@ -594,7 +599,7 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
 
 
 async def test_an_agent_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "SEND_LIMIT_BYTES", 10_000)
+    monkeypatch.setattr(peers, "SEND_LIMIT_BYTES", 10_000)
     async with live_plane(tmp_path) as plane:
         trainer = await plane.trainer()
         await trainer.publish(0)
@@ -631,8 +636,8 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
         key: len(tokens) for key, tokens in kept.items()
     }
     assert welcome.weights is None  # it has what is served, which the new manager knows
-    assert plane.manager.served is not None
-    assert plane.manager.served.checksum == folder.checksum
+    assert plane.manager.weights.served is not None
+    assert plane.manager.weights.served.checksum == folder.checksum
     for row, sample in agent.samples.items():
         sample.tokens = sample.tokens[: len(kept[sample.work.key])]
         await agent.report({row: 3})
@@ -727,7 +732,7 @@ async def test_a_newer_manager_fences_the_older_one(plane: Plane) -> None:
     with pytest.raises(Fenced):
         await RolloutManager(plane.store, term=6, token=TOKEN).start("127.0.0.1", 0)
     await newer.stop()
-    plane.manager.book._clear_batch()
+    plane.manager.book._unwritten.clear()
 
 
 async def test_a_port_that_is_taken_may_be_tried_again_elsewhere(plane: Plane) -> None:

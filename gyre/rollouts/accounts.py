@@ -1,0 +1,43 @@
+"""The rollout plane's account, in tokens: `generated = delivered + in flight + discarded`.
+
+This module must not know where tokens are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Account:
+    """In tokens. `generated` is counted where tokens come in, the others where they are, so a hole shows."""
+
+    generated: int = 0
+    delivered: int = 0
+    discarded: Counter[str] = field(default_factory=Counter)
+    samples_delivered: int = 0
+    samples_set_aside: int = 0
+
+    def lost(self, reason: str, tokens: int) -> None:
+        """Tokens that were generated but never came in."""
+        if tokens > 0:
+            self.generated += tokens
+            self.discarded[reason] += tokens
+
+    def counters(self) -> dict[str, Any]:
+        return {
+            "generated": self.generated,
+            "delivered": self.delivered,
+            "discarded": dict(self.discarded),
+            "samples_delivered": self.samples_delivered,
+            "samples_set_aside": self.samples_set_aside,
+        }
+
+    def restore(self, counters: dict[str, Any]) -> None:
+        self.generated = counters.get("generated", 0)
+        self.delivered = counters.get("delivered", 0)
+        self.discarded = Counter(counters.get("discarded", {}))
+        self.samples_delivered = counters.get("samples_delivered", 0)
+        self.samples_set_aside = counters.get("samples_set_aside", 0)

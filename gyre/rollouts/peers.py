@@ -1,0 +1,99 @@
+"""Who is connected to the rollout manager: a connection with its queue of frames, and what is known of an agent.
+
+Invariant *nobody waits for one*: a peer that does not read is cut off, and never slows who sends.
+
+This module must not know what the frames bring about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from gyre.rollouts.frames import Frame, Hello, encode
+
+SEND_LIMIT_BYTES = 256 << 20
+"""Waiting for one peer that does not read; beyond it the connection is cut and the peer dials again."""
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """One connection. Frames to it are queued; a task of its own writes them."""
+
+    socket: web.WebSocketResponse
+    name: str
+    transport: asyncio.BaseTransport | None = None
+    send_timeout_s: float = 30.0
+    written: Callable[[], None] = lambda: None
+    """Called after each frame."""
+    queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    waiting_bytes: int = 0
+    closing: bool = False
+
+    def send(self, frame: Frame) -> None:
+        if self.closing:
+            return
+        data = encode(frame)
+        self.waiting_bytes += len(data)
+        if self.waiting_bytes > SEND_LIMIT_BYTES:
+            self.cut()
+            return
+        self.queue.put_nowait(data)
+
+    def close(self) -> None:
+        """After what is queued."""
+        if not self.closing:
+            self.closing = True
+            self.queue.put_nowait(None)
+
+    def cut(self) -> None:
+        """At once, for it does not read."""
+        self.close()
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
+
+    async def write(self) -> None:
+        while (data := await self.queue.get()) is not None:
+            try:
+                async with asyncio.timeout(self.send_timeout_s):
+                    await self.socket.send_bytes(data)
+            except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
+                return
+            except TimeoutError:
+                self.cut()
+                return
+            self.waiting_bytes -= len(data)
+            self.written()
+        with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
+            await asyncio.wait_for(self.socket.close(), 2.0)
+
+
+@dataclass(eq=False, slots=True)
+class AgentSession:
+    hello: Hello
+    peer: Peer | None
+    number: int
+    heard_at: float
+    joined_at: float
+    lost_at: float | None = None
+    draining: bool = False
+    drain_until: float | None = None
+    loading: int | None = None
+    loading_since: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    used_tokens: int = 0
+    rate_tokens_s: float = 0.0
+    engine_deaths: int = 0
+    acked_at: float = 0.0
+    deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
+    """Frames that wait until the ledger's delta of this number is committed, in order."""
+
+    @property
+    def name(self) -> str:
+        return self.hello.instance

@@ -1,0 +1,131 @@
+"""What the rollout manager's book has to write: opened and closed groups, deltas, and how samples ended.
+
+Invariants:
+- *in order*: an end stands with the newest delta, and is folded after that one's tokens;
+- *forgotten when closed*: a delta is forgotten with the last sample that it holds something of.
+
+This module must not know what the book decides, or when something is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.rollouts.deltas import NewDelta, delta_out, ticket_out
+from gyre.rollouts.frames import Progress
+from gyre.rollouts.live_deltas import LiveDeltas
+from gyre.rollouts.tickets import Ticket
+
+DELTA_ROWS = 512
+"""Reports one after another make one delta up to so many samples: rows in the ledger cost more than what is in them."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is to be committed together. `sessions` maps an instance number to the last progress number in it;
+    `ended` are those of them that told of a sample's end."""
+
+    counters: dict[str, Any]
+    opened: dict[int, bytes]
+    deltas: list[NewDelta]
+    closed: list[int]
+    forgotten: list[int]
+    sessions: dict[int, int]
+    ended: set[int]
+    whole: list[Ticket]
+    """Groups that may be delivered once this is committed."""
+
+    def encoded(self) -> list[tuple[int, bytes]]:
+        """The deltas as they are stored; done by whoever writes, not by the loop."""
+        return [(delta.seq, delta_out(delta)) for delta in self.deltas]
+
+
+class Unwritten:
+    def __init__(self) -> None:
+        self.live = LiveDeltas()
+        self.next_seq = 1
+        self.opened: dict[int, bytes] = {}
+        self.closed: list[int] = []
+        self.forgotten: list[int] = []
+        self.sessions: dict[int, int] = {}
+        """Of each instance that reported, by number: its last report."""
+        self.ended: set[int] = set()
+        self.whole: list[Ticket] = []
+        self._deltas: list[NewDelta] = []
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(
+            self._deltas or self.opened or self.closed or self.forgotten or self.sessions or self.whole
+        )
+
+    def take(self, counters: dict[str, Any]) -> Batch:
+        batch = Batch(
+            counters=counters,
+            opened=self.opened,
+            deltas=self._deltas,
+            closed=self.closed,
+            forgotten=self.forgotten,
+            sessions=self.sessions,
+            ended=self.ended,
+            whole=self.whole,
+        )
+        self.clear()
+        return batch
+
+    def clear(self) -> None:
+        self.opened, self.closed, self.forgotten = {}, [], []
+        self.sessions, self.ended, self.whole = {}, set(), []
+        self._deltas = []
+
+    def open(self, ticket: Ticket) -> None:
+        self.opened[ticket.number] = ticket_out(ticket)
+
+    def close(self, ticket: Ticket) -> None:
+        self.opened.pop(ticket.number, None)
+        self.closed.append(ticket.number)
+
+    def closed_sample(self, key: int, keys: NDArray[np.int64]) -> None:
+        """The sample is closed; `keys` are those of all rows as they are now."""
+        self.forgotten += self.live.closed(key, keys)
+
+    def tokens(self, frame: Progress, keys: NDArray[np.int64]) -> int:
+        """What a report brought, `keys` naming its rows' samples. Gives the number of the delta that holds it."""
+        rows = frame.rows
+        delta = self._deltas[-1] if self._deltas else None
+        if (
+            delta is not None
+            and not delta.sealed
+            and delta.rows + len(rows) <= DELTA_ROWS
+            and delta.seq in self.live
+        ):
+            self.live.extend(delta.seq, rows, keys)
+        else:
+            delta = self._new(rows.copy(), keys)
+        delta.frames.append(frame)
+        delta.keys.append(keys)
+        delta.rows += len(rows)
+        return delta.seq
+
+    def end(self, row: int, key: int, kind: str, *more: Any, seal: bool = False) -> int:
+        """How a sample ended, with the newest delta of the batch: what stands there is folded after its tokens, in
+        order. `seal` where the sample may get more tokens. Gives the delta's number."""
+        delta = self._deltas[-1] if self._deltas else None
+        if delta is not None and delta.seq in self.live:
+            self.live.join(delta.seq, row, key)
+        else:  # nobody needs the last one any more
+            delta = self._new(np.array([row], np.uint32), np.array([key]))
+        delta.ends.append([key, kind, *more])
+        delta.sealed |= seal
+        return delta.seq
+
+    def _new(self, rows: NDArray[np.uint32], keys: NDArray[np.int64]) -> NewDelta:
+        delta = NewDelta(self.next_seq)
+        self.next_seq += 1
+        self._deltas.append(delta)
+        self.live.add(delta.seq, rows, keys)
+        return delta
