@@ -97,3 +97,30 @@ def test_the_error_is_gyres_and_pickles():
 def test_a_spec_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TensorSpec("x", (1,), "float32", 0, 4).offset = 1  # type: ignore[misc]
+
+
+def test_the_bytes_are_a_safetensors_file_and_tensors_are_aligned():
+    import safetensors.torch
+
+    large = {f"layer.{i}": torch.randn(64, 32).to(torch.bfloat16) for i in range(3)}
+    manifest, buffer = pack_weights({**state(), **large}, version=1, step=1)
+    found = safetensors.torch.load(buffer)
+    assert set(found) == set(state()) - {"head"} | set(large)
+    assert all(torch.equal(found[name], tensor) for name, tensor in large.items())
+    for spec in manifest.tensors:
+        assert spec.offset % min(256, spec.nbytes & -spec.nbytes or 256) == 0
+
+
+def test_two_versions_of_a_model_have_their_tensors_at_the_same_places():
+    first, _ = pack_weights(state(), version=1, step=1)
+    moved = {name: tensor + 1 for name, tensor in state().items() if name != "head"}
+    second, _ = pack_weights({**moved, "head": moved["b.weight"]}, version=2, step=2)
+    assert first.tensors == second.tensors
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".gyre", "", "a/b"])
+def test_a_manifest_names_plain_files_alone(name):
+    plain = pack_weights(state(), version=1, step=1)[0].to_dict()
+    plain["files"][0]["name"] = name
+    with pytest.raises(WeightMismatch):
+        WeightManifest.from_dict(plain)
