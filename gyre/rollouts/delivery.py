@@ -3,6 +3,7 @@
 Invariants:
 - *delivered until taken*: a group that is whole stays here until the trainer says that it is in its ledger, and goes
   to each trainer that attaches;
+- *asked again, answered again*: a trainer lays aside what it did not ask for; it gets it once more when it does;
 - *a window*: no more is on its way than the trainer reads; what is whole beyond it waits here, as it does in the
   manager's ledger.
 
@@ -52,9 +53,16 @@ class Delivery:
             self._ready[ticket.purpose][ticket.group.id] = ticket
         self._deliver(open_ones)
 
-    def again(self, purpose: str) -> None:
-        """The trainer asks: what is whole already goes out now."""
-        self._deliver(list(self._ready.get(purpose, {}).values()))
+    def holds(self, purpose: str) -> bool:
+        """Whether anything of it is whole and not taken."""
+        return purpose in self._ready
+
+    def again(self, purpose: str, ids: Iterable[int]) -> None:
+        """The trainer asks for these groups: those that are whole go out now, also if they were sent before. So does
+        the rest of the purpose that was not: an earlier trainer may have had it, and this one says so."""
+        ready = self._ready.get(purpose, {})
+        self._sent.difference_update(ready[group_id].number for group_id in ids if group_id in ready)
+        self._deliver(list(ready.values()))
 
     def taken(self, purpose: str, ids: Iterable[int]) -> None:
         ready = self._ready.get(purpose, {})

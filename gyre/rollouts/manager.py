@@ -658,7 +658,8 @@ class RolloutManager:
             if opened:
                 self._commits.soon()
                 self._dispatch_later()
-            self._delivery.again(frame.purpose)
+            if self._delivery.holds(frame.purpose):
+                self._delivery.again(frame.purpose, [group.id for group in unpack_groups(frame.groups)])
             self._failures()
         elif isinstance(frame, Taken):
             self.book.cancelled += self.book.close(frame.purpose, frame.ids)

@@ -236,6 +236,22 @@ async def test_a_folder_that_is_none_is_refused(plane: Plane, tmp_path: Path) ->
     assert (await trainer.wire.expect(Reject)).code == "weights"
 
 
+async def test_a_group_that_came_before_it_was_asked_for_comes_again(plane: Plane) -> None:
+    """A trainer that starts anew asks for one firing after the other, and lays aside what it has not asked for yet."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0, 1])
+    samples = await agent.work(2)
+    await agent.report({s.work.row: 1 for s in samples}, dict.fromkeys(agent.samples, "stop"))
+    await trainer.groups(2)
+    successor = await plane.trainer(term=2)
+    await successor.ask([0])
+    assert (await successor.groups(2)).keys() == {0, 1}
+    await successor.ask([1])
+    assert (await successor.groups(1)).keys() == {1}
+
+
 async def test_a_pinned_request_never_sees_a_newer_policy(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.publish(0)
