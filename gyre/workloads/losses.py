@@ -112,7 +112,7 @@ def value_loss(
     """The clipped squared error of a critic's `values` to `returns`, half of it, by the pessimistic one of the two.
 
     `old_values` are those that the advantages were made from. Metrics: `tokens`, `value_loss`, `value`, `return`,
-    `value_error` (squared, unclipped) and `value_clipped` (count).
+    `return_square`, `value_error` (squared, unclipped) and `value_clipped` (count).
     """
     values, old_values, returns = (_within(mask, given) for given in (values, old_values, returns))
     reach = settings.cliprange_value
@@ -123,6 +123,7 @@ def value_loss(
         "value_loss": per_token,
         "value": values,
         "return": returns,
+        "return_square": returns.square(),
         "value_error": error,
         "value_clipped": mask & (held_error > error),
     }

@@ -13,12 +13,21 @@ _EXPORTS = {
     "ModelConfig": "model",
     "Decoder": "model",
     "TorchActor": "actor",
+    "TorchCritic": "critic",
     "TorchReference": "reference",
     "TorchRollout": "rollout",
     "TorchSettings": "settings",
 }
 
-__all__ = ["Decoder", "ModelConfig", "TorchActor", "TorchReference", "TorchRollout", "TorchSettings"]
+__all__ = [
+    "Decoder",
+    "ModelConfig",
+    "TorchActor",
+    "TorchCritic",
+    "TorchReference",
+    "TorchRollout",
+    "TorchSettings",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Samples as padded tensors, and the log-probs that a model gives to their tokens.
+"""Samples as padded tensors, and the log-probs and values that models give to their tokens.
 
-Actor and reference share it, so both see a sample's tokens at the same positions. This module must not know
+Actor, reference and critic share it, so all see a sample's tokens at the same positions. This module must not know
 about advantages, losses or optimizers.
 """
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre.workloads.torch.model import Decoder
+from gyre.workloads.torch.model import Decoder, ValueModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +81,9 @@ def token_logprobs(
     counted = everything if entropy_gradient else everything.detach()
     entropies = -(counted.exp() * counted).sum(dim=-1)
     return everything.gather(2, batch.targets[:, :, None])[:, :, 0], entropies
+
+
+def token_values(model: ValueModel, batch: TokenBatch) -> Tensor:
+    """What each target was expected to lead to before it was drawn, float32 `[rows, t]`."""
+    values: Tensor = model(batch.inputs)
+    return values.gather(1, batch.columns)

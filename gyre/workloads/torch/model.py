@@ -10,7 +10,7 @@ This module must not know about tasks, sampling, losses or Gyre's workloads.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -141,7 +141,19 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Logits float32 `[rows, length, vocab]` of int64 `tokens` `[rows, length]`.
+        """Logits float32 `[rows, length, vocab]` of int64 `tokens` `[rows, length]`; see `hidden`."""
+        x = self.hidden(tokens, positions=positions, mask=mask, cache=cache)
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """What the logits are made from, float32 `[rows, length, hidden]`.
 
         Without `cache` and `mask` attention is causal over the whole of `tokens`, which then starts at position
         0. With `cache`, the tokens follow the `cache.length` already there, and the cache grows by `length`;
@@ -161,8 +173,28 @@ class Decoder(nn.Module):
             x = block(x, rotary, mask, cache, layer)
         if cache is not None:
             cache.length += tokens.shape[1]
-        x = self.norm(x)
-        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        normed: Tensor = self.norm(x)
+        return normed
+
+
+class ValueModel(nn.Module):
+    """The decoder with one number instead of logits: what return is expected after the tokens so far.
+
+    The head begins at zero, so that the first values are 0.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        super().__init__()
+        # Tied embeddings leave no head of the decoder's own, which nothing would train.
+        self.decoder = Decoder(replace(config, tied_embeddings=True), seed=seed)
+        self.value_head = nn.Linear(config.hidden, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Values float32 `[rows, length]` of int64 `tokens` `[rows, length]`, attention causal."""
+        values: Tensor = self.value_head(self.decoder.hidden(tokens))[:, :, 0]
+        return values
 
 
 def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from gyre.weights.manifest import WeightManifest, WeightMismatch, unpack_weights
 from gyre.workloads.arithmetic import ArithmeticTask
@@ -79,7 +80,7 @@ def next_policy(
 
 
 @torch.no_grad()
-def load_parameters(model: Decoder, tensors: dict[str, torch.Tensor]) -> None:
+def load_parameters(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Copy `tensors` into the model's parameters. Raises WeightMismatch before any copy if they do not fit."""
     parameters = dict(model.named_parameters())
     missing, extra = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())

@@ -79,6 +79,13 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticSettings:
+    """The critic's own optimizer; its model has the actor's shape."""
+
+    optim: OptimSettings = field(default_factory=OptimSettings)
+
+
+@dataclass(frozen=True, slots=True)
 class WarmStartSettings:
     """Supervised steps on fresh problems and a forgetful pupil's answers, who slips in `slips` of the problems
     (see `ArithmeticTask.demonstrations`), until the rate of exact agreement with the pupil reaches `stop_at`."""
@@ -109,6 +116,7 @@ class TorchSettings:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     loss: LossSettings = field(default_factory=LossSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
 
@@ -157,6 +165,10 @@ def _check(settings: TorchSettings) -> None:
         (
             settings.optim.lr > 0 and settings.optim.clip_norm > 0,
             "config.optim.lr and clip_norm must be positive",
+        ),
+        (
+            settings.critic.optim.lr > 0 and settings.critic.optim.clip_norm > 0,
+            "config.critic.optim.lr and clip_norm must be positive",
         ),
     ]
     for holds, sentence in rules:

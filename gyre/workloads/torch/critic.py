@@ -1,0 +1,89 @@
+"""The critic in plain torch: the decoder with a value head, trained towards the returns of generalised advantages.
+
+How a step is made, repeated, checkpointed and restored: `gyre.workloads.torch.learner`.
+
+Invariant *values before their step*: the values of the groups of step `s` come from the critic after step `s - 1`,
+exactly, whoever asks and however often; so a replay has the values that the first run had.
+
+This module must not know how values become advantages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from gyre.rollouts.samples import Group
+from gyre.weights.manifest import WeightManifest, unpack_weights
+from gyre.workloads.arithmetic import ArithmeticTask
+from gyre.workloads.base import operator
+from gyre.workloads.torch.accumulation import Tally
+from gyre.workloads.torch.errors import StepGap
+from gyre.workloads.torch.gradients import value_gradient
+from gyre.workloads.torch.learner import TorchLearner
+from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
+from gyre.workloads.torch.model import ValueModel
+from gyre.workloads.torch.policy import load_parameters, model_config
+from gyre.workloads.torch.settings import OptimSettings
+
+
+class TorchCritic(TorchLearner):
+    """Metrics of a step beyond the learner's, over tokens: `value`, `return`, `value_error` (squared), `value_clipped`
+    (the fraction at the clip), and `explained`, the share of the returns' variation that the values account for."""
+
+    SUMS: ClassVar[tuple[str, ...]] = ("value", "return", "return_square", "value_error", "value_clipped")
+
+    model: ValueModel
+
+    def make_model(self) -> ValueModel:
+        return ValueModel(model_config(self.settings, ArithmeticTask(self.config)), seed=self.settings.seed)
+
+    @property
+    def optim(self) -> OptimSettings:
+        return self.settings.critic.optim
+
+    def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
+        return value_gradient(self.model, groups, self.settings)
+
+    def told(self, tally: Tally) -> dict[str, Any]:
+        names = ("value", "return", "value_error", "value_clipped")
+        spread = tally.mean("return_square") - tally.mean("return") ** 2
+        explained = 1.0 - tally.mean("value_error") / spread if spread > 1e-12 else 0.0
+        return {**{name: tally.mean(name) for name in names}, "explained": explained}
+
+    @operator(kind="weights")
+    def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
+        """Begin with the decoder of a policy, and return its version; once a step was applied, nothing is changed.
+
+        Raises WeightMismatch where bytes and manifest disagree, or where it is another model's.
+        """
+        told = WeightManifest.from_dict(manifest)
+        if self.step == 0:
+            tensors = unpack_weights(told, buffer)
+            tensors.pop("head.weight", None)  # of the policy alone, where it is not tied
+            load_parameters(self.model.decoder, tensors)
+        return told.version
+
+    @operator
+    @torch.no_grad()
+    def values(self, groups: list[Group], *, step: int) -> list[Group]:
+        """The same groups, each sample with `extras["values"]`, float32 `[t]`: the return expected before each token.
+
+        `step` is the optimizer step that will train on them. Raises StepGap where it is not this critic's next.
+        """
+        if step != self.step + 1:
+            raise StepGap(
+                f"values for step {step} were asked of {self.role}[{self.rank}], "
+                f"whose last applied step is {self.step}."
+            )
+        for group in groups:
+            kept = [sample for sample in group.samples if len(sample.token_ids)]
+            if kept:
+                batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for sample in kept])
+                for sample, row in zip(kept, token_values(self.model, batch), strict=True):
+                    sample.extras["values"] = row[: len(sample.token_ids)].numpy().copy()
+            for sample in group.samples:
+                sample.extras.setdefault("values", torch.zeros(0).numpy())
+            self.report_progress(step=step)
+        return groups

@@ -1,0 +1,297 @@
+"""What every trained model in plain torch does: data-parallel optimizer steps with AdamW over Gloo, exactly once.
+
+One optimizer step is `begin(step)`, `accumulate(groups, step=, index=)` for each micro-batch, `apply(step=, …)`.
+Every rank gets every call; a rank's `groups` are its own share, possibly none.
+
+Invariants:
+- *once*: a repeated call returns what the first returned and changes nothing; a step out of order is refused;
+- *trained once*: the ids of trained groups are part of the state, and of its checkpoint; none enters twice;
+- *one gradient*: the update is that of the whole mini-batch, however it was cut and spread over ranks;
+- *bit-exact continuation*: a restored checkpoint followed by the same calls gives the same bits.
+
+This module must not know what is learned, where groups come from or where weights go.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from gyre.rollouts.samples import Group
+from gyre.weights.manifest import pack_weights
+from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.losses import mini_batch_weight
+from gyre.workloads.torch.accumulation import Accumulation, Tally
+from gyre.workloads.torch.errors import (
+    CheckpointMismatch,
+    MicroBatchMismatch,
+    NotFinite,
+    StepGap,
+    TrainedTwice,
+)
+from gyre.workloads.torch.intervals import Interval, contains, merge
+from gyre.workloads.torch.peers import Peers
+from gyre.workloads.torch.policy import load_parameters
+from gyre.workloads.torch.settings import OptimSettings, TorchSettings
+
+CHECKPOINT_FORMAT = 1
+
+
+class TorchLearner(BaseWorkload):
+    """Holds a model, its optimizer, the number of the last applied step and the ids of all trained groups.
+
+    A subclass says what is learned: `make_model`, `optim`, `gradient`, `told` and the names in `SUMS`.
+    """
+
+    SUMS: ClassVar[tuple[str, ...]] = ()
+    """The loss's metrics that are summed over ranks."""
+
+    model: nn.Module
+
+    def make_model(self) -> nn.Module:
+        """The model before any step, from the settings alone: the same on every rank."""
+        raise NotImplementedError
+
+    @property
+    def optim(self) -> OptimSettings:
+        raise NotImplementedError
+
+    def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
+        """The flat gradient of the summed loss, None where there is none, and the tally."""
+        raise NotImplementedError
+
+    def told(self, tally: Tally) -> dict[str, Any]:
+        """A step's metrics beyond those that every learner has."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        self.settings = TorchSettings.read(self.config)
+        torch.set_num_threads(self.settings.threads)
+        self.model = self.make_model()
+        optim = self.optim
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=optim.lr,
+            betas=(optim.beta1, optim.beta2),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        self.step = 0
+        self.trained: list[Interval] = []
+        self._metrics: dict[str, Any] = {}
+        self._warm: dict[str, Any] | None = None
+        self._pending = self._accumulation(1)
+        self.peers = Peers(self.context, self.settings.collective_timeout_s)
+
+    def teardown(self) -> None:
+        self.peers.close()
+
+    def health(self) -> dict[str, Any]:
+        return {"step": self.step, "accumulated": len(self._pending.records)}
+
+    # -- one optimizer step --------------------------------------------------------------------------
+
+    @operator(kind="control")
+    def begin(self, step: int) -> dict[str, Any]:
+        """Forget what was accumulated for `step`: `{"step", "dropped"}`, the number of micro-batches dropped.
+
+        A controller calls it before it accumulates, so that what an earlier one left behind does not count.
+        """
+        if self._is_applied(step):
+            return {"already_applied": True}
+        dropped = len(self._pending.records)
+        self._pending = self._accumulation(step)
+        return {"step": step, "dropped": dropped}
+
+    @operator
+    def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
+        """Add the gradient of micro-batch `index` of step `step`: `{"index", "groups", "samples", "tokens", …}`.
+
+        Groups are scored and whole. Raises StepGap for a step beyond the next, TrainedTwice for a group that was
+        trained, or that another micro-batch of this step holds.
+        """
+        if self._is_applied(step):
+            return {"already_applied": True}
+        if index in self._pending.records:
+            return self._pending.records[index]
+        ids = [group.id for group in groups]
+        self._refuse_trained([*self._pending.group_ids, *ids])
+        self.report_progress(step=step, index=index)
+        gradient, tally = self.gradient(groups)
+        return self._pending.add(index, gradient, tally, ids)
+
+    @operator
+    def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
+        """Step the optimizer with the mini-batch's gradient over all ranks, and return the step's metrics.
+
+        `indices` is how many micro-batches this and every rank must have accumulated; `group_ids` are the groups
+        in them over all ranks. Metrics: `step`, `loss`, `grad_norm`, `lr`, `reward_mean`, `groups`, `samples`,
+        `tokens`, and the learner's own. Raises, on all ranks together, MicroBatchMismatch, TrainedTwice and
+        NotFinite; the weights are then as they were.
+        """
+        if self._is_applied(step):
+            return self._metrics if step == self.step else {"already_applied": True}
+        self._refuse_trained(group_ids)
+        gradient, tally = self._reduce(step, indices, group_ids)
+        optim = self.optim
+        mode = self.settings.loss.loss_agg_mode
+        count = mini_batch_weight(mode, tokens=tally.tokens, sequences=tally.sequences)
+        gradient /= max(count, 1.0)
+        grad_norm = float(gradient.norm())
+        if grad_norm != grad_norm or grad_norm == float("inf"):
+            raise NotFinite(f"the gradient of step {step} has norm {grad_norm}.", hint="Lower optim.lr.")
+        gradient *= min(1.0, optim.clip_norm / (grad_norm + 1e-6))
+        lr = learning_rate(optim, step)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = lr
+        for parameter, part in zip(self.model.parameters(), _split(self.model, gradient), strict=True):
+            parameter.grad = part
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+        self.step = step
+        self.trained = merge(self.trained, group_ids)
+        self._pending = self._accumulation(step + 1)
+        self._metrics = {
+            "step": step,
+            "loss": tally.loss / max(count, 1.0),
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "reward_mean": tally.reward / max(tally.samples, 1.0),
+            "groups": int(tally.groups),
+            "samples": int(tally.samples),
+            "tokens": int(tally.tokens),
+            **self.told(tally),
+        }
+        self.report_progress(step=step)
+        return self._metrics
+
+    def _reduce(self, step: int, indices: int, group_ids: list[int]) -> tuple[torch.Tensor, Tally]:
+        """The gradient and the tally summed over ranks, in one exchange that also carries each rank's verdict."""
+        pending = self._pending
+        problem = ""
+        if len(pending.records) != indices:
+            problem = f"{len(pending.records)} micro-batches were accumulated, {indices} were to be applied"
+        elif not pending.group_ids <= set(group_ids):
+            strays = sorted(pending.group_ids - set(group_ids))
+            problem = f"groups {strays[:10]} were accumulated but are not among those to be applied"
+        sums = torch.tensor([float(bool(problem)), *pending.tally.to_list(self.SUMS)])
+        buffer = torch.cat([pending.gradient, sums])
+        self.peers.all_reduce_sum(buffer)
+        problems, *totals = buffer[-len(sums) :].tolist()
+        tally = Tally.from_list(totals, self.SUMS)
+        if not problems and int(tally.groups) != len(group_ids):
+            problem = f"the ranks accumulated {int(tally.groups)} groups, {len(group_ids)} were to be applied"
+        if problems or problem:
+            raise MicroBatchMismatch(
+                f"step {step} on rank {self.rank}: {problem or 'another rank holds other micro-batches'}.",
+                hint=f"Call begin({step}) on every rank and accumulate again.",
+            )
+        return buffer[: -len(sums)], tally
+
+    def _is_applied(self, step: int) -> bool:
+        if step > self.step + 1:
+            raise StepGap(
+                f"step {step} was called while the last applied step is {self.step}.",
+                hint=f"The next step is {self.step + 1}.",
+            )
+        return step <= self.step
+
+    def _refuse_trained(self, group_ids: list[int]) -> None:
+        seen: set[int] = set()
+        for group_id in group_ids:
+            if group_id in seen or contains(self.trained, group_id):
+                raise TrainedTwice(
+                    f"group {group_id} would be trained a second time.",
+                    hint="The ledger delivered it although a committed step covers it.",
+                    details={"group_id": group_id, "step": self.step},
+                )
+            seen.add(group_id)
+
+    def _accumulation(self, step: int) -> Accumulation:
+        return Accumulation(step, torch.zeros(sum(p.numel() for p in self.model.parameters())))
+
+    @operator(kind="control")
+    def state(self) -> dict[str, Any]:
+        """`{"step", "trained", "digest"}`: trained ids as `[start, end)` intervals, xxh3-128 of the weights."""
+        return {"step": self.step, "trained": [list(pair) for pair in self.trained], "digest": self._digest()}
+
+    def _digest(self) -> str:
+        manifest, _ = pack_weights(dict(self.model.named_parameters()), version=0, step=self.step)
+        return manifest.checksum
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def checkpoint(self, path: Path) -> None:
+        """Rank 0 writes the whole state to `rank_00000.pt`; every other rank a marker with what it holds."""
+        path.mkdir(parents=True, exist_ok=True)
+        content: dict[str, Any] = {"format": CHECKPOINT_FORMAT, "step": self.step, "digest": self._digest()}
+        if self.rank == 0:
+            content |= {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "trained": self.trained,
+                "metrics": self._metrics,
+                "warm": self._warm,
+            }
+        with open(_checkpoint_file(path, self.rank), "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def restore(self, path: Path) -> None:
+        """Take rank 0's state, on every rank and for any number of ranks; drops what was accumulated.
+
+        Raises CheckpointMismatch where the file is absent, of another format, or not what its digest says, and
+        WeightMismatch where it is another model's.
+        """
+        file = _checkpoint_file(path, 0)
+        if not file.exists():
+            raise CheckpointMismatch(f"there is no checkpoint of {self.role} at {file}.")
+        content = torch.load(file, weights_only=True)
+        if content["format"] != CHECKPOINT_FORMAT:
+            raise CheckpointMismatch(
+                f"{file} has format {content['format']}, this Gyre reads {CHECKPOINT_FORMAT}."
+            )
+        load_parameters(self.model, content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.step = content["step"]
+        self.trained = [(start, end) for start, end in content["trained"]]
+        self._metrics = content["metrics"]
+        self._warm = content["warm"]
+        self._pending = self._accumulation(self.step + 1)
+        if self._digest() != content["digest"]:
+            raise CheckpointMismatch(f"the weights in {file} are not those that were written.")
+
+
+def learning_rate(optim: OptimSettings, step: int) -> float:
+    """The rate of optimizer step `step`, counted from 1."""
+    rising = min(1.0, step / max(optim.warmup_steps, 1))
+    done = min(1.0, step / optim.decay_steps) if optim.decay_steps else 0.0
+    return optim.lr * rising * (1.0 - done * (1.0 - optim.final_lr_ratio))
+
+
+def _checkpoint_file(path: Path, rank: int) -> Path:
+    return path / f"rank_{rank:05d}.pt"
+
+
+def flat_parameters(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+@torch.no_grad()
+def set_flat_parameters(model: nn.Module, flat: torch.Tensor) -> None:
+    for parameter, part in zip(model.parameters(), _split(model, flat), strict=True):
+        parameter.copy_(part)
+
+
+def _split(model: nn.Module, flat: torch.Tensor) -> list[torch.Tensor]:
+    """Views of `flat` in the shapes of the model's parameters."""
+    parameters = list(model.parameters())
+    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
