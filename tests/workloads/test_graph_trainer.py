@@ -12,7 +12,7 @@ import pytest
 
 from gyre.errors import JobFailed, UserCodeError
 from gyre.testing.in_process import InProcessJob
-from gyre.workloads import graph_trainer
+from gyre.workloads import checkpoints, retries
 from tests.workloads.conftest import digests_of, steps_of
 from tests.workloads.toy_policy import digests_by_hand, toy_spec
 
@@ -48,7 +48,7 @@ def assert_never_back(job: InProcessJob) -> None:
 def assert_final_checkpoint(job: InProcessJob) -> None:
     folders = sorted((job.directory / "checkpoints").glob("step_*"))
     assert folders[-1].name == f"step_{job.spec.run.steps:08d}"
-    assert len(folders) <= graph_trainer.KEPT_CHECKPOINTS
+    assert len(folders) <= checkpoints.KEPT_CHECKPOINTS
 
 
 # -- undisturbed ------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_a_call_that_fails_every_time_is_not_repeated_in_a_hot_loop(make_job, mo
     with job:
         started = time.monotonic()
         job.wait_for_report("OperatorFailed", nth=2, timeout_s=DEADLINE_S)
-        assert time.monotonic() - started >= graph_trainer.RETRY_FIRST_S
+        assert time.monotonic() - started >= retries.RETRY_FIRST_S
         with pytest.raises(TimeoutError):
             job.wait_for_report("OperatorFailed", nth=5, timeout_s=0.5)
     assert len(job.reports_of("OperatorFailed")) <= 4

@@ -1,0 +1,161 @@
+"""The gang's life: formed when its ranks are there, brought to the ledger's last step, dropped when a rank dies.
+
+Invariant *exactly the ledger's state*: a gang that was brought up has trained what the ledger says, in the same
+micro-batches, and nothing else; whatever state its ranks were in before.
+
+This module must not know how micro-batches are made, or what runs beside the gang.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gyre.graph.model import Operator
+from gyre.workloads.checkpoints import Checkpoints
+from gyre.workloads.gang import Gang, GangLost
+from gyre.workloads.group_book import GroupBook
+from gyre.workloads.optimizer_steps import OptimizerSteps
+from gyre.workloads.protocol import Failure
+from gyre.workloads.retries import pause_s
+from gyre.workloads.roster import Member
+from gyre.workloads.served_policies import ServedPolicies
+
+Blame = Callable[[Member, str, Failure], None]
+
+
+class GangKeeper:
+    """`taker` takes samples and `pace` steps the optimizer, both on every rank. `blame` tells of a failed call."""
+
+    def __init__(
+        self,
+        runtime: Any,
+        book: GroupBook,
+        *,
+        taker: Operator,
+        pace: Operator,
+        checkpoints: Checkpoints,
+        policies: ServedPolicies,
+        steps: OptimizerSteps,
+        keeps_initial: bool,
+        blame: Blame,
+    ) -> None:
+        self._runtime = runtime
+        self._run = runtime.spec.run
+        self._book = book
+        self._taker = taker
+        self._pace = pace
+        self._checkpoints = checkpoints
+        self._policies = policies
+        self._steps = steps
+        self._keeps_initial = keeps_initial
+        self._blame = blame
+        self._count = 0
+        self._failures = 0
+        self._not_before = 0.0
+        self.gang: Gang | None = None
+
+    # -- coming and going ---------------------------------------------------------------------------
+
+    def form(self) -> bool:
+        """Try, where there is none. True where one was formed and brought up."""
+        if self.gang is not None or time.monotonic() < self._not_before:
+            return False
+        runtime = self._runtime
+        members = runtime.roster.whole(self._pace.role)
+        if members is None:
+            return False
+        self._count += 1
+        gang = Gang(
+            self._count, self._pace.role, tuple(members), runtime.roster, runtime.transport, runtime.waiting
+        )
+        try:
+            self._bring_up(gang)
+            if self._book.checkpoint_step != self._book.step:
+                self.checkpoint_if_due(gang)  # one that an earlier gang or trainer did not live to write
+        except GangLost as lost:
+            self.drop(lost)
+            return False
+        self.gang = gang
+        self._steps.begin_clock()
+        return True
+
+    def drop(self, lost: GangLost) -> None:
+        self.gang = None
+        self._not_before = 0.0
+        if lost.blamed is not None:
+            self._failures += 1
+            self._not_before = time.monotonic() + pause_s(self._failures)
+            self._blame(*lost.blamed)
+
+    def step_was_good(self) -> None:
+        """Only when all of a step is done: what fails may come after calls that succeed."""
+        self._failures = 0
+
+    def checkpoint_if_due(self, gang: Gang) -> None:
+        if self._book.step % self._run.checkpoint_every == 0 or self._book.step == self._run.steps:
+            self.checkpoint(gang)
+
+    def checkpoint(self, gang: Gang) -> None:
+        self._checkpoints.write(gang)
+
+    # -- from whatever state to the ledger's --------------------------------------------------------
+
+    def _bring_up(self, gang: Gang) -> None:
+        book, timeout_s = self._book, self._run.call_timeout_s
+        if book.checkpoint_step is None:
+            gang.call("warm_start", timeout_s=timeout_s)
+            if self._keeps_initial:
+                self._policies.keep_initial(gang)
+            self._checkpoints.write(gang)
+        else:
+            states = gang.call("state", timeout_s=timeout_s)
+            steps = {state["step"] for state in states}
+            living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
+            at = max(steps)
+            if not living or at <= book.checkpoint_step or at > book.step + 1:
+                gang.call("restore", book.checkpoint_path, timeout_s=timeout_s)
+                at = book.checkpoint_step
+            for step in range(at + 1, book.step + 1):
+                self._replay(gang, step)
+            if at == book.step + 1:
+                # The optimizer stepped, but the trainer died before the ledger had it.
+                again = gang.call(
+                    self._pace.method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
+                )
+                self._steps.ended(gang, again[0])
+                self.checkpoint_if_due(gang)
+        self._policies.serve_initial()
+        gang.call("begin", book.step + 1, timeout_s=timeout_s)
+        published = self._policies.published
+        if published is None or published.version < book.step:
+            self._publish_last(gang)
+
+    def _publish_last(self, gang: Gang) -> None:
+        step = self._book.step
+        manifest, buffer = gang.call_rank0("export_weights", version=step, timeout_s=self._run.call_timeout_s)
+        known = self._book.digests.get(step)
+        if known is not None and known != manifest["checksum"]:
+            told = f"replaying step {step} gave weights {manifest['checksum']}, the ledger has {known}"
+            self._blame(gang.members[0], "restore", Failure(error=told, traceback="", user_code=False))
+        self._policies.publish(gang, manifest, buffer)
+
+    def _replay(self, gang: Gang, step: int) -> None:
+        """Train a step again that the restored checkpoint does not cover: same groups, same micro-batches."""
+        book, timeout_s = self._book, self._run.call_timeout_s
+        gang.call("begin", step, timeout_s=timeout_s)
+        micro_batches = book.micro_batches_of(step)
+        for index, ids in enumerate(micro_batches):
+            groups = [book.groups[group_id] for group_id in ids]
+            per_rank = [(groups[rank :: gang.size],) for rank in range(gang.size)]
+            futures = gang.submit(self._taker.method, per_rank, _gyre_step=step, _gyre_index=index)
+            gang.gather(self._taker.method, futures, timeout_s=timeout_s)
+        gang.call(
+            self._pace.method,
+            _gyre_step=step,
+            _gyre_indices=len(micro_batches),
+            _gyre_group_ids=book.ids_of(step),
+            timeout_s=timeout_s,
+        )
+        self._runtime.context.progress.tick(replayed_step=step)
