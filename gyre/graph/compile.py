@@ -60,6 +60,9 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
             if role.entrypoint is None and name in recipe.defaults:
                 role.entrypoint = recipe.defaults[name].model_copy()
         _add_rollout_manager(resolved, recipe.defaults[ROLLOUT_MANAGER])
+        given = resolved.config.get("loss", {})
+        if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by whoever reads it
+            resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
     trainer = resolved.roles.get(TRAINER)
     if trainer is not None:
         amount = trainer.resources.accelerator

@@ -18,7 +18,8 @@ a property of the graph, not of a script.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from gyre.config import ROLLOUT_MANAGER, Entrypoint, JobSpec
 from gyre.errors import GraphError, nearest
@@ -34,6 +35,8 @@ class Recipe:
     optional: tuple[str, ...]
     defaults: dict[str, Entrypoint]
     build: Callable[[JobSpec], tuple[tuple[Operator, ...], tuple[Edge, ...]]]
+    loss: dict[str, Any] = field(default_factory=dict)
+    """Defaults of the section `config.loss`; what the job says goes over them."""
 
 
 def _entry(text: str) -> Entrypoint:
@@ -99,14 +102,37 @@ def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
     return tuple(operators), tuple(edges)
 
 
-RECIPES: dict[str, Recipe] = {
-    "grpo": Recipe(
-        name="grpo",
+def _group_relative(name: str, **loss: Any) -> Recipe:
+    """Advantages from a group's own rewards, no critic: the same graph, another `config.loss`."""
+    return Recipe(
+        name=name,
         required=("trainer", "actor", "rollout", "reward"),
         optional=("reference", ROLLOUT_MANAGER),
         defaults=_TORCH_DEFAULTS,
         build=_grpo,
-    ),
+        loss=loss,
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        _group_relative("grpo"),
+        # arXiv 2503.20783: no division by the group's deviation, a constant instead of each sequence's length.
+        _group_relative(
+            "dr_grpo",
+            adv_estimator="dr_grpo",
+            clip_ratio_high=0.2,
+            loss_agg_mode="seq-mean-token-sum-norm",
+        ),
+        # arXiv 2503.14476: clip-higher and the mean over all tokens. Its dynamic sampling is not done: batches are
+        # fixed (`gyre.rollouts.ledger`), so a group whose rewards are equal stays in its step, and has no gradient.
+        _group_relative("dapo", clip_ratio_low=0.2, clip_ratio_high=0.28, loss_agg_mode="token-mean"),
+        # arXiv 2402.14740: beyond the mean of the others, summed over each sequence.
+        _group_relative(
+            "rloo", adv_estimator="rloo", clip_ratio_high=0.2, loss_agg_mode="seq-mean-token-sum"
+        ),
+    )
 }
 
 
