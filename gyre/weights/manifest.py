@@ -117,6 +117,7 @@ class WeightManifest:
         plain["tensors"] = [{**asdict(spec), "shape": list(spec.shape)} for spec in self.tensors]
         plain["files"] = [asdict(file) for file in self.files]
         plain["digests"] = list(self.digests)
+        plain["size_bytes"] = self.size_bytes  # told with it, for those who only report
         return plain
 
     @classmethod
@@ -130,7 +131,8 @@ class WeightManifest:
             )
             files = tuple(FileSpec(str(file["name"]), int(file["size_bytes"])) for file in plain["files"])
             digests = tuple(str(digest) for digest in plain["digests"])
-            made = cls(**{**plain, "tensors": tensors, "files": files, "digests": digests})
+            fields = {key: value for key, value in plain.items() if key != "size_bytes"}
+            made = cls(**{**fields, "tensors": tensors, "files": files, "digests": digests})
             if made.chunk_bytes < 1 or any(file.size_bytes < 0 for file in files):
                 raise ValueError("a size is negative")
             expected = sum(-(-file.size_bytes // made.chunk_bytes) for file in files)
