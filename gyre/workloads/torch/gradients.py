@@ -39,7 +39,7 @@ def policy_gradient(
         for k, (_, sample) in enumerate(samples)
         if len(sample.token_ids) and (loss.needs_every_sample or every[k].any())
     ]
-    tally = _counted(groups)
+    tally = counted(groups)
     if not kept:
         return None, tally
     chosen, advantages = [samples[k] for k in kept], [every[k] for k in kept]
@@ -64,7 +64,7 @@ def policy_gradient(
         entropies=entropies,
         norm_length=settings.norm_length,
     )
-    return _flat_gradient(found, model), tally.plus(_told(found))
+    return _flat_gradient(found, model), tally.plus(told(found))
 
 
 def value_gradient(
@@ -74,7 +74,7 @@ def value_gradient(
 
     Raises ValueError for a sample without reward or without the values that its advantages are made from.
     """
-    tally = _counted(groups)
+    tally = counted(groups)
     chosen = [(group, sample) for group in groups for sample in group.samples if len(sample.token_ids)]
     if not chosen:
         return None, tally
@@ -87,10 +87,11 @@ def value_gradient(
         settings.loss,
         norm_length=settings.norm_length,
     )
-    return _flat_gradient(found, model), tally.plus(_told(found))
+    return _flat_gradient(found, model), tally.plus(told(found))
 
 
-def _counted(groups: Sequence[Group]) -> Tally:
+def counted(groups: Sequence[Group]) -> Tally:
+    """What there is to train on, before anything went through a model."""
     samples = [sample for group in groups for sample in group.samples]
     return Tally(
         groups=len(groups),
@@ -101,7 +102,8 @@ def _counted(groups: Sequence[Group]) -> Tally:
     )
 
 
-def _told(found: LossSum) -> Tally:
+def told(found: LossSum) -> Tally:
+    """What a loss says of the tokens that it saw."""
     sums = {name: value.item() for name, value in found.metrics.items()}
     return Tally(loss=found.loss.item(), scored_tokens=sums.pop("tokens"), sums=sums)
 

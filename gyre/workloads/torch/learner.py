@@ -14,6 +14,7 @@ This module must not know what is learned, where groups come from or where weigh
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,6 +72,15 @@ class TorchLearner(BaseWorkload):
     def setup(self) -> None:
         self.settings = TorchSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
+        self.build()
+        self.step = 0
+        self.trained: list[Interval] = []
+        self._metrics: dict[str, Any] = {}
+        self._warm: dict[str, Any] | None = None
+        self._pending = self._accumulation(1)
+
+    def build(self) -> None:
+        """Model, optimizer and peers."""
         self.model = self.make_model()
         optim = self.optim
         self.optimizer = torch.optim.AdamW(
@@ -81,11 +91,6 @@ class TorchLearner(BaseWorkload):
             weight_decay=optim.weight_decay,
             fused=True,
         )
-        self.step = 0
-        self.trained: list[Interval] = []
-        self._metrics: dict[str, Any] = {}
-        self._warm: dict[str, Any] | None = None
-        self._pending = self._accumulation(1)
         self.peers = Peers(self.context, self.settings.collective_timeout_s)
 
     def teardown(self) -> None:
@@ -138,21 +143,10 @@ class TorchLearner(BaseWorkload):
             return self._metrics if step == self.step else {"already_applied": True}
         self._refuse_trained(group_ids)
         gradient, tally = self._reduce(step, indices, group_ids)
-        optim = self.optim
         mode = self.settings.loss.loss_agg_mode
         count = mini_batch_weight(mode, tokens=tally.tokens, sequences=tally.sequences)
-        gradient /= max(count, 1.0)
-        grad_norm = float(gradient.norm())
-        if grad_norm != grad_norm or grad_norm == float("inf"):
-            raise NotFinite(f"the gradient of step {step} has norm {grad_norm}.", hint="Lower optim.lr.")
-        gradient *= min(1.0, optim.clip_norm / (grad_norm + 1e-6))
-        lr = learning_rate(optim, step)
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = lr
-        for parameter, part in zip(self.model.parameters(), _split(self.model, gradient), strict=True):
-            parameter.grad = part
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        lr = learning_rate(self.optim, step)
+        grad_norm = self.update(gradient, max(count, 1.0), lr)
 
         self.step = step
         self.trained = merge(self.trained, group_ids)
@@ -171,6 +165,32 @@ class TorchLearner(BaseWorkload):
         self.report_progress(step=step)
         return self._metrics
 
+    def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:
+        """Step the optimizer with the summed `gradient` over `count`. Returns its norm before the clip. Raises
+        NotFinite, on all ranks together; the weights are then as they were."""
+        gradient /= count
+        norm = float(gradient.norm())
+        if not math.isfinite(norm):
+            raise NotFinite(f"the gradient of step {self.step + 1} has norm {norm}.", hint="Lower optim.lr.")
+        gradient *= min(1.0, self.optim.clip_norm / (norm + 1e-6))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        for parameter, part in zip(self.model.parameters(), _split(self.model, gradient), strict=True):
+            parameter.grad = part
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def sum_over_ranks(
+        self, gradient: torch.Tensor, verdict: float, tally: Tally
+    ) -> tuple[torch.Tensor, float, Tally]:
+        """All three summed, in one exchange."""
+        sums = torch.tensor([verdict, *tally.to_list(self.SUMS)])
+        buffer = torch.cat([gradient, sums])
+        self.peers.all_reduce_sum(buffer)
+        verdicts, *totals = buffer[-len(sums) :].tolist()
+        return buffer[: -len(sums)], verdicts, Tally.from_list(totals, self.SUMS)
+
     def _reduce(self, step: int, indices: int, group_ids: list[int]) -> tuple[torch.Tensor, Tally]:
         """The gradient and the tally summed over ranks, in one exchange that also carries each rank's verdict."""
         pending = self._pending
@@ -180,11 +200,7 @@ class TorchLearner(BaseWorkload):
         elif not pending.group_ids <= set(group_ids):
             strays = sorted(pending.group_ids - set(group_ids))
             problem = f"groups {strays[:10]} were accumulated but are not among those to be applied"
-        sums = torch.tensor([float(bool(problem)), *pending.tally.to_list(self.SUMS)])
-        buffer = torch.cat([pending.gradient, sums])
-        self.peers.all_reduce_sum(buffer)
-        problems, *totals = buffer[-len(sums) :].tolist()
-        tally = Tally.from_list(totals, self.SUMS)
+        gradient, problems, tally = self.sum_over_ranks(pending.gradient, float(bool(problem)), pending.tally)
         if not problems and int(tally.groups) != len(group_ids):
             problem = f"the ranks accumulated {int(tally.groups)} groups, {len(group_ids)} were to be applied"
         if problems or problem:
@@ -192,7 +208,7 @@ class TorchLearner(BaseWorkload):
                 f"step {step} on rank {self.rank}: {problem or 'another rank holds other micro-batches'}.",
                 hint=f"Call begin({step}) on every rank and accumulate again.",
             )
-        return buffer[: -len(sums)], tally
+        return gradient, tally
 
     def _is_applied(self, step: int) -> bool:
         if step > self.step + 1:

@@ -85,7 +85,14 @@ def read_architecture(model_path: Path) -> Architecture:
         if (model_path / "generation_config.json").exists()
         else {}
     )
-    where = str(model_path / "config.json")
+    return architecture_of(config, str(model_path / "config.json"), generation)
+
+
+def architecture_of(
+    config: dict[str, Any], where: str, generation: dict[str, Any] | None = None
+) -> Architecture:
+    """The shape that the content of a `config.json` describes, and of a `generation_config.json` beside it. `where`
+    names it in errors. Raises CheckpointError."""
     family = config.get("model_type")
     if family not in _FAMILIES:
         raise CheckpointError(
@@ -126,7 +133,8 @@ def read_architecture(model_path: Path) -> Architecture:
         out_bias=family != "qwen2" and attention_bias,
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
-        eos_token_ids=_token_ids(config.get("eos_token_id")) | _token_ids(generation.get("eos_token_id")),
+        eos_token_ids=_token_ids(config.get("eos_token_id"))
+        | _token_ids((generation or {}).get("eos_token_id")),
     )
 
 
