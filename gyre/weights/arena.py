@@ -31,7 +31,7 @@ from pathlib import Path
 import xxhash
 
 from gyre.errors import GyreError
-from gyre.weights.manifest import CHUNK_BYTES, Chunk, FileSpec, WeightManifest, WeightMismatch
+from gyre.weights.manifest import CHUNK_BYTES, Chunk, FileSpec, WeightManifest, WeightMismatch, cut
 
 MANIFEST = "gyre.json"
 STAGING = ".staging"
@@ -62,13 +62,24 @@ class Slot:
         self.path = path
         self.files = tuple(files)
         self.chunk_bytes = chunk_bytes
-        self.manifest: WeightManifest | None = None
+        self.chunks = list(cut(files, chunk_bytes))
+        """With digests once the manifest is known."""
         self.have: set[int] = set()
+        self._manifest: WeightManifest | None = None
         self.revoked = False
         self._readers = 0
         self._lock = threading.Lock()
         self._journal: int | None = None
         self.views = [_map(path / file.name, file.size_bytes) for file in files]
+
+    @property
+    def manifest(self) -> WeightManifest | None:
+        return self._manifest
+
+    @manifest.setter
+    def manifest(self, manifest: WeightManifest) -> None:
+        self._manifest = manifest
+        self.chunks = manifest.chunks()
 
     @property
     def is_journalled(self) -> bool:
@@ -122,9 +133,9 @@ class Slot:
             recorded = (self.path / _JOURNAL).read_bytes()
         except FileNotFoundError:
             recorded = b""
-        chunks = manifest.chunks()
-        self.have = {c.index for c in chunks if recorded[c.index : c.index + 1] == b"\1" and self.is_right(c)}
-        self._open_journal(len(chunks))
+        said = {chunk.index for chunk in self.chunks if recorded[chunk.index : chunk.index + 1] == b"\1"}
+        self.have = {chunk.index for chunk in self.chunks if chunk.index in said and self.is_right(chunk)}
+        self._open_journal(len(self.chunks))
 
     def _open_journal(self, count: int) -> None:
         self._close_journal()

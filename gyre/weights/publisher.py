@@ -1,0 +1,247 @@
+"""The publishing side: tensors one after the other into a slot, which is then served.
+
+    publication = publisher.begin(version, step, layout, files={"config.json": b"..."})
+    for name, tensor in ...:
+        publication.put(name, tensor)     # returns when `tensor` may be overwritten
+    publication.finish().result()         # or not waited for: checksums and commit are a thread's
+
+Invariants:
+- *a bucket at a time*: no tensor is held after its `put`, and nothing is converted twice;
+- *the trainer does not wait for receivers*: a publish takes pages that nobody reads, or new ones, and never a lock
+  that a transfer holds;
+- *committed last*: a version is found by receivers when all its checksums are known;
+- *versions grow*: an older number than the newest is refused, the same number only with the same bytes.
+
+This module must not know who fetches.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import xxhash
+
+from gyre.errors import Conflict
+from gyre.weights.arena import Arena, Slot
+from gyre.weights.codecs import FP8_BLOCK, round_fp8
+from gyre.weights.manifest import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    TENSOR_FILE,
+    FileSpec,
+    Layout,
+    TensorSpec,
+    WeightManifest,
+    WeightMismatch,
+    checksum_of,
+)
+from gyre.weights.server import ChunkServer
+
+if TYPE_CHECKING:
+    import torch
+
+LEAST_CHUNK_BYTES = 1 << 20
+CHUNKS_WANTED = 32
+"""Of a small version too, so that receivers have something to give each other while they fetch."""
+
+
+def chunk_bytes_for(size_bytes: int, most: int = CHUNK_BYTES) -> int:
+    """A multiple of 256 bytes, 64 MiB for versions of 2 GiB and more."""
+    part = -(-size_bytes // CHUNKS_WANTED)
+    return min(most, max(LEAST_CHUNK_BYTES, -(-part // ALIGNMENT) * ALIGNMENT))
+
+
+class Publisher:
+    """`server`, where given, is told that what is published here was made here."""
+
+    def __init__(
+        self, arena: Arena, server: ChunkServer | None = None, *, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        self.arena = arena
+        self.server = server
+        self._chunk_bytes = chunk_bytes
+
+    def begin(
+        self,
+        version: int,
+        step: int,
+        layout: Layout,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        base: int | None = None,
+        rounding: Literal["none", "fp8"] = "none",
+    ) -> Publication:
+        """`files` stand beside the tensors (`config.json`, the tokenizer's). With `rounding="fp8"` matrices are
+        rounded to what the codec `fp8` carries at half the bytes: what is verified and served are the rounded
+        weights. Raises ArenaFull, and Conflict for an older version than is here."""
+        newest = max(self.arena.versions, default=-1)
+        if version < newest:
+            raise Conflict(
+                f"version {version} would be published after version {newest}.", hint="Versions only grow."
+            )
+        side = dict(files or {})
+        specs = (
+            FileSpec(TENSOR_FILE, layout.size_bytes),
+            *(FileSpec(name, len(side[name])) for name in sorted(side)),
+        )
+        size = chunk_bytes_for(layout.size_bytes, self._chunk_bytes)
+        slot = self.arena.stage(specs, keep=newest if newest >= 0 else None, chunk_bytes=size)
+        return Publication(self, slot, version, step, base, layout, side, rounding)
+
+    def publish(
+        self,
+        version: int,
+        step: int,
+        layout: Layout,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        **options: Any,
+    ) -> WeightManifest:
+        """All of it at once, and waited for."""
+        publication = self.begin(version, step, layout, **options)
+        for name, tensor in tensors:
+            publication.put(name, tensor)
+        return publication.finish().result()
+
+
+class Publication:
+    def __init__(
+        self,
+        publisher: Publisher,
+        slot: Slot,
+        version: int,
+        step: int,
+        base: int | None,
+        layout: Layout,
+        side: Mapping[str, bytes],
+        rounding: Literal["none", "fp8"],
+    ) -> None:
+        self.copy_s = 0.0
+        """What the trainer has waited for: conversion and copy."""
+        self._publisher = publisher
+        self._slot = slot
+        self._numbers = (version, base, step)
+        self._layout = layout
+        self._rounding = rounding
+        self._specs = {spec.name: spec for spec in layout.tensors}
+        self._due = {spec.offset: spec.nbytes for spec in layout.tensors if spec.nbytes}
+        self._missing = [0] * len(slot.chunks)
+        """Bytes of each chunk that are still to come."""
+        self._digests = [""] * len(slot.chunks)
+        self._full: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._done: Future[WeightManifest] = Future()
+        for chunk in slot.chunks:
+            self._missing[chunk.index] = chunk.nbytes
+        self._thread = threading.Thread(target=self._check, name="gyre-publish", daemon=True)
+        self._thread.start()
+        self._fill(0, 0, layout.header)
+        for number, file in enumerate(slot.files[1:], 1):
+            self._fill(number, 0, side[file.name])
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Converts and copies. Raises WeightMismatch for a name or a shape that the layout has not, or a second
+        time."""
+        began = time.monotonic()
+        spec = self._specs.get(name)
+        if spec is None or tuple(tensor.shape) != spec.shape:
+            raise WeightMismatch(
+                f"tensor {name} of shape {tuple(tensor.shape)} is not as the layout says: "
+                f"{spec.shape if spec is not None else 'no such name'}."
+            )
+        if not spec.nbytes:
+            return
+        if self._due.pop(spec.offset, None) is None:
+            raise WeightMismatch(f"tensor {name} was put a second time.")
+        self._copy(spec, tensor)
+        self._filled(0, spec.offset, spec.nbytes)
+        self.copy_s += time.monotonic() - began
+
+    def _copy(self, spec: TensorSpec, tensor: torch.Tensor) -> None:
+        import torch
+
+        dtype = getattr(torch, spec.dtype)
+        flat = torch.frombuffer(
+            self._slot.views[0], dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset
+        )
+        source = tensor.detach()
+        if self._rounding == "fp8" and dtype == torch.bfloat16 and source.dim() >= 2:
+            flat.copy_(torch.from_numpy(_round_in_parts(source.reshape(-1))))
+        else:
+            flat.view(spec.shape).copy_(source)
+
+    def _fill(self, file: int, offset: int, content: bytes) -> None:
+        self._slot.views[file][offset : offset + len(content)] = content
+        self._filled(file, offset, len(content))
+
+    def _filled(self, file: int, offset: int, nbytes: int) -> None:
+        first = next(chunk.index for chunk in self._slot.chunks if chunk.file == file) if nbytes else 0
+        size = self._slot.chunk_bytes
+        end = offset + nbytes
+        while offset < end:
+            index = first + offset // size
+            part = min(end, (offset // size + 1) * size) - offset
+            self._missing[index] -= part
+            if self._missing[index] == 0:
+                self._full.put(index)
+            offset += part
+
+    def finish(self) -> Future[WeightManifest]:
+        """The manifest, once it is committed. The future fails with WeightMismatch where tensors were not put."""
+        self._full.put(None)
+        return self._done
+
+    def _check(self) -> None:
+        """The thread: checksums of chunks as they become full, then the commit."""
+        try:
+            while (index := self._full.get()) is not None:
+                self._digests[index] = xxhash.xxh3_64_hexdigest(self._slot.view(self._slot.chunks[index]))
+            if self._due:
+                names = sorted(spec.name for spec in self._layout.tensors if spec.offset in self._due)
+                raise WeightMismatch(f"{len(names)} tensors were not put, {names[0]} among them.")
+            self._done.set_result(self._commit())
+        except BaseException as error:
+            self._done.set_exception(error)
+
+    def _commit(self) -> WeightManifest:
+        version, base, step = self._numbers
+        slot = self._slot
+        manifest = WeightManifest(
+            version,
+            base,
+            step,
+            self._layout.tensors,
+            slot.files,
+            slot.chunk_bytes,
+            tuple(self._digests),
+            checksum_of(slot.files, slot.chunk_bytes, self._digests),
+        )
+        arena, server = self._publisher.arena, self._publisher.server
+        before = arena.versions.get(version)
+        if (
+            before is not None
+            and before.manifest is not None
+            and before.manifest.checksum != manifest.checksum
+        ):
+            raise Conflict(f"version {version} is here with other bytes.", hint="Versions only grow.")
+        if server is not None:
+            server.origin_of.add(manifest.checksum)
+        arena.commit(manifest)
+        if server is not None:
+            server.forget({slot.manifest.checksum for slot in arena.versions.values() if slot.manifest})
+        return manifest
+
+
+def _round_in_parts(flat: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Rounded a few million values at a time, on the host."""
+    rounded = np.empty(flat.numel(), np.float32)
+    step = 1 << 22
+    assert step % FP8_BLOCK == 0
+    for at in range(0, len(rounded), step):
+        part = flat[at : at + step].float().cpu().numpy()
+        rounded[at : at + step] = round_fp8(part)
+    return rounded

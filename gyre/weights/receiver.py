@@ -1,0 +1,522 @@
+"""Fetches a version: its chunks in random order from whoever has them, verified, recorded, and served on.
+
+Invariants:
+- *verified before committed*: a version appears when each of its chunks had the manifest's checksum;
+- *bytes before record*: see `gyre.weights.arena`; who is killed goes on with the chunks that are missing;
+- *no mixture*: all threads that write into a slot have ended before `fetch` returns, whatever it returns;
+- *nobody is waited for alone*: a source that dies, stalls or sends other bytes is left for a while and its chunk is
+  asked of another; only when nothing came from anybody for `give_up_s` the fetch fails;
+- *local first*: what another process of this machine published is linked, not copied.
+
+This module must not know who tells it of versions and sources, or what loads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gyre.errors import GyreError, Unauthorized
+from gyre.weights.arena import Arena, ArenaFull, Slot
+from gyre.weights.choice import PRIOR, CodecChoice, Cost, blend, choose_codec
+from gyre.weights.codecs import Codec
+from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
+from gyre.weights.server import ChunkServer, are_alike, word_of
+from gyre.weights.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
+from gyre.weights.wire import Abandoned, Stalled
+
+WORSE_EACH_TIME = 2.0
+FIRST_REST_S = 0.2
+LONGEST_REST_S = 5.0
+"""A source that failed is left alone so long, doubling; a publisher that restarts is back in seconds."""
+
+DAMAGED_REST_S = 60.0
+"""A source that sent other bytes twice."""
+
+ASK_AGAIN_S = 0.02
+"""Before a source is asked again for what it did not have yet; doubling up to ten times that."""
+
+
+class WeightsUnreachable(GyreError):
+    """No source gave anything for too long."""
+
+    code = "weights.unreachable"
+
+
+class Superseded(GyreError):
+    """A newer version is wanted; what was fetched of this one is not committed."""
+
+    code = "weights.superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a fetch took. `by` are wire bytes by source, `resumed` chunks that were there already."""
+
+    slot: Slot
+    seconds: float
+    wire_bytes: int
+    resumed: int
+    way: str
+    by: dict[str, int]
+    codecs: dict[str, int]
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Peer:
+    source: Source
+    have: int | None = None
+    """Bits of the chunks that it has; None: all, or not known yet."""
+    given: int = 0
+    """Chunks that it would rather have others serve, for they were sent to them."""
+    given_since: dict[int, float] = field(default_factory=dict)
+    asked_at: float = float("-inf")
+    busy: int = 0
+    rest_until: float = 0.0
+    rest_s: float = FIRST_REST_S
+    damaged: int = 0
+
+    def has(self, index: int) -> bool:
+        return self.have is None or bool(self.have >> index & 1)
+
+    def learn(self, have: str, given: str, now: float) -> None:
+        if have:
+            self.have = None if have == "all" else int(have, 16)
+        if given:
+            fresh = int(given, 16) & ~self.given
+            self.given = int(given, 16)
+            while fresh:
+                index = fresh.bit_length() - 1
+                self.given_since[index] = now
+                fresh &= ~(1 << index)
+
+
+class Receiver:
+    """`incident(kind, evidence)` hears of everything that went wrong and was mended: source_lost, source_stalled,
+    chunk_damaged, base_damaged, source_refused, arena_full, superseded, resumed. It is called on any thread."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        token: str,
+        *,
+        server: ChunkServer | None = None,
+        address: str = "",
+        streams: int = 2,
+        stall_s: float = 5.0,
+        give_up_s: float = 60.0,
+        codecs: Sequence[Codec] = ("none", "delta", "planes"),
+        forced_codec: Codec | None = None,
+        incident: Callable[[str, dict[str, Any]], None] = lambda kind, evidence: None,
+        remote: Callable[[str, Callable[[], bool]], Transport] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """`address` is where others reach `server`. `remote(address, abandoned)` makes a transport (None: plain TCP);
+        `seed` decides the order of chunks."""
+        self.arena = arena
+        self.server = server
+        self.address = address
+        self.streams = streams
+        self.stall_s = stall_s
+        self.give_up_s = give_up_s
+        self.link_bytes_s: float | None = None
+        self.costs: dict[Codec, Cost] = dict(PRIOR)
+        self._codecs = tuple(codecs)
+        self._forced = forced_codec
+        self._token = token
+        self._incident = incident
+        self._remote = remote or self._tcp
+        self._random = random.Random(seed)
+        self._other_bytes: set[str] = set()
+        """Folders that have the name of a version and are not it: of another machine, or another job."""
+
+    def _tcp(self, address: str, abandoned: Callable[[], bool]) -> Transport:
+        return TcpTransport(
+            address, self._token, relay=self.address, stall_s=self.stall_s, abandoned=abandoned
+        )
+
+    def fetch(
+        self,
+        manifest: WeightManifest,
+        sources: Callable[[], Sequence[Source]],
+        *,
+        serving: int | None = None,
+        superseded: Callable[[], bool] = lambda: False,
+    ) -> Fetched:
+        """The version, whole and verified. `sources()` is asked again and again: they may come and go. `serving` is
+        the version that must not make room. Raises Superseded, WeightsUnreachable, ArenaFull, Unauthorized."""
+        began = time.monotonic()
+        found = self.arena.versions.get(manifest.version)
+        if found is not None and found.manifest == manifest:
+            return Fetched(found, 0.0, 0, len(manifest.digests), "here", {}, {})
+        try:
+            linked = self._link(manifest, sources(), serving)
+            if linked is not None:
+                return Fetched(linked, time.monotonic() - began, 0, 0, "linked", {}, {})
+            slot = self.arena.stage_manifest(manifest, keep=serving)
+        except ArenaFull as error:
+            self._incident("arena_full", {"version": manifest.version, **error.details})
+            raise
+        resumed = len(slot.have)
+        if resumed:
+            self._incident(
+                "resumed", {"version": manifest.version, "chunks": resumed, "of": len(manifest.digests)}
+            )
+        work = _Fetch(self, manifest, slot, sources, superseded)
+        work.run()
+        self.arena.commit(manifest)
+        return Fetched(
+            slot,
+            time.monotonic() - began,
+            sum(work.by.values()),
+            resumed,
+            "+".join(sorted(work.ways)) or "here",
+            work.by,
+            work.codecs,
+            work.choice.reason,
+        )
+
+    def _is_here(self, source: Source) -> bool:
+        return bool(source.path) and source.path not in self._other_bytes and Path(source.path).is_dir()
+
+    def _link(self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None) -> Slot | None:
+        for source in sources:
+            if self._is_here(source):
+                try:
+                    slot = self.arena.adopt(Path(source.path), manifest, keep=serving)
+                except WeightMismatch as error:
+                    self._other_bytes.add(source.path)
+                    self._incident(
+                        "chunk_damaged",
+                        {"version": manifest.version, "source": source.path, "error": error.message},
+                    )
+                    continue
+                if slot is not None:
+                    return slot
+        return None
+
+
+class _Fetch:
+    """One fetch: its threads, and what they share under one lock."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        manifest: WeightManifest,
+        slot: Slot,
+        sources: Callable[[], Sequence[Source]],
+        superseded: Callable[[], bool],
+    ) -> None:
+        self.receiver = receiver
+        self.manifest = manifest
+        self.slot = slot
+        self.by: dict[str, int] = {}
+        self.codecs: dict[str, int] = {}
+        self.ways: set[str] = set()
+        self.choice = CodecChoice("none", "")
+        self._superseded = superseded
+        self._sources = sources
+        self._word = word_of(manifest.tensors)
+        self._base = self._find_base()
+        self._plain: set[int] = set()
+        """Chunks whose delta gave other bytes: they come as they are."""
+        self._needed = {chunk.index for chunk in slot.chunks} - slot.have
+        self._flying: set[int] = set()
+        self._peers: dict[Source, _Peer] = {}
+        self._lock = threading.Condition()
+        self._moved = time.monotonic()
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._told: set[tuple[str, str]] = set()
+
+    def _find_base(self) -> Slot | None:
+        """The newest whole version here whose chunks are at the same places."""
+        for _, slot in sorted(self.receiver.arena.versions.items(), reverse=True):
+            if slot is not self.slot and are_alike(slot, self.slot) and not slot.revoked:
+                return slot
+        return None
+
+    # -- the threads -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._look_at_sources()
+        threads = [
+            threading.Thread(target=self._work, name=f"gyre-fetch-{number}", daemon=True)
+            for number in range(max(1, min(self.receiver.streams, len(self._needed))))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._supervise()
+        finally:
+            with self._lock:
+                self._ended = True
+                self._lock.notify_all()
+            for thread in threads:
+                thread.join()  # ends within a look at `abandoned`: each wait of a transport is short
+        if self._failure is not None:
+            raise self._failure
+
+    def _supervise(self) -> None:
+        while True:
+            with self._lock:
+                if self._failure is not None or not self._needed:
+                    return
+                self._lock.wait(0.1)
+                idle_s = time.monotonic() - self._moved
+                missing = len(self._needed)
+            if self._superseded():
+                self.receiver._incident(
+                    "superseded", {"version": self.manifest.version, "missing_chunks": missing}
+                )
+                raise Superseded(f"version {self.manifest.version} is not wanted any more.")
+            if idle_s > self.receiver.give_up_s:
+                raise WeightsUnreachable(
+                    f"nothing of version {self.manifest.version} came for {idle_s:.0f} s; {missing} of "
+                    f"{len(self.manifest.digests)} chunks are missing.",
+                    hint="Are its sources alive, and can this machine open their addresses?",
+                    details={"sources": [str(source) for source in self._peers]},
+                )
+            self._look_at_sources()
+
+    def _abandoned(self) -> bool:
+        return self._ended
+
+    def _look_at_sources(self) -> None:
+        told = list(self._sources())
+        with self._lock:
+            for source in told:
+                if source.address != self.receiver.address or not source.address:
+                    self._peers.setdefault(source, _Peer(source))
+
+    def _hear_of(self, addresses: Sequence[str]) -> None:
+        with self._lock:
+            known = {peer.address for peer in self._peers}
+            for address in addresses:
+                if address and address != self.receiver.address and address not in known:
+                    self._peers[Source(address)] = _Peer(Source(address), have=0)
+
+    def _work(self) -> None:
+        transports: dict[Source, Transport] = {}
+        try:
+            while True:
+                with self._lock:
+                    if self._ended or self._failure is not None or not self._needed:
+                        return
+                    job = self._pick()
+                    if job is None:
+                        self._lock.wait(ASK_AGAIN_S)
+                        continue
+                    peer, index = job
+                    peer.busy += 1
+                    if index is not None:
+                        self._flying.add(index)
+                try:
+                    transport = transports.pop(peer.source, None) or self._transport(peer.source)
+                    if self._step(peer, index, transport):
+                        transports[peer.source] = transport
+                    else:
+                        transport.close()  # the next time by another way, if there is one
+                finally:
+                    with self._lock:
+                        peer.busy -= 1
+                        self._flying.discard(index if index is not None else -1)
+                        self._lock.notify_all()
+        except Abandoned:
+            pass
+        except BaseException as error:  # the supervisor raises it
+            with self._lock:
+                self._failure = self._failure or error
+                self._lock.notify_all()
+        finally:
+            for transport in transports.values():
+                transport.close()
+
+    def _transport(self, source: Source) -> Transport:
+        if self.receiver._is_here(source):
+            return SharedTransport(source.path, abandoned=self._abandoned)
+        return self.receiver._remote(source.address, self._abandoned)
+
+    # -- what next ---------------------------------------------------------------------------------------
+
+    def _pick(self) -> tuple[_Peer, int | None] | None:
+        """Some chunk that is needed, of the least busy source that may have it; or, where none has any, a source to
+        ask what it has by now. Under the lock."""
+        now = time.monotonic()
+        open_ = list(self._needed - self._flying)
+        if not open_:
+            return None
+        able = [peer for peer in self._peers.values() if peer.rest_until <= now]
+        self.receiver._random.shuffle(able)
+        patience_s = self._patience_s()
+        for peer in sorted(able, key=lambda peer: peer.busy):
+            here = [
+                index for index in open_ if peer.has(index) and self._may_ask(peer, index, now, patience_s)
+            ]
+            if here:
+                return peer, self.receiver._random.choice(here)
+        for peer in able:
+            told_little = peer.have is not None or peer.given
+            if told_little and peer.source.address and not peer.busy and now - peer.asked_at > ASK_AGAIN_S:
+                peer.asked_at = now
+                return peer, None
+        return None
+
+    def _may_ask(self, peer: _Peer, index: int, now: float, patience_s: float) -> bool:
+        """What a source has given to another is asked of that one, for a while, and as long as there is any other."""
+        if not peer.given >> index & 1:
+            return True
+        others = (other for other in self._peers.values() if other is not peer)
+        alone = all(other.rest_until > now for other in others)
+        return alone or now - peer.given_since.get(index, now) > patience_s
+
+    def _patience_s(self) -> float:
+        """Two chunks' time on this link, and a stall."""
+        rate = self.receiver.link_bytes_s
+        return self.receiver.stall_s + (
+            2 * self.receiver.streams * self.manifest.chunk_bytes / rate if rate else 0.0
+        )
+
+    def _want(self, chunk: Chunk, peer: _Peer) -> Want:
+        receiver = self.receiver
+        able: list[Codec] = [codec for codec in receiver._codecs if codec != "delta"]
+        base = self._base
+        if base is not None and not base.revoked and "delta" in receiver._codecs:
+            able.append("delta")
+        choice = choose_codec(able, receiver.link_bytes_s, receiver.costs)
+        if receiver._forced is not None and (receiver._forced in able or receiver._forced == "none"):
+            choice = CodecChoice(receiver._forced, "it was asked for")
+        self.choice = choice
+        codec: Codec = "none" if chunk.index in self._plain else choice.codec
+        with_base = codec == "delta" and base is not None and base.manifest is not None
+        return Want(
+            self.manifest,
+            chunk,
+            codec,
+            self._word,
+            base.manifest.checksum if with_base and base is not None and base.manifest is not None else "",
+            base.view(chunk) if with_base and base is not None else None,
+            insist=bool(peer.given >> chunk.index & 1),
+        )
+
+    # -- one chunk -----------------------------------------------------------------------------------------
+
+    def _step(self, peer: _Peer, index: int | None, transport: Transport) -> bool:
+        """Whether the transport is good for the next."""
+        try:
+            if index is None:
+                self._ask_what(peer, transport)
+                return True
+            chunk = self.slot.chunks[index]
+            want = self._want(chunk, peer)
+            with (
+                self._base.reading()
+                if want.base_view is not None and self._base
+                else contextlib.nullcontext()
+            ):
+                pulled = transport.pull(want, self.slot.view(chunk))
+            self._take(peer, chunk, want, pulled, transport.name)
+            return pulled.status != "gone"
+        except Abandoned:
+            raise
+        except Stalled as error:
+            self._rest(peer, "source_stalled", error, index)
+        except Unauthorized as error:
+            self._rest(peer, "source_refused", error, index)
+        except WeightMismatch as error:
+            self._damaged(peer, index, str(error), want)
+        except (OSError, GyreError, ValueError, TypeError, KeyError) as error:
+            self._rest(peer, "source_lost", error, index)
+        return False
+
+    def _ask_what(self, peer: _Peer, transport: Transport) -> None:
+        if isinstance(transport, TcpTransport):
+            reply = transport.ask({"op": "have", "checksum": self.manifest.checksum})
+            self._learn(peer, reply)
+
+    def _learn(self, peer: _Peer, told: Mapping[str, Any]) -> None:
+        """Raises ValueError, TypeError where that is nonsense."""
+        with self._lock:
+            peer.learn(str(told.get("have", "")), str(told.get("given", "")), time.monotonic())
+            if told.get("status") == "gone":
+                peer.have = 0
+        self._hear_of([str(address)[:100] for address in told.get("peers", ())])
+
+    def _take(self, peer: _Peer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
+        now = time.monotonic()
+        self._learn(peer, pulled.told)
+        if pulled.status != "ok":
+            if pulled.status == "gone":
+                with self._lock:
+                    peer.rest_until = now + FIRST_REST_S
+            return
+        if pulled.digest != chunk.digest:
+            self._damaged(peer, chunk.index, f"checksum {pulled.digest}, not {chunk.digest}", want)
+            return
+        self.slot.record(chunk.index)
+        server = self.receiver.server
+        if server is not None and pulled.encoded is not None:
+            base = want.base if pulled.codec == "delta" else ""
+            server.encoded.put((self.manifest.checksum, chunk.index, pulled.codec, base), pulled.encoded)
+        with self._lock:
+            self._needed.discard(chunk.index)
+            self._moved = now
+            peer.rest_s, peer.damaged = FIRST_REST_S, 0
+            where = str(peer.source)
+            self.by[where] = self.by.get(where, 0) + pulled.wire_bytes
+            self.codecs[pulled.codec] = self.codecs.get(pulled.codec, 0) + 1
+            self.ways.add(way)
+            self._measure(chunk, want, pulled)
+            self._lock.notify_all()
+
+    def _measure(self, chunk: Chunk, want: Want, pulled: Pulled) -> None:
+        """Under the lock. The link's rate is of all streams together."""
+        receiver = self.receiver
+        if pulled.seconds > 0 and pulled.wire_bytes >= 1 << 16:
+            rate = pulled.wire_bytes / pulled.seconds * max(1, len(self._flying))
+            before = receiver.link_bytes_s
+            receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
+        asked = want.codec
+        if asked != "none":
+            ratio = pulled.wire_bytes / chunk.nbytes  # 1 where the source found it not worth it
+            before_cost = receiver.costs[asked]
+            encode_s = pulled.encode_s / chunk.nbytes or before_cost.encode_s  # 0: it was encoded before
+            measured = Cost(ratio, encode_s, pulled.decode_s / chunk.nbytes or before_cost.decode_s)
+            receiver.costs[asked] = blend(before_cost, measured, 0.5)
+
+    # -- what went wrong -----------------------------------------------------------------------------------
+
+    def _damaged(self, peer: _Peer, index: int | None, why: str, want: Want) -> None:
+        kind = "base_damaged" if want.codec == "delta" and index not in self._plain else "chunk_damaged"
+        self._tell(kind, peer, {"chunk": index, "error": why}, once=False)
+        with self._lock:
+            if kind == "base_damaged" and index is not None:
+                self._plain.add(index)  # it may be ours that is wrong
+                return
+            peer.damaged += 1
+            now = time.monotonic()
+            peer.rest_until = now + (FIRST_REST_S if peer.damaged < 2 else DAMAGED_REST_S)
+
+    def _rest(self, peer: _Peer, kind: str, error: BaseException, index: int | None) -> None:
+        with self._lock:
+            peer.rest_until = time.monotonic() + peer.rest_s
+            peer.rest_s = min(LONGEST_REST_S, peer.rest_s * WORSE_EACH_TIME)
+        self._tell(kind, peer, {"chunk": index, "error": f"{type(error).__name__}: {error}"[:500]}, once=True)
+
+    def _tell(self, kind: str, peer: _Peer, evidence: dict[str, Any], *, once: bool) -> None:
+        """Of each source each kind once a fetch: one that is away is away for each of its chunks."""
+        key = (kind, str(peer.source))
+        with self._lock:
+            if once and key in self._told:
+                return
+            self._told.add(key)
+        self.receiver._incident(
+            kind, {"version": self.manifest.version, "source": str(peer.source), **evidence}
+        )

@@ -1,0 +1,197 @@
+"""A TCP connection of the weight plane: who is there, small JSON frames, and bytes that must keep coming.
+
+Invariants:
+- *no token in clear*: each side proves that it has the token by an HMAC over both sides' random numbers; nothing is
+  said before both have;
+- *progress, not patience*: a wait ends `stall_s` after the last byte, however much is still to come;
+- *bounded*: a frame says its length, and one that is too long ends the connection. Nothing is unpickled.
+
+Bytes are not encrypted: private networks only. This module must not know what is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gyre.errors import GyreError, Unauthorized
+
+MAGIC = b"gyre-weights/1\n\0"
+_NONCE = 32
+_PROOF = 32
+
+HANDSHAKE_S = 5.0
+REQUEST_LIMIT = 1 << 16
+REPLY_LIMIT = 1 << 26
+"""The manifest of a model with a hundred thousand tensors has about 15 MB."""
+
+BLOCK = 1 << 20
+"""Bytes between two looks at whether to go on; what the checksum reads is still in the cache then."""
+
+_LOOK_S = 0.25
+"""How soon a wait notices that it is to end."""
+
+
+class Stalled(GyreError):
+    """The other side is there and does not move."""
+
+    code = "weights.stalled"
+
+
+class Abandoned(GyreError):
+    """This side has no more use for what it was doing."""
+
+    code = "weights.abandoned"
+
+
+class Line:
+    """One connection. `abandoned()` is asked often; once it is true, waits end by Abandoned."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        *,
+        stall_s: float,
+        abandoned: Callable[[], bool] = lambda: False,
+        pace: Callable[[int], None] | None = None,
+    ) -> None:
+        self._link = link
+        self.stall_s = stall_s
+        self.abandoned = abandoned
+        self._pace = pace
+        link.settimeout(min(_LOOK_S, stall_s))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: memoryview | bytes) -> None:
+        """All of it. Raises Stalled, Abandoned, OSError."""
+        view = memoryview(data).cast("B")
+        at, moved = 0, time.monotonic()
+        while at < view.nbytes:
+            try:
+                sent = self._link.send(view[at : at + BLOCK])
+            except TimeoutError:
+                self._look(moved)
+                continue
+            if self._pace is not None:
+                self._pace(sent)
+            at += sent
+            moved = time.monotonic()
+            if self.abandoned():
+                raise Abandoned("no more use for it.")
+
+    def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] | None = None) -> None:
+        """Exactly `view`'s length; `seen` gets each part as it came. Raises Stalled, Abandoned, ConnectionError."""
+        at, told, moved = 0, 0, time.monotonic()
+        end = view.nbytes
+        while at < end:
+            try:
+                got = self._link.recv_into(view[at : min(end, at + BLOCK)])
+            except TimeoutError:
+                self._look(moved)
+                continue
+            if not got:
+                raise ConnectionResetError("the other side has closed the connection")
+            at += got
+            moved = time.monotonic()
+            if seen is not None and (at - told >= BLOCK or at == end):
+                seen(view[told:at])
+                told = at
+            if self.abandoned():
+                raise Abandoned("no more use for it.")
+
+    def send_json(self, frame: dict[str, Any]) -> None:
+        body = json.dumps(frame, separators=(",", ":")).encode()
+        self.send(len(body).to_bytes(4, "little") + body)
+
+    def receive_json(self, *, limit: int, idle_s: float | None = None) -> dict[str, Any]:
+        """One frame, begun within `idle_s` (None: `stall_s`). Raises ConnectionError for what is none."""
+        head = bytearray(4)
+        stall_s, self.stall_s = self.stall_s, idle_s if idle_s is not None else self.stall_s
+        try:
+            self.receive_into(memoryview(head))
+        finally:
+            self.stall_s = stall_s
+        size = int.from_bytes(head, "little")
+        if size > limit:
+            raise ConnectionAbortedError(f"a frame of {size} bytes")
+        body = bytearray(size)
+        self.receive_into(memoryview(body))
+        try:
+            frame = json.loads(body)
+        except ValueError as error:
+            raise ConnectionAbortedError(f"no frame: {error}") from error
+        if not isinstance(frame, dict):
+            raise ConnectionAbortedError("no frame")
+        return frame
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _look(self, moved: float) -> None:
+        if self.abandoned():
+            raise Abandoned("no more use for it.")
+        waited = time.monotonic() - moved
+        if waited >= self.stall_s:
+            raise Stalled(f"nothing moved for {waited:.1f} s.")
+
+
+def dial(address: str, token: str, *, stall_s: float, abandoned: Callable[[], bool] = lambda: False) -> Line:
+    """A connection to `host:port`, both sides proven. Raises OSError, Stalled, Unauthorized."""
+    host, _, port = address.rpartition(":")
+    link = socket.create_connection((host.strip("[]"), int(port)), timeout=min(HANDSHAKE_S, stall_s))
+    line = Line(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned)
+    try:
+        hello = bytearray(len(MAGIC) + _NONCE)
+        line.receive_into(memoryview(hello))
+        if hello[: len(MAGIC)] != MAGIC:
+            raise ConnectionAbortedError(f"{address} is no source of weights")
+        theirs, ours = bytes(hello[len(MAGIC) :]), secrets.token_bytes(_NONCE)
+        line.send(ours + _proof(token, b"receiver", theirs, ours))
+        answer = bytearray(_PROOF)
+        try:
+            line.receive_into(memoryview(answer))
+        except ConnectionError:
+            raise Unauthorized(f"{address} does not accept the token.") from None
+        if not hmac.compare_digest(bytes(answer), _proof(token, b"source", theirs, ours)):
+            raise Unauthorized(f"{address} does not know the token: it is not of this job.")
+    except BaseException:
+        link.close()
+        raise
+    line.stall_s = stall_s
+    return line
+
+
+def receive_caller(link: socket.socket, token: str, *, stall_s: float, **options: Any) -> Line:
+    """The accepting side of `dial`. Raises OSError, Stalled, Unauthorized; the caller hears nothing but an end."""
+    line = Line(link, stall_s=HANDSHAKE_S, **options)
+    ours = secrets.token_bytes(_NONCE)
+    line.send(MAGIC + ours)
+    answer = bytearray(_NONCE + _PROOF)
+    line.receive_into(memoryview(answer))
+    theirs, proof = bytes(answer[:_NONCE]), bytes(answer[_NONCE:])
+    if not hmac.compare_digest(proof, _proof(token, b"receiver", ours, theirs)):
+        raise Unauthorized("the token is wrong.")
+    line.send(_proof(token, b"source", ours, theirs))
+    line.stall_s = stall_s
+    return line
+
+
+def _proof(token: str, side: bytes, source: bytes, receiver: bytes) -> bytes:
+    return hmac.new(token.encode(), MAGIC + side + source + receiver, hashlib.sha256).digest()
+
+
+def is_allowed(host: str, networks: Sequence[str]) -> bool:
+    """Whether `host`, an address, is in one of these networks in CIDR notation. No networks: everybody."""
+    if not networks:
+        return True
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in ipaddress.ip_network(network, strict=False) for network in networks)

@@ -1,0 +1,26 @@
+"""Parties of the weight plane, closed at the end of each test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.weights.plane import Party, memory_folder
+
+
+@pytest.fixture
+def folder():
+    with memory_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def party(folder):
+    made: list[Party] = []
+
+    def make(name: str = "", **options) -> Party:
+        made.append(Party(folder / (name or f"party-{len(made)}"), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,102 @@
+"""Publishers and receivers of one process, with weights of a megabyte or so in small chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from gyre.weights.arena import Arena
+from gyre.weights.manifest import layout_of
+from gyre.weights.publisher import Publisher
+from gyre.weights.receiver import Receiver
+from gyre.weights.server import ChunkServer
+from gyre.weights.transport import Source
+
+TOKEN = "only for this test"
+CHUNK = 64 << 10
+
+
+def weights(
+    version: int, *, layers: int = 8, size: int = 256, changed: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """Two versions differ in about `changed` of their values."""
+    generator = torch.Generator().manual_seed(7)
+    state = {
+        f"layers.{at}.weight": torch.randn(size, size, generator=generator) * 0.02 for at in range(layers)
+    }
+    state["norm.weight"] = torch.ones(31)
+    other = torch.Generator().manual_seed(version)
+    for name, tensor in state.items():
+        mask = torch.rand(tensor.shape, generator=other) < changed
+        state[name] = torch.where(mask, tensor * (1 + version / 100), tensor)
+    return state
+
+
+class Party:
+    """An arena with a server, that publishes or receives."""
+
+    def __init__(self, root: Path, *, relay: bool = True, **options) -> None:
+        self.arena = Arena(root)
+        server_options = {key: options.pop(key) for key in ("networks", "pace") if key in options}
+        self.server = ChunkServer(self.arena, options.pop("token", TOKEN), stall_s=1.0, **server_options)
+        self.address = f"127.0.0.1:{self.server.port}"
+        self.incidents: list[tuple[str, dict]] = []
+        self.publisher = Publisher(self.arena, self.server, chunk_bytes=CHUNK)
+        self.receiver = Receiver(
+            self.arena,
+            options.pop("receiver_token", TOKEN),
+            server=self.server if relay else None,
+            address=self.address if relay else "",
+            incident=lambda kind, evidence: self.incidents.append((kind, evidence)),
+            **{"stall_s": 1.0, "give_up_s": 20.0, "seed": 0, **options},
+        )
+
+    def publish(self, version: int, **options):
+        rounding = options.pop("rounding", "none")
+        layout, own = layout_of(weights(version, **options), floats="bfloat16")
+        return self.publisher.publish(
+            version,
+            version,
+            layout,
+            own.items(),
+            files={"config.json": b'{"model_type": "qwen3"}'},
+            rounding=rounding,
+        )
+
+    @property
+    def source(self) -> Source:
+        return Source(self.address)
+
+    def fetch(self, manifest, *parties, **options):
+        return self.receiver.fetch(manifest, lambda: [party.source for party in parties], **options)
+
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self.incidents}
+
+    def close(self) -> None:
+        self.server.close()
+        self.arena.close(remove=True)
+
+
+def content(slot) -> bytes:
+    return b"".join((slot.path / file.name).read_bytes() for file in slot.files)
+
+
+def until(condition, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def memory_folder():
+    """In shared memory where there is such a folder, as in production."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="gyre-test-weights-", dir=parent) as path:
+        yield Path(path)

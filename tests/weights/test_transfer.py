@@ -1,0 +1,284 @@
+"""What is published arrives, whole, verified, from whoever has it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import safetensors.torch
+import torch
+
+from gyre.errors import Conflict, Unauthorized
+from gyre.weights.manifest import WeightMismatch, layout_of
+from gyre.weights.receiver import WeightsUnreachable
+from gyre.weights.transport import Source
+from gyre.weights.wire import Line, dial, is_allowed
+from tests.weights.plane import TOKEN, content, weights
+
+
+def test_a_version_arrives_with_all_its_bytes(party):
+    origin, receiver = party(), party()
+    manifest = origin.publish(1)
+    fetched = receiver.fetch(manifest, origin)
+    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert fetched.wire_bytes == manifest.size_bytes
+    assert receiver.incidents == []
+
+
+def test_what_arrived_is_a_model_folder(party):
+    origin, receiver = party(), party()
+    slot = receiver.fetch(origin.publish(1), origin).slot
+    found = safetensors.torch.load_file(slot.path / "model.safetensors")
+    for name, tensor in weights(1).items():
+        assert torch.equal(found[name], tensor.to(torch.bfloat16))
+    assert (slot.path / "config.json").read_bytes() == b'{"model_type": "qwen3"}'
+
+
+def test_fetching_what_is_here_moves_nothing(party):
+    origin, receiver = party(), party()
+    manifest = origin.publish(1)
+    receiver.fetch(manifest, origin)
+    before = origin.server.sent_bytes
+    assert receiver.fetch(manifest, origin).way == "here"
+    assert origin.server.sent_bytes == before
+
+
+def test_on_one_machine_nothing_is_copied(party):
+    origin, receiver = party(), party()
+    manifest = origin.publish(1)
+    path = origin.arena.versions[1].path
+    fetched = receiver.receiver.fetch(manifest, lambda: [Source(origin.address, str(path))])
+    assert fetched.way == "linked"
+    assert (path / "model.safetensors").stat().st_ino == (
+        fetched.slot.path / "model.safetensors"
+    ).stat().st_ino
+    origin.publish(2)
+    origin.publish(3)  # would have version 1's pages, if nobody had a link to them
+    assert content(fetched.slot)[-1000:] != content(origin.arena.versions[3])[-1000:]
+    assert all(fetched.slot.is_right(chunk) for chunk in fetched.slot.chunks)
+
+
+def test_where_links_cannot_be_made_files_are_read(party, monkeypatch):
+    origin, receiver = party(), party()
+    manifest = origin.publish(1)
+
+    def refuse(*_):
+        raise OSError(18, "another file system")
+
+    monkeypatch.setattr("os.link", refuse)
+    path = str(origin.arena.versions[1].path)
+    fetched = receiver.receiver.fetch(manifest, lambda: [Source("", path)])
+    assert (fetched.way, origin.server.sent_bytes) == ("shared", 0)
+
+
+def test_a_folder_of_that_name_with_other_bytes_is_not_taken(party):
+    origin, other, receiver = party(), party(), party()
+    manifest = origin.publish(1)
+    other.publish(2)
+    path = str(other.arena.versions[2].path)
+    fetched = receiver.receiver.fetch(manifest, lambda: [Source(origin.address, path)])
+    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert receiver.kinds() == {"chunk_damaged"}
+
+
+def test_eight_receivers_take_less_than_two_copies_from_the_origin(party):
+    origin = party()
+    receivers = [party(seed=seed, forced_codec="none") for seed in range(8)]
+    manifest = origin.publish(1, layers=24)
+    with ThreadPoolExecutor(8) as pool:
+        fetched = list(pool.map(lambda receiver: receiver.fetch(manifest, origin), receivers))
+    assert all(content(one.slot) == content(origin.arena.versions[1]) for one in fetched)
+    assert origin.server.sent_bytes <= 2 * manifest.size_bytes
+    assert sum(one.wire_bytes for one in fetched) == 8 * manifest.size_bytes
+
+
+def test_a_receiver_is_a_source(party):
+    origin, first, second = party(), party(), party()
+    manifest = origin.publish(1)
+    first.fetch(manifest, origin)
+    origin.server.close()
+    assert content(second.fetch(manifest, first).slot) == content(first.arena.versions[1])
+
+
+@pytest.mark.parametrize("codec", ["none", "planes", "delta"])
+def test_every_codec_brings_the_same_bytes(party, codec):
+    origin, receiver = party(), party(forced_codec=codec)
+    receiver.fetch(origin.publish(1, changed=0.02), origin)
+    manifest = origin.publish(2, changed=0.02)
+    fetched = receiver.fetch(manifest, origin)
+    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert codec in fetched.codecs
+    limit = {"none": 1.0, "planes": 0.8, "delta": 0.15}[codec]
+    assert fetched.wire_bytes <= limit * manifest.size_bytes
+
+
+def test_a_delta_that_is_no_smaller_goes_as_it_is(party):
+    origin, receiver = party(), party(forced_codec="delta")
+    receiver.fetch(origin.publish(1), origin)
+    fetched = receiver.fetch(origin.publish(2), origin)
+    assert "delta" not in fetched.codecs
+    assert content(fetched.slot) == content(origin.arena.versions[2])
+
+
+def test_a_receiver_two_versions_behind_gets_the_whole(party):
+    origin, receiver = party(), party(forced_codec="delta")
+    receiver.fetch(origin.publish(1, changed=0.01), origin)
+    origin.publish(2, changed=0.01)
+    manifest = origin.publish(3, changed=0.01)
+    fetched = receiver.fetch(manifest, origin)
+    assert set(fetched.codecs) == {"none"}  # the origin has no version 1 any more
+    assert content(fetched.slot) == content(origin.arena.versions[3])
+
+
+def test_a_relay_passes_a_delta_on(party):
+    origin, first, second = party(), party(forced_codec="delta"), party(forced_codec="delta")
+    manifest = origin.publish(1, changed=0.01)
+    first.fetch(manifest, origin)
+    second.fetch(manifest, first)
+    manifest = origin.publish(2, changed=0.01)
+    first.fetch(manifest, origin)
+    before = first.server.sent_bytes
+    fetched = second.fetch(manifest, first)
+    assert first.server.sent_bytes - before < 0.1 * manifest.size_bytes
+    assert content(fetched.slot) == content(origin.arena.versions[2])
+
+
+def test_fp8_is_rounded_when_published_and_carried_in_half_the_bytes(party):
+    origin, receiver = party(), party(forced_codec="fp8", codecs=("none", "fp8"))
+    manifest = origin.publish(1, rounding="fp8")
+    fetched = receiver.fetch(manifest, origin)
+    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert fetched.wire_bytes < 0.6 * manifest.size_bytes
+    found = safetensors.torch.load_file(fetched.slot.path / "model.safetensors")
+    exact = weights(1)["layers.3.weight"]
+    assert 0 < (found["layers.3.weight"].float() - exact).abs().max() < exact.abs().max() / 15
+
+
+# -- who may ----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_token_gets_nothing_and_is_an_incident(party):
+    origin, receiver = party(), party(receiver_token="another", give_up_s=0.5)
+    with pytest.raises(WeightsUnreachable):
+        receiver.fetch(origin.publish(1), origin)
+    assert receiver.kinds() == {"source_refused"}
+    assert origin.server.sent_bytes == 0
+
+
+def test_the_token_does_not_go_over_the_wire(party, monkeypatch):
+    said = bytearray()
+    send, receive = Line.send, Line.receive_into
+
+    def spy_send(line, data):
+        said.extend(memoryview(data).cast("B"))
+        send(line, data)
+
+    def spy_receive(line, view, seen=None):
+        receive(line, view, seen)
+        said.extend(view)
+
+    monkeypatch.setattr(Line, "send", spy_send)
+    monkeypatch.setattr(Line, "receive_into", spy_receive)
+    origin = party()
+    origin.publish(1)
+    dial(origin.address, TOKEN, stall_s=1.0).close()
+    assert len(said) > 100
+    assert TOKEN.encode() not in said
+
+
+def test_a_source_that_does_not_know_the_token_is_not_believed(party):
+    impostor = party(token="another")
+    with pytest.raises(Unauthorized):
+        dial(impostor.address, TOKEN, stall_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "networks", "allowed"),
+    [
+        ("10.1.2.3", ["10.0.0.0/8"], True),
+        ("10.1.2.3", ["192.168.0.0/16", "10.1.2.3/32"], True),
+        ("10.1.2.3", ["192.168.0.0/16"], False),
+        ("::ffff:10.1.2.3", ["10.0.0.0/8"], True),
+        ("fd00::1", ["10.0.0.0/8"], False),
+        ("1.2.3.4", [], True),
+    ],
+)
+def test_networks(host, networks, allowed):
+    assert is_allowed(host, networks) is allowed
+
+
+def test_a_caller_of_another_network_is_not_heard(party):
+    origin = party(networks=["10.0.0.0/8"])
+    receiver = party(give_up_s=0.5)
+    with pytest.raises(WeightsUnreachable):
+        receiver.fetch(origin.publish(1), origin)
+    assert origin.server.sent_bytes == 0
+
+
+# -- publishing --------------------------------------------------------------------------------------------
+
+
+def test_versions_only_grow(party):
+    origin = party()
+    origin.publish(3)
+    with pytest.raises(Conflict):
+        origin.publish(2)
+    again = origin.publish(3)
+    assert again == origin.arena.versions[3].manifest
+
+
+def test_a_publish_without_all_tensors_is_none(party):
+    origin = party()
+    layout, own = layout_of(weights(1), floats="bfloat16")
+    publication = origin.publisher.begin(1, 1, layout)
+    publication.put("norm.weight", own["norm.weight"])
+    with pytest.raises(WeightMismatch, match="were not put"):
+        publication.finish().result(10)
+    with pytest.raises(WeightMismatch, match="second time"):
+        publication.put("norm.weight", own["norm.weight"])
+    assert origin.arena.versions == {}
+
+
+def test_two_hundred_publishes_take_the_memory_of_two(party):
+    origin, receiver = party(), party()
+    sizes = set()
+    for version in range(200):
+        manifest = origin.publish(version, layers=2)
+        path = str(origin.arena.versions[version].path)
+        if version % 2:
+            receiver.receiver.fetch(manifest, lambda path=path: [Source("", path)])
+        else:
+            receiver.fetch(manifest, origin)
+        if version > 3:
+            sizes.add(origin.arena.size_bytes() // manifest.size_bytes)
+            assert receiver.arena.size_bytes() < 2.3 * manifest.size_bytes
+        assert len(origin.arena.versions) <= 2
+    assert sizes <= {2}
+
+
+def test_a_publish_does_not_wait_for_a_receiver_that_reads(party):
+    """A receiver that takes a chunk a minute holds on to version 1 while 2, 3 and 4 are published."""
+    gate = threading.Event()
+    origin = party(pace=lambda sent: gate.wait(20) if sent > 4096 else None)
+    receiver = party()
+    ended = []
+    manifest = origin.publish(1)
+
+    def fetch():
+        try:
+            receiver.fetch(manifest, origin, superseded=gate.is_set)
+        except Exception as error:
+            ended.append(type(error).__name__)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        for version in (2, 3, 4):
+            origin.publish(version)
+        assert sorted(origin.arena.versions) == [3, 4]
+    finally:
+        gate.set()
+        thread.join(30)
+    assert ended == ["Superseded"]
+    assert receiver.arena.versions == {}
