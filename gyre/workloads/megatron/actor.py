@@ -1,0 +1,292 @@
+"""The trained policy in Megatron-core: tensor, pipeline and data parallel, with the steps of every learner here.
+
+How a step is made, repeated and refused is `gyre.workloads.torch.learner`; the loss is `gyre.workloads.losses`. This is
+what is Megatron's of it. The trainer deals groups out to ranks; those that share a replica put theirs together.
+
+Invariants, beside the learner's:
+- *all of a replica or none*: what can be refused is refused by all ranks of a replica together, before any of them
+  waits for another;
+- *an accumulation is whole*: gradients are summed where the backward pass leaves them, so a micro-batch that failed
+  half way has spoiled the sum; nothing goes on from it but `begin`;
+- *asking is cheap*: the first rank holds the last step's weights in host memory; exports are a call to it alone.
+
+This module imports Megatron when it is set up, not before: naming the class costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gyre.errors import ConfigError
+from gyre.rollouts.samples import Group
+from gyre.weights.manifest import pack_weights
+from gyre.workloads.base import operator
+from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.torch.accumulation import Accumulation, Tally
+from gyre.workloads.torch.actor import TorchActor
+from gyre.workloads.torch.errors import MicroBatchMismatch
+from gyre.workloads.torch.gradients import counted
+from gyre.workloads.torch.hugging_face import config_of, from_names, to_names
+from gyre.workloads.torch.model import Decoder
+from gyre.workloads.torch.policy import model_config
+
+if TYPE_CHECKING:
+    from gyre.workloads.megatron.snapshot import Snapshot
+
+
+class MegatronActor(TorchActor):
+    """The operators of `TorchActor`; all of them go to every rank, but for the exports, which the first rank answers.
+
+    With `config.megatron.model_path` the model is that folder's. Without, it is the small decoder of `config.model`,
+    and `export_weights` has its names, so that the other torch roles go with it.
+    """
+
+    def setup(self) -> None:
+        self.layout = MegatronSettings.read(self.config)
+        self.device = device_of(self.layout)
+        self.dtype = dtype_of(self.layout, self.device)
+        self._spoiled = False
+        self._snapshot: Snapshot | None = None
+        self._known_digest: str | None = None
+        super().setup()
+
+    def build(self) -> None:
+        from gyre.workloads.megatron.seam import open_seam
+
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.layout.deterministic:
+            make_deterministic()
+        seam = open_seam(self.device)
+        from gyre.workloads.megatron.config import architecture_from
+        from gyre.workloads.megatron.parallel import Ranks
+        from gyre.workloads.megatron.policy import MegatronPolicy
+
+        path = self.layout.model_path
+        if path:
+            from gyre.workloads.megatron.sources import read_config
+
+            self.hugging_face_config = read_config(Path(path))
+        else:
+            self._decoder_config = model_config(self.settings, self.task)
+            self.hugging_face_config = config_of(self._decoder_config, eos_id=self.task.tokenizer.eos_id)
+        architecture = architecture_from(self.hugging_face_config, path or "config.model")
+        seed_everything(self.settings.seed)
+        self.ranks = Ranks(
+            self.context,
+            self.layout,
+            device=self.device,
+            timeout_s=self.settings.collective_timeout_s,
+            seed=self.settings.seed,
+        )
+        self.peers = self.ranks  # type: ignore[assignment]  # as far as the warm start and the end need them
+        self.policy = MegatronPolicy(
+            architecture,
+            self.layout,
+            self.optim,
+            self.ranks,
+            self._first_weights(),
+            device=self.device,
+            dtype=self.dtype,
+            seam=seam,
+        )
+
+    def _first_weights(self) -> Any:
+        from gyre.workloads.megatron.config import architecture_from
+        from gyre.workloads.megatron.sources import SafetensorsFolder, SeededWeights
+
+        path = self.layout.model_path
+        if not path:
+            decoder = Decoder(self._decoder_config, seed=self.settings.seed)
+            return self._names_of(decoder).__getitem__
+        folder = SafetensorsFolder(Path(path))
+        return folder or SeededWeights(
+            architecture_from(self.hugging_face_config, path), self.settings.seed, self.device
+        )
+
+    def _names_of(self, decoder: Decoder) -> dict[str, torch.Tensor]:
+        return to_names(decoder.state_dict(), self._decoder_config)
+
+    # -- the supervised start ------------------------------------------------------------------------
+
+    @operator(kind="control")
+    def warm_start(self) -> dict[str, Any]:
+        """As `TorchActor.warm_start`, of the small decoder in plain torch, whose weights Megatron then takes. A model
+        from a folder has none: `{"steps": 0}`."""
+        if self._warm is not None or self.step > 0:
+            return super().warm_start()
+        if self.layout.model_path:
+            self._warm = {"steps": 0}
+        else:
+            self.model = Decoder(self._decoder_config, seed=self.settings.seed)
+            super().warm_start()
+            self.policy.load(self._names_of(self.model).__getitem__)
+            del self.model
+        self._changed()
+        return self._warm or {}
+
+    # -- one optimizer step --------------------------------------------------------------------------
+
+    @operator
+    def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
+        """As `TorchActor.accumulate`; what it returns is of this rank's whole replica."""
+        if not self._is_applied(step) and index not in self._pending.records:
+            groups = self.ranks.pool_shares(groups)
+        return super().accumulate(groups, step=step, index=index)
+
+    def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
+        """Adds to Megatron's own sum of gradients; returns none."""
+        from gyre.workloads.megatron.gradients import packed_policy_loss, policy_rows, summed
+        from gyre.workloads.megatron.packing import pack
+
+        self._refuse_spoiled()
+        tally = counted(groups)
+        loss = self.settings.loss
+        passes = list(
+            pack(
+                policy_rows(groups, self.settings),
+                max_tokens=self.layout.pass_tokens,
+                multiple=self.ranks.tensor if self.layout.sequence_parallel else 1,
+            )
+        )
+        self._spoiled = True
+        told = self.policy.backward(
+            passes,
+            lambda part, logprobs, entropies: packed_policy_loss(part, logprobs, entropies, self.settings),
+            temperature=self.settings.sampling.temperature,
+            entropy_gradient=loss.entropy_coeff != 0,
+        )
+        tally = tally.plus(summed(told))
+        self._spoiled = False
+        return None, tally
+
+    def sum_over_ranks(
+        self, gradient: torch.Tensor, verdict: float, tally: Tally
+    ) -> tuple[torch.Tensor, float, Tally]:
+        """A replica's samples are counted by one of its ranks, its losses by one that has them."""
+        self._refuse_spoiled()
+        samples = tally if self.ranks.speaks_for_samples else Tally()
+        losses = tally if self.ranks.speaks_for_losses else Tally()
+        mine = Tally(
+            groups=samples.groups,
+            samples=samples.samples,
+            sequences=samples.sequences,
+            tokens=samples.tokens,
+            reward=samples.reward,
+            loss=losses.loss,
+            scored_tokens=losses.scored_tokens,
+            sums=losses.sums,
+        )
+        verdicts, *totals = self.ranks.sum([verdict, *mine.to_list(self.SUMS)])
+        return gradient, verdicts, Tally.from_list(totals, self.SUMS)
+
+    def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:
+        """Steps by the gradient that Megatron holds."""
+        self._spoiled = True  # it is divided and clipped where it stands
+        norm = self.policy.step(count=count, lr=lr)
+        self._changed()
+        return norm
+
+    def _accumulation(self, step: int) -> Accumulation:
+        self.policy.zero()
+        self._spoiled = False
+        return Accumulation(step, torch.zeros(0))
+
+    def _refuse_spoiled(self) -> None:
+        if self._spoiled:
+            raise MicroBatchMismatch(
+                f"rank {self.rank} failed in a micro-batch of step {self.step + 1}, part of its gradient added.",
+                hint=f"Call begin({self.step + 1}) on every rank and accumulate again.",
+            )
+
+    # -- what others see of it -----------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """The weights are new: a collective of all ranks."""
+        from gyre.workloads.megatron.snapshot import Snapshot
+
+        self._snapshot = None  # before the next one is made, so that its memory can be the same
+        self._known_digest = None
+        self._snapshot = Snapshot.take(self.policy)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """On the first rank, the weights after the last step by Hugging Face's names, in host memory, in the model's
+        dtype; nothing changes them. Empty on other ranks. The first call after `setup` is a collective of all ranks.
+        """
+        if self._snapshot is None:
+            self._changed()
+        assert self._snapshot is not None
+        return self._snapshot.tensors
+
+    @operator(kind="weights")
+    def export_weights(self, *, version: int) -> tuple[dict[str, Any], bytes]:
+        """The weights as policy `version`: the manifest as a dict, and its buffer. The first rank has them."""
+        named = self.weights()
+        if not self.layout.model_path:
+            named = from_names(named, self._decoder_config)
+        manifest, buffer = pack_weights(named, version=version, step=self.step)
+        return manifest.to_dict(), buffer
+
+    @operator(kind="weights")
+    def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+        """The same as a model that engines can load: the content of `config.json`, and manifest and buffer in
+        Hugging Face's names. The first rank has them."""
+        manifest, buffer = pack_weights(self.weights(), version=version, step=self.step)
+        return self.hugging_face_config, manifest.to_dict(), buffer
+
+    def _digest(self) -> str:
+        """The checksum of what `export_weights` gives: a collective of all ranks, where it is not known yet."""
+        if self._known_digest is None:
+            found = ""
+            self.weights()
+            if self.rank == 0:
+                found = self.export_weights(version=0)[0]["checksum"]
+            self._known_digest = self.ranks.from_first(found)
+        return self._known_digest
+
+
+def device_of(layout: MegatronSettings) -> torch.device:
+    """This process's device. `GYRE_DEVICES` is what the plan gave it, by number on its machine; where the process sees
+    one device only, it is that one. Raises ConfigError where there is none."""
+    kind = layout.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "config.megatron.device is cuda, but this process sees no CUDA device.",
+            hint="Check the driver and CUDA_VISIBLE_DEVICES.",
+        )
+    planned = os.environ.get("GYRE_DEVICES", "").split(",")[0]
+    return torch.device("cuda", int(planned) if planned and torch.cuda.device_count() > 1 else 0)
+
+
+def dtype_of(layout: MegatronSettings, device: torch.device) -> torch.dtype:
+    """What the weights are computed with. The optimizer's own are float32 in any case."""
+    name = layout.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def make_deterministic() -> None:
+    """Kernels that give the same bits each time, where there are such ones. Before the first product on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Else each new tensor is filled first, which costs a pass over it and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def seed_everything(seed: int) -> None:
+    """Nothing here draws at random after the first weights; what a user's loss may draw is then the same, too."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)

@@ -1,0 +1,106 @@
+"""From a Hugging Face `config.json` to Megatron's configuration: Qwen2, Qwen3 and Llama.
+
+Invariant *nothing is ignored*: what would change the function and is not computed here is refused, by the same reading
+of the file as the embedded engine's (`gyre.rollouts.engines.embedded.architecture`).
+
+This module must not know about ranks beyond their numbers, and must not be imported before `seam.open_seam`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from gyre.errors import ConfigError
+from gyre.rollouts.engines.embedded.architecture import Architecture, architecture_of
+from gyre.rollouts.engines.embedded.errors import CheckpointError
+from gyre.workloads.megatron.settings import MegatronSettings
+
+_VOCAB_MULTIPLE = 8
+
+
+def architecture_from(config: dict[str, Any], where: str) -> Architecture:
+    """The decoder that `config`, the content of a `config.json`, describes. Raises ConfigError."""
+    try:
+        found = architecture_of(config, where)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{where} describes a model that the Megatron actor does not train: {error}",
+            hint="It trains Qwen2, Qwen3 and Llama shapes.",
+        ) from None
+    if found.out_bias != found.mlp_bias:
+        raise ConfigError(
+            f"{where}: a bias in attention's output but not in the MLP, or the other way round, is not trained "
+            "by the Megatron actor.",
+            hint="Megatron has one switch for the two.",
+        )
+    return found
+
+
+def padded_vocab(vocab: int, tensor_parallel: int) -> int:
+    """The rows of the embedding: a multiple of 8, whatever the tensor-parallel size if it divides 8, so that a
+    checkpoint of one layout has the shapes of another's."""
+    multiple = math.lcm(_VOCAB_MULTIPLE, tensor_parallel)
+    return -(-vocab // multiple) * multiple
+
+
+def transformer_config(
+    architecture: Architecture, settings: MegatronSettings, *, device: torch.device, dtype: torch.dtype
+) -> TransformerConfig:
+    """Megatron's configuration of the decoder for this layout. Raises ConfigError where the layout does not fit it."""
+    tp, pp = settings.tensor_parallel, settings.pipeline_parallel
+    for what, size, parts, name in (
+        ("num_key_value_heads", architecture.kv_heads, tp, "tensor_parallel"),
+        ("intermediate_size", architecture.mlp, tp, "tensor_parallel"),
+        ("num_hidden_layers", architecture.layers, pp, "pipeline_parallel"),
+    ):
+        if size % parts:
+            raise ConfigError(f"config.megatron.{name}: {parts} does not divide the model's {what} ({size}).")
+    gpu = device.type == "cuda"
+    return TransformerConfig(
+        num_layers=architecture.layers,
+        hidden_size=architecture.hidden,
+        ffn_hidden_size=architecture.mlp,
+        num_attention_heads=architecture.heads,
+        num_query_groups=architecture.kv_heads,
+        kv_channels=architecture.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=architecture.norm_eps,
+        qk_layernorm=architecture.qk_norm,
+        add_qkv_bias=architecture.qkv_bias,
+        add_bias_linear=architecture.mlp_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        sequence_parallel=settings.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        # Micro-batches have as many tokens as came; Megatron then asks for this dispatcher, though nothing is routed.
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        batch_p2p_sync=False,
+        # Weights are loaded, never drawn by Megatron, whose draws depend on the layout.
+        use_cpu_initialization=not gpu,
+        perform_initialization=False,
+        # A step's loss is a sum, and is divided once all its micro-batches are in.
+        calculate_per_token_loss=True,
+        # These are compiled by torch, which pays on GPUs alone.
+        bias_activation_fusion=gpu,
+        bias_dropout_fusion=gpu,
+        # These need Transformer Engine or Apex.
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        recompute_granularity="full" if settings.recompute else None,
+        recompute_method="uniform" if settings.recompute else None,
+        recompute_num_layers=1 if settings.recompute else None,
+    )

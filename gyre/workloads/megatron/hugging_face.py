@@ -1,0 +1,254 @@
+"""Megatron's parameters in Hugging Face's names, both ways, one tensor at a time.
+
+| Megatron, on one rank | Hugging Face |
+| --- | --- |
+| `linear_qkv`: for each key-value head its queries' rows, its key's, its value's | `q_proj`, `k_proj`, `v_proj` |
+| `linear_fc1`: this rank's gate rows, then its up rows | `gate_proj`, `up_proj` |
+| embedding and output layer: this rank's rows of the padded vocabulary | `embed_tokens`, `lm_head` |
+
+Invariants:
+- *lossless*: what was imported is exported again bit by bit, in any layout, where the dtypes agree;
+- *tied tensors once*: a tied model exports no `lm_head`, though the last stage of a pipeline holds a copy;
+- *one tensor at a time*: never more than one whole tensor beside the model, and none in a wider dtype than the model.
+
+This module must not know where tensors come from or go to, and must not be imported before `seam.open_seam`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from gyre.rollouts.engines.embedded.architecture import Architecture
+from gyre.weights.manifest import WeightMismatch
+from gyre.workloads.megatron.parallel import Ranks
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+Source = Callable[[str], Tensor]
+"""Gives a whole tensor by its Hugging Face name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """One of Megatron's parameters: where it is, how it is split over tensor-parallel ranks, what it is made of.
+
+    `kind`: `whole` is on every rank; `vocab` and `column` are split by rows, `row` by columns; `qkv` and `gate_up`
+    are several tensors in one, split by rows.
+    """
+
+    name: str
+    stage: int
+    kind: str
+    shape: tuple[int, ...]
+    """Of all ranks together, the vocabulary padded."""
+    parts: tuple[str, ...]
+
+
+def import_weights(model: GPTModel, architecture: Architecture, ranks: Ranks, source: Source) -> None:
+    """Set this rank's parameters from whole tensors. Raises WeightMismatch for a tensor of another shape.
+
+    Every rank asks `source` for what it holds a piece of, and for nothing else.
+    """
+    state = dict(model.named_parameters())
+    for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size):
+        if parameter.stage != _stage(ranks):
+            continue
+        target = state.pop(parameter.name)
+        parts = [_checked(source, part, architecture) for part in parameter.parts]
+        whole = _joined(parameter, architecture, ranks.tensor, parts)
+        with torch.no_grad():
+            target.copy_(_slice(parameter, whole, ranks))
+    if HEAD_PARAMETER in state and architecture.tied:  # the last stage's copy of the embedding
+        copy = state.pop(HEAD_PARAMETER)
+        shape = (model.vocab_size, architecture.hidden)
+        parameter = _Parameter(HEAD_PARAMETER, _stage(ranks), "vocab", shape, (EMBEDDING,))
+        parts = [_checked(source, EMBEDDING, architecture)]
+        with torch.no_grad():
+            copy.copy_(_slice(parameter, _joined(parameter, architecture, ranks.tensor, parts), ranks))
+    if state:
+        raise WeightMismatch(f"Megatron has parameters that nothing was loaded into: {sorted(state)}.")
+
+
+def export_weights(
+    model: GPTModel, architecture: Architecture, ranks: Ranks, *, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face's names with whole tensors on the model's device, in the order of the layers; `dtype` None keeps
+    the model's.
+
+    A collective of each replica: all its ranks iterate to the end, and all get the same. A tensor may be a view of
+    memory that later ones do not use.
+    """
+    state = dict(model.named_parameters())
+    for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size):
+        whole = _gathered(parameter, state, model, ranks, dtype)
+        yield from _split(parameter, whole, architecture, ranks.tensor)
+
+
+HEAD_PARAMETER = "output_layer.weight"
+_LAYER = "decoder.layers.{}."
+
+
+def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model by its Hugging Face name, in the order in which they are exported."""
+    found = {}
+    for parameter in _parameters(architecture, 1, architecture.vocab):
+        for part in parameter.parts:
+            found[part] = _shape_of(part, architecture)
+    return found
+
+
+def _shape_of(name: str, a: Architecture) -> tuple[int, ...]:
+    if name in (EMBEDDING, HEAD):
+        return a.vocab, a.hidden
+    rows = {
+        "q_proj": a.heads * a.head_dim,
+        "k_proj": a.kv_heads * a.head_dim,
+        "v_proj": a.kv_heads * a.head_dim,
+    }
+    rows |= {"gate_proj": a.mlp, "up_proj": a.mlp, "o_proj": a.hidden, "down_proj": a.hidden}
+    columns = {"o_proj": a.heads * a.head_dim, "down_proj": a.mlp}
+    module, kind = name.split(".")[-2:]
+    if module in ("q_norm", "k_norm"):
+        return (a.head_dim,)
+    if module not in rows:
+        return (a.hidden,)
+    return (rows[module],) if kind == "bias" else (rows[module], columns.get(module, a.hidden))
+
+
+def _parameters(a: Architecture, stages: int, padded: int) -> Iterator[_Parameter]:
+    width = (a.heads + 2 * a.kv_heads) * a.head_dim
+    yield _Parameter("embedding.word_embeddings.weight", 0, "vocab", (padded, a.hidden), (EMBEDDING,))
+    per_stage = a.layers // stages
+    for layer in range(a.layers):
+        stage, local = divmod(layer, per_stage)
+        mine, theirs = _LAYER.format(local), f"model.layers.{layer}."
+
+        def one(
+            name: str,
+            kind: str,
+            shape: tuple[int, ...],
+            *parts: str,
+            stage: int = stage,
+            mine: str = mine,
+            theirs: str = theirs,
+        ) -> _Parameter:
+            return _Parameter(mine + name, stage, kind, shape, tuple(theirs + part for part in parts))
+
+        qkv = [f"self_attn.{letter}_proj" for letter in "qkv"]
+        yield one("input_layernorm.weight", "whole", (a.hidden,), "input_layernorm.weight")
+        yield one(
+            "self_attention.linear_qkv.weight", "qkv", (width, a.hidden), *(f"{name}.weight" for name in qkv)
+        )
+        if a.qkv_bias:
+            yield one("self_attention.linear_qkv.bias", "qkv", (width,), *(f"{name}.bias" for name in qkv))
+        if a.qk_norm:
+            for letter in "qk":
+                name = f"self_attention.{letter}_layernorm.weight"
+                yield one(name, "whole", (a.head_dim,), f"self_attn.{letter}_norm.weight")
+        out = (a.hidden, a.heads * a.head_dim)
+        yield one("self_attention.linear_proj.weight", "row", out, "self_attn.o_proj.weight")
+        if a.out_bias:
+            yield one("self_attention.linear_proj.bias", "whole", (a.hidden,), "self_attn.o_proj.bias")
+        yield one("pre_mlp_layernorm.weight", "whole", (a.hidden,), "post_attention_layernorm.weight")
+        gate_up = ("mlp.gate_proj", "mlp.up_proj")
+        yield one(
+            "mlp.linear_fc1.weight", "gate_up", (2 * a.mlp, a.hidden), *(f"{n}.weight" for n in gate_up)
+        )
+        if a.mlp_bias:
+            yield one("mlp.linear_fc1.bias", "gate_up", (2 * a.mlp,), *(f"{n}.bias" for n in gate_up))
+        yield one("mlp.linear_fc2.weight", "row", (a.hidden, a.mlp), "mlp.down_proj.weight")
+        if a.mlp_bias:
+            yield one("mlp.linear_fc2.bias", "whole", (a.hidden,), "mlp.down_proj.bias")
+    last = stages - 1
+    yield _Parameter("decoder.final_layernorm.weight", last, "whole", (a.hidden,), ("model.norm.weight",))
+    if not a.tied:
+        yield _Parameter(HEAD_PARAMETER, last, "vocab", (padded, a.hidden), (HEAD,))
+
+
+# -- in -----------------------------------------------------------------------------------------------
+
+
+def _checked(source: Source, name: str, architecture: Architecture) -> Tensor:
+    tensor, wanted = source(name), _shape_of(name, architecture)
+    if tuple(tensor.shape) != wanted:
+        raise WeightMismatch(f"tensor {name} is {tuple(tensor.shape)}, the model's is {wanted}.")
+    return tensor
+
+
+def _joined(parameter: _Parameter, a: Architecture, tensor_parallel: int, parts: list[Tensor]) -> Tensor:
+    """The parameter of all ranks together, in the order in which they hold it."""
+    if parameter.kind == "qkv":
+        by_head = [part.reshape(a.kv_heads, -1, *part.shape[1:]) for part in parts]
+        return torch.cat(by_head, dim=1).reshape(parameter.shape)
+    if parameter.kind == "gate_up":
+        by_rank = [part.reshape(tensor_parallel, -1, *part.shape[1:]) for part in parts]
+        return torch.cat(by_rank, dim=1).reshape(parameter.shape)
+    (whole,) = parts
+    if parameter.kind == "vocab" and parameter.shape[0] > whole.shape[0]:
+        padding = whole.new_zeros(parameter.shape[0] - whole.shape[0], whole.shape[1])
+        return torch.cat([whole, padding])
+    return whole
+
+
+def _slice(parameter: _Parameter, whole: Tensor, ranks: Ranks) -> Tensor:
+    if parameter.kind == "whole" or ranks.tensor == 1:
+        return whole
+    return whole.chunk(ranks.tensor, dim=1 if parameter.kind == "row" else 0)[ranks.tensor_rank]
+
+
+# -- out ----------------------------------------------------------------------------------------------
+
+
+def _gathered(
+    parameter: _Parameter,
+    state: dict[str, Tensor],
+    model: GPTModel,
+    ranks: Ranks,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """The parameter of all tensor-parallel ranks, on every rank of the replica."""
+    own = next(iter(state.values()))
+    wanted = dtype or own.dtype
+    if parameter.stage == _stage(ranks):
+        shard = state[parameter.name].detach().to(wanted).contiguous()
+        if parameter.kind == "whole" or ranks.tensor == 1:
+            whole = shard
+        else:
+            shards = [torch.empty_like(shard) for _ in range(ranks.tensor)]
+            dist.all_gather(shards, shard, group=ranks.tensor_group)
+            whole = torch.cat(shards, dim=1 if parameter.kind == "row" else 0)
+    else:
+        whole = torch.empty(parameter.shape, dtype=wanted, device=own.device)
+    if ranks.pipeline > 1:
+        source = dist.get_global_rank(ranks.pipeline_group, parameter.stage)
+        dist.broadcast(whole, src=source, group=ranks.pipeline_group)
+    return whole
+
+
+def _split(
+    parameter: _Parameter, whole: Tensor, a: Architecture, tensor_parallel: int
+) -> Iterator[tuple[str, Tensor]]:
+    rest = whole.shape[1:]
+    if parameter.kind == "qkv":
+        by_head = whole.view(a.kv_heads, -1, *rest)
+        rows = [a.group * a.head_dim, a.head_dim, a.head_dim]
+        pieces = [piece.reshape(-1, *rest) for piece in torch.split(by_head, rows, dim=1)]
+    elif parameter.kind == "gate_up":
+        by_rank = whole.view(tensor_parallel, 2, -1, *rest)
+        pieces = [by_rank[:, half].reshape(-1, *rest) for half in range(2)]
+    elif parameter.kind == "vocab":
+        pieces = [whole[: a.vocab]]
+    else:
+        pieces = [whole]
+    yield from zip(parameter.parts, pieces, strict=True)
+
+
+def _stage(ranks: Ranks) -> int:
+    return dist.get_rank(ranks.pipeline_group)

@@ -1,0 +1,206 @@
+"""The decoder as Megatron's GPTModel, with the parts that Megatron only has in Transformer Engine.
+
+Invariants:
+- *packed is padded is alone*: a sequence's log-probs do not depend on what it is packed with;
+- *positions by token*: rotary angles are looked up by each token's own position, so a packed batch costs no more
+  kernels than one long sequence.
+
+Right-padded rows and packed sequences both go in without an attention mask. This module must not know about ranks, and
+must not be imported before `seam.open_seam`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor, nn
+
+from gyre.rollouts.engines.embedded.architecture import Architecture
+from gyre.workloads.megatron.config import padded_vocab
+
+try:  # torch 2.10 and newer, and a kernel for GPUs alone
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None  # type: ignore[assignment]
+
+_VARLEN_OPTIONS: dict[str, Any] = {}
+if varlen_attn is not None:  # how to say "causal" has changed between versions
+    _VARLEN_OPTIONS = (
+        {"is_causal": True}
+        if "is_causal" in inspect.signature(varlen_attn).parameters
+        else {"window_size": (-1, 0)}
+    )
+
+
+@dataclass
+class Segments(PackedSeqParams):  # type: ignore[misc]
+    """Sequences side by side in one row of tokens: `lengths` on the host, their bounds int32 `[n + 1]` on the device.
+
+    Its `qkv_format` is not Megatron's `thd`, for which Megatron would split and rotate sequence by sequence.
+    """
+
+    lengths: tuple[int, ...] = ()
+    bounds: Tensor | None = None
+
+    @classmethod
+    def of(cls, lengths: list[int], device: torch.device) -> Segments:
+        ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        longest = max(lengths)
+        return cls(
+            qkv_format="sbhd",
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            lengths=tuple(lengths),
+            bounds=ends.to(device, non_blocking=True),
+        )
+
+
+class Norm(nn.RMSNorm):
+    """RMSNorm whose weight says that its gradient is partial where activations are sharded by sequence."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class CausalAttention(nn.Module):
+    """Megatron's slot for core attention, filled with torch's own kernels: dense, or by `Segments`."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
+        super().__init__()
+        self.layer_number = layer_number
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Segments | None = None,
+    ) -> Tensor:
+        """`[tokens, rows, heads * d]` of queries `[tokens, rows, heads, d]`; keys and values have `kv` heads."""
+        tokens, rows = query.shape[:2]
+        if packed_seq_params is None:
+            mixed = _attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value))).permute(2, 0, 1, 3)
+        else:
+            q, k, v = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+            mixed = _attend_by_segment(q, k, v, packed_seq_params)
+        return mixed.reshape(tokens, rows, -1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _attend_by_segment(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+    """`[tokens, heads, d]` of queries `[tokens, heads, d]`, keys and values `[tokens, kv, d]`."""
+    if varlen_attn is not None and q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        repeats = q.shape[1] // k.shape[1]
+        if repeats > 1:
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        assert segments.bounds is not None
+        longest = max(segments.lengths)
+        bounds = segments.bounds
+        mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, **_VARLEN_OPTIONS)
+        assert isinstance(mixed, Tensor)
+        return mixed
+    lengths = list(segments.lengths)
+    parts = zip(*(torch.split(x.transpose(0, 1)[None], lengths, dim=2) for x in (q, k, v)), strict=True)
+    return torch.cat([_attend(*part)[0].transpose(0, 1) for part in parts])
+
+
+class Rotary(nn.Module):
+    """Rotary angles by token. `positions` (int64 `[tokens]`) are set before each forward; None counts from 0."""
+
+    def __init__(self, frequencies: list[float], device: torch.device) -> None:
+        super().__init__()
+        self.frequencies = torch.tensor(frequencies, dtype=torch.float32, device=device)
+        self.positions: Tensor | None = None
+
+    def get_rotary_seq_len(
+        self, inference: Any, transformer: Any, hidden: Tensor | None, config: TransformerConfig, *_: Any
+    ) -> int:
+        """How many tokens each row has, as Megatron asks it of its own class."""
+        first = transformer.input_tensor if transformer.input_tensor is not None else hidden
+        assert first is not None
+        sharded = config.tensor_model_parallel_size if config.sequence_parallel else 1
+        return int(first.shape[0]) * sharded
+
+    def forward(self, tokens: int, **_: Any) -> Tensor:
+        """Angles float32 `[tokens, 1, 1, head_dim]`."""
+        positions = self.positions
+        if positions is None:
+            positions = torch.arange(tokens, device=self.frequencies.device)
+        angles = torch.outer(positions.float(), self.frequencies)
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+
+
+def build_model(
+    architecture: Architecture,
+    config: TransformerConfig,
+    *,
+    first_stage: bool,
+    last_stage: bool,
+    device: torch.device,
+) -> GPTModel:
+    """This rank's part of the decoder, on `device`, its weights not yet set."""
+    layer = get_gpt_layer_local_spec(
+        qk_layernorm=config.qk_layernorm, normalization=config.normalization
+    ).submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = Norm
+    attention = layer.self_attention.submodules
+    attention.core_attention = CausalAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    with torch.device(device):
+        model = GPTModel(
+            config,
+            TransformerBlockSubmodules(layer_specs=_repeated(layer, config), layer_norm=Norm),
+            vocab_size=padded_vocab(architecture.vocab, config.tensor_model_parallel_size),
+            max_sequence_length=architecture.max_positions,
+            pre_process=first_stage,
+            post_process=last_stage,
+            share_embeddings_and_output_weights=architecture.tied,
+            position_embedding_type="rope",
+            parallel_output=True,
+        )
+    model.rotary_pos_emb = Rotary(architecture.rope.frequencies(architecture.head_dim), device)
+    _mark_shards(model)
+    return model.to(device=device, dtype=config.params_dtype)
+
+
+def _mark_shards(model: GPTModel) -> None:
+    """Say of each weight along which dimension it is split. Megatron does so when it draws a weight, which it does not
+    here; an unmarked one would count as a copy of the first rank's, and be left out of the gradient's norm."""
+    for module in model.modules():
+        for kind, dimension in (
+            (ColumnParallelLinear, 0),
+            (VocabParallelEmbedding, 0),
+            (RowParallelLinear, 1),
+        ):
+            if isinstance(module, kind) and module.weight is not None:
+                set_tensor_model_parallel_attributes(module.weight, True, dimension, 1)
+
+
+def _repeated(layer: Any, config: TransformerConfig) -> list[ModuleSpec]:
+    count = config.num_layers // config.pipeline_model_parallel_size
+    return [ModuleSpec(module=TransformerLayer, submodules=layer)] * count

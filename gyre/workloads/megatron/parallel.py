@@ -1,0 +1,154 @@
+"""The actor's ranks as Megatron's groups: tensor, pipeline and data parallel.
+
+Ranks that differ in their tensor or pipeline place alone work on the same samples: they are a *replica*. The trainer
+deals groups out to ranks without knowing of that, so the ranks of a replica put their shares together
+(`Ranks.pool_shares`).
+
+Invariants:
+- *every wait has a deadline*: a peer that is gone turns into an error after `timeout_s`, never into a hang;
+- *bytes, not objects*: what ranks tell each other is numbers, or msgpack; nothing is unpickled;
+- *one actor a process*: Megatron keeps its groups in globals.
+
+This module must not be imported before `seam.open_seam`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from gyre.errors import ConfigError
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+from gyre.workloads.base import WorkloadContext
+from gyre.workloads.megatron.settings import MegatronSettings
+
+
+class Ranks:
+    """Joins the groups for `context`'s rank; `close` leaves them. Raises ConfigError where the layout does not fit."""
+
+    def __init__(
+        self,
+        context: WorkloadContext,
+        settings: MegatronSettings,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        seed: int,
+    ) -> None:
+        self.rank, self.world_size = context.rank, context.world_size
+        self.tensor, self.pipeline = settings.tensor_parallel, settings.pipeline_parallel
+        self.replica_size = self.tensor * self.pipeline
+        if self.world_size % self.replica_size:
+            raise ConfigError(
+                f"{context.role} has {self.world_size} ranks, not a multiple of tensor_parallel x pipeline_parallel "
+                f"({self.tensor} x {self.pipeline}).",
+                hint=f"Give the role a total that {self.replica_size} divides.",
+            )
+        if dist.is_initialized():
+            raise ConfigError(
+                "This process is in a process group already.",
+                hint="A Megatron actor needs a process of its own.",
+            )
+        # Small things go over Gloo on every machine: no device has to wait for them.
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=timeout_s)
+        if self.world_size == 1:
+            dist.init_process_group(backend, store=_store_of_one(), rank=0, world_size=1, timeout=timeout)
+        else:
+            if context.master_addr is None or context.master_port is None:
+                raise ConfigError(
+                    f"{context.role} has {self.world_size} ranks but no master address.",
+                    hint="Declare its ranks as collective peers.",
+                )
+            dist.init_process_group(
+                backend,
+                init_method=f"tcp://{context.master_addr}:{context.master_port}",
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timeout,
+            )
+        self._joined = True
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=self.tensor,
+            pipeline_model_parallel_size=self.pipeline,
+            distributed_timeout_minutes=max(1, math.ceil(timeout_s / 60)),
+        )
+        # Nothing is dropped out; this tracker is the one that draws nothing and forks nothing.
+        model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
+        self.first_stage = parallel_state.is_pipeline_first_stage()
+        self.last_stage = parallel_state.is_pipeline_last_stage()
+        self.tensor_rank: int = parallel_state.get_tensor_model_parallel_rank()
+        self.replica: int = parallel_state.get_data_parallel_rank()
+        self.replica_count: int = parallel_state.get_data_parallel_world_size()
+        self.tensor_group = parallel_state.get_tensor_model_parallel_group()
+        self.pipeline_group = parallel_state.get_pipeline_model_parallel_group()
+        self.replica_group = parallel_state.get_model_parallel_group()
+
+    @property
+    def speaks_for_samples(self) -> bool:
+        """Whether this rank counts its replica's samples: one does."""
+        return self.first_stage and self.tensor_rank == 0
+
+    @property
+    def speaks_for_losses(self) -> bool:
+        """Whether this rank counts its replica's losses: one of those that have the logits does."""
+        return self.last_stage and self.tensor_rank == 0
+
+    def pool_shares(self, groups: Sequence[Group]) -> list[Group]:
+        """What the ranks of this replica were given, together, by the groups' ids: the same on each of them."""
+        if self.replica_size == 1:
+            return list(groups)
+        pooled = [group for blob in self._exchange(pack_groups(groups)) for group in unpack_groups(blob)]
+        return sorted(pooled, key=lambda group: group.id)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks, in float64; the same bits on each."""
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def broadcast(self, buffer: torch.Tensor) -> None:
+        """Replace a CPU `buffer` by the first rank's."""
+        dist.broadcast(buffer, src=0)
+
+    def from_first(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+        length = torch.tensor([len(text.encode())])
+        dist.broadcast(length, src=0)
+        blob = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            blob = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        dist.broadcast(blob, src=0)
+        return blob.numpy().tobytes().decode()
+
+    def _exchange(self, blob: bytes) -> list[bytes]:
+        """Everybody's bytes, in the order of the replica's ranks."""
+        mine = torch.tensor([len(blob)])
+        sizes = [torch.zeros_like(mine) for _ in range(self.replica_size)]
+        dist.all_gather(sizes, mine, group=self.replica_group)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        blobs = [torch.zeros_like(padded) for _ in range(self.replica_size)]
+        dist.all_gather(blobs, padded, group=self.replica_group)
+        return [got[: int(size)].numpy().tobytes() for got, size in zip(blobs, sizes, strict=True)]
+
+    def close(self) -> None:
+        """Leave the groups. Safe to call twice."""
+        if self._joined:
+            self._joined = False
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+
+
+def _store_of_one() -> Any:
+    """Nobody else has to find it."""
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+    return HashStore()

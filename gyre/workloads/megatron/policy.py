@@ -1,0 +1,224 @@
+"""A decoder with its optimizer over Megatron's ranks: passes in, a gradient summed, one step out.
+
+Invariants:
+- *one gradient*: the step is that of the sum of all passes' losses over all replicas, divided once by a number that
+  the caller gives, however the passes were cut and dealt;
+- *finite or untouched*: a gradient that is not finite is refused before any weight changes;
+- *float32 where it adds up*: gradients are summed, and bfloat16 weights kept, in float32.
+
+Each method is a collective of a replica, or (`step`, `zero`) of all ranks. This module must not know about groups,
+rewards or steps' numbers, and must not be imported before `seam.open_seam`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+
+from gyre.rollouts.engines.embedded.architecture import Architecture
+from gyre.workloads.megatron.config import transformer_config
+from gyre.workloads.megatron.hugging_face import Source, import_weights
+from gyre.workloads.megatron.logprobs import vocab_parallel_logprobs
+from gyre.workloads.megatron.model import Segments, build_model
+from gyre.workloads.megatron.packing import Pass
+from gyre.workloads.megatron.parallel import Ranks
+from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.torch.errors import NotFinite
+from gyre.workloads.torch.settings import OptimSettings
+
+Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
+"""Of a pass, its log-probs and entropies `[n]`: a summed loss, and whatever is to be returned of it."""
+
+
+class MegatronPolicy:
+    """`module` is the bare GPTModel of this rank. Its weights are `source`'s."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        settings: MegatronSettings,
+        optim: OptimSettings,
+        ranks: Ranks,
+        source: Source,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        seam: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.architecture = architecture
+        self.settings = settings
+        self.optim = optim
+        self.ranks = ranks
+        self.device = device
+        self.dtype = dtype
+        self.config = transformer_config(architecture, settings, device=device, dtype=dtype)
+        with seam():
+            self.module: GPTModel = build_model(
+                architecture,
+                self.config,
+                first_stage=ranks.first_stage,
+                last_stage=ranks.last_stage,
+                device=device,
+            )
+            import_weights(self.module, architecture, ranks, source)
+            self._wrap()
+        self._seam = seam
+
+    def _wrap(self) -> None:
+        inner: Any = self.module
+        if self.dtype != torch.float32:
+            inner = Float16Module(self.config, self.module)
+        self.ddp = DistributedDataParallel(
+            self.config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=False,  # nobody knows which micro-batch will be the last
+                use_distributed_optimizer=self.settings.distributed_optimizer,
+            ),
+            inner,
+        )
+        self.ddp.train()
+        optim = self.optim
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=optim.lr,
+                min_lr=0.0,
+                weight_decay=optim.weight_decay,
+                adam_beta1=optim.beta1,
+                adam_beta2=optim.beta2,
+                adam_eps=optim.eps,
+                clip_grad=optim.clip_norm,
+                params_dtype=self.dtype,
+                bf16=self.dtype == torch.bfloat16,
+                use_distributed_optimizer=self.settings.distributed_optimizer,
+            ),
+            [self.ddp],
+        )
+        for group in self.optimizer.param_groups:
+            if "foreach" in group:  # torch's AdamW, where there is no Transformer Engine
+                group["fused"] = True
+
+    def load(self, source: Source) -> None:
+        """Take other weights. What the optimizer knows of the old ones stays."""
+        with self._seam():
+            import_weights(self.module, self.architecture, self.ranks, source)
+            self.optimizer.reload_model_params()
+
+    # -- one optimizer step ---------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        """Forget every gradient."""
+        with self._seam():
+            self.ddp.zero_grad_buffer()
+            self.optimizer.zero_grad()
+
+    def backward(
+        self,
+        passes: Sequence[Pass],
+        loss: Loss,
+        *,
+        temperature: float,
+        entropy_gradient: bool = False,
+    ) -> list[Any]:
+        """Add the gradient of the passes' losses. Returns what `loss` returned beside each, on the last stage's ranks;
+        nothing on others."""
+        return self._run(passes, loss, temperature, entropy_gradient, forward_only=False)
+
+    def logprobs(self, passes: Sequence[Pass], *, temperature: float) -> list[tuple[Tensor, Tensor]]:
+        """Log-probs and entropies `[n]` of each pass, on the last stage's ranks; nothing on others."""
+
+        def keep(part: Pass, logprobs: Tensor, entropies: Tensor) -> tuple[Tensor, Any]:
+            return logprobs.sum(), (logprobs, entropies)
+
+        return self._run(passes, keep, temperature, entropy_gradient=False, forward_only=True)
+
+    def _run(
+        self,
+        passes: Sequence[Pass],
+        loss: Loss,
+        temperature: float,
+        entropy_gradient: bool,
+        *,
+        forward_only: bool,
+    ) -> list[Any]:
+        if not passes:
+            return []
+
+        def forward(queue: Any, model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            part: Pass = next(queue).to(self.device)
+            self.module.rotary_pos_emb.positions = part.positions
+            options = {} if self.dtype == torch.float32 else {"fp32_output": False}
+            out: Tensor = model(
+                part.tokens[None],
+                part.positions[None],
+                None,
+                packed_seq_params=Segments.of(part.lengths, self.device),
+                **options,
+            )
+
+            def of_output(logits: Tensor) -> tuple[Tensor, Tensor, Any]:
+                logprobs, entropies = vocab_parallel_logprobs(
+                    logits[0],
+                    part.targets,
+                    vocab=self.architecture.vocab,
+                    temperature=temperature,
+                    group=self.ranks.tensor_group,
+                    rows=part.columns,
+                    entropy_gradient=entropy_gradient,
+                )
+                total, told = loss(part, logprobs, entropies)
+                return total, _NO_TOKENS, told
+
+            return out, of_output
+
+        with self._seam(), torch.set_grad_enabled(not forward_only):
+            told: list[Any] = get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=iter(passes),
+                model=[self.ddp],
+                num_microbatches=len(passes),
+                seq_length=max(
+                    len(part.tokens) for part in passes
+                ),  # a hint: lengths are told with the tensors
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
+        return told
+
+    def step(self, *, count: float, lr: float) -> float:
+        """Divide the gradient by `count`, clip it and step; its norm before the clip. All gradients are zero then.
+
+        Raises NotFinite on all ranks together. The gradient is then of no more use: call `zero`.
+        """
+        with self._seam():
+            finalize_model_grads([self.ddp])
+            self.ddp.scale_gradients(1.0 / max(count, 1.0))
+            self.optimizer.prepare_grads()
+            norm = float(self.optimizer.get_grad_norm())
+            if not math.isfinite(norm):
+                raise NotFinite(f"the gradient has norm {norm}.", hint="Lower optim.lr.")
+            for one in self.optimizer.chained_optimizers:
+                clip_grad_by_total_norm_fp32(one.get_parameters(), self.optim.clip_norm, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+                group["weight_decay"] = self.optim.weight_decay * group["wd_mult"]
+            self.optimizer.step_with_ready_grads()
+        self.zero()
+        return norm
+
+
+_NO_TOKENS = torch.tensor(0, dtype=torch.int)
+"""Megatron asks each micro-batch for what to divide by; here the mini-batch knows."""

@@ -1,0 +1,40 @@
+"""A whole model's weights in host memory, in Hugging Face's names: what is published after a step.
+
+It is taken by the ranks of the first replica together and held by the first rank alone, so that asking for it later
+concerns nobody else.
+
+This module must not know who asks, and must not be imported before `seam.open_seam`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gyre.workloads.megatron.hugging_face import export_weights
+from gyre.workloads.megatron.policy import MegatronPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`tensors` by name on the first rank, empty on others. Nothing changes them: each snapshot has its own memory."""
+
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def take(cls, policy: MegatronPolicy, *, dtype: torch.dtype | None = None) -> Snapshot:
+        """A collective of all ranks. One tensor at a time is whole on a device; copies to the host overlap with the
+        gathering of the next ones."""
+        ranks = policy.ranks
+        held: dict[str, Tensor] = {}
+        if ranks.replica == 0:
+            pinned = policy.device.type == "cuda"
+            for name, tensor in export_weights(policy.module, policy.architecture, ranks, dtype=dtype):
+                if ranks.rank == 0:
+                    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+                    held[name] = host.copy_(tensor.detach(), non_blocking=True)
+            if pinned:
+                torch.cuda.current_stream().synchronize()
+        return cls(held)

@@ -1,0 +1,84 @@
+"""Where a model's first weights come from: a folder of safetensors, or a seed.
+
+Each source gives whole tensors by their Hugging Face names, and only what it is asked for: a rank reads what it holds a
+piece of. This module must not know about ranks or layouts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import safe_open
+from torch import Tensor
+
+from gyre.errors import ConfigError
+from gyre.rollouts.engines.embedded.architecture import Architecture
+from gyre.weights.manifest import WeightMismatch
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of `config.json`. Raises ConfigError."""
+    try:
+        content = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"config.megatron.model_path: {folder} holds no model: {error}.",
+            hint="Name a folder in Hugging Face's layout, with config.json.",
+        ) from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"config.megatron.model_path: {folder / 'config.json'} holds no JSON object.")
+    return content
+
+
+class SafetensorsFolder:
+    """`source(name)` of a folder in Hugging Face's layout, in one file or several."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        self._where: dict[str, str] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            self._files[path.name] = safe_open(path, framework="pt")
+            self._where |= dict.fromkeys(self._files[path.name].keys(), path.name)
+
+    def __bool__(self) -> bool:
+        """Whether there are weights in it."""
+        return bool(self._where)
+
+    def __call__(self, name: str) -> Tensor:
+        if name not in self._where:
+            raise WeightMismatch(
+                f"there is no tensor {name} in {self._folder}.",
+                hint="Its config.json describes another model than its safetensors.",
+            )
+        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
+        return tensor
+
+
+class SeededWeights:
+    """`source(name)` of weights drawn from a seed: each tensor from its own generator, so that any part of the model
+    is the same in any layout. Norms are 1, biases 0, the rest normal, narrower where layers add up."""
+
+    def __init__(self, architecture: Architecture, seed: int, device: torch.device) -> None:
+        from gyre.workloads.megatron.hugging_face import shapes
+
+        self._shapes = shapes(architecture)
+        self._depth = math.sqrt(2 * architecture.layers)
+        self._seed = seed
+        self._device = device
+
+    def __call__(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, device=self._device)
+        if name.endswith("bias"):
+            return torch.zeros(shape, device=self._device)
+        generator = torch.Generator(self._device)
+        generator.manual_seed(xxhash.xxh3_64_intdigest(f"{self._seed}/{name}".encode()) >> 1)
+        std = 0.02 / (self._depth if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0)
+        return torch.randn(shape, generator=generator, device=self._device) * std

@@ -1,0 +1,187 @@
+"""What rank processes do in the tests, and the groups that they do it to. Nothing here imports Megatron by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.base import WorkloadContext
+
+VOCAB = 17
+CONFIG: dict[str, Any] = {
+    "seed": 11,
+    "model": {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "tied_embeddings": False},
+    "task": {"digits": 2, "zero_padded": False},
+    "sampling": {"n": 4, "max_new_tokens": 12, "temperature": 0.7},
+    "warm_start": {"max_steps": 4, "batch": 16},
+    "collective_timeout_s": 60.0,
+}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "alone": (1, {}),
+    "tp2": (2, {"tensor_parallel": 2}),
+    "tp2-sequence": (2, {"tensor_parallel": 2, "sequence_parallel": True}),
+    "pp2": (2, {"pipeline_parallel": 2}),
+    "dp2": (2, {}),
+    "dp2-whole": (2, {"distributed_optimizer": False}),
+    "tp2-dp2": (4, {"tensor_parallel": 2}),
+    "tp2-pp2": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}),
+    "pp2-dp2": (4, {"pipeline_parallel": 2}),
+}
+"""By name: how many ranks, and what `config.megatron` says."""
+
+
+def config_of(layout: str, **changes: Any) -> dict[str, Any]:
+    """`pass_tokens` is so small that a micro-batch takes several passes, and its longest rows one each."""
+    return {**CONFIG, "megatron": {"pass_tokens": 40, **LAYOUTS[layout][1]}, **changes}
+
+
+def random_groups(start: int, count: int, *, seed: int = 0, n: int = 4) -> list[Group]:
+    """Scored groups of samples of very different lengths, with the log-probs of an engine and of a reference."""
+    draw = np.random.default_rng([seed, start])
+    groups = []
+    for index in range(start, start + count):
+        samples = []
+        for k in range(n):
+            length = int(draw.integers(1, 13))
+            samples.append(
+                Sample(
+                    token_ids=draw.integers(0, VOCAB, length).astype(np.int32),
+                    logprobs=(-2.8 + 0.3 * draw.standard_normal(length)).astype(np.float32),
+                    versions=(VersionRun(0, 0, length),),
+                    reward=float((k + index) % 3 == 0),
+                    extras={"ref_logprobs": (-2.8 + 0.3 * draw.standard_normal(length)).astype(np.float32)},
+                )
+            )
+        prompt = draw.integers(0, VOCAB, int(draw.integers(2, 12))).astype(np.int32)
+        groups.append(Group(id=index, prompt_ids=prompt, samples=samples))
+    return groups
+
+
+def ids(groups: Sequence[Group]) -> list[int]:
+    return [group.id for group in groups]
+
+
+Steps = list[list[list[Group]]]
+"""Steps of micro-batches of groups, before they are dealt out to ranks."""
+
+
+@contextmanager
+def actor_on(rank: int, ranks: int, port: int, config: dict[str, Any]) -> Iterator[Any]:
+    from gyre.workloads.megatron.actor import MegatronActor
+
+    actor = MegatronActor()
+    actor.context = WorkloadContext(
+        "j", "actor", rank, ranks, config=config, master_addr="127.0.0.1", master_port=port
+    )
+    try:
+        actor.setup()
+        yield actor
+    finally:
+        if hasattr(actor, "ranks"):
+            actor.teardown()
+
+
+def take_step(actor: Any, micro_batches: list[list[Group]]) -> dict[str, Any]:
+    """One optimizer step, the groups dealt out as the trainer deals them."""
+    step = actor.step + 1
+    actor.begin(step)
+    for index, groups in enumerate(micro_batches):
+        actor.accumulate(groups[actor.rank :: actor.world_size], step=step, index=index)
+    everything = [group.id for groups in micro_batches for group in groups]
+    metrics: dict[str, Any] = actor.apply(step=step, indices=len(micro_batches), group_ids=everything)
+    return metrics
+
+
+def named_weights(actor: Any) -> dict[str, Any] | None:
+    """By Hugging Face's names, on the first rank."""
+    return (
+        {name: tensor.numpy().copy() for name, tensor in actor.weights().items()} if actor.rank == 0 else None
+    )
+
+
+def train(rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps) -> dict[str, Any]:
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+        return {"metrics": metrics, "state": actor.state(), "weights": named_weights(actor)}
+
+
+def check_vocab_parallel(rank: int, ranks: int, port: int, seed: int) -> None:
+    """Log-probs, entropies and gradients of split logits against torch's, in float64 and in float32."""
+    import torch
+    import torch.distributed as dist
+
+    from gyre.workloads.megatron.logprobs import vocab_parallel_logprobs
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    try:
+        generator = torch.Generator().manual_seed(seed)
+        tokens, vocab, padded, temperature = 9, 13, 16, 0.7
+        whole = torch.randn(tokens, padded, generator=generator) * 4
+        rows = torch.tensor([1, 2, 3, 5, 8])
+        targets = torch.tensor([0, 12, 7, 8, 3])
+        weights = torch.randn(2, len(rows), generator=generator)
+
+        plain = whole.double().requires_grad_()
+        every = torch.log_softmax(plain[rows, :vocab] / temperature, dim=-1)
+        logprobs = every.gather(1, targets[:, None])[:, 0]
+        entropies = -(every.exp() * every).sum(dim=-1)
+        columns = slice(rank * padded // ranks, (rank + 1) * padded // ranks)
+        for entropy_gradient in (False, True):
+            mine = whole[:, columns].clone().requires_grad_()
+            before = mine.detach().clone()
+            found, found_entropies = vocab_parallel_logprobs(
+                mine,
+                targets,
+                vocab=vocab,
+                temperature=temperature,
+                group=dist.group.WORLD,
+                rows=rows,
+                entropy_gradient=entropy_gradient,
+            )
+            torch.testing.assert_close(found.double(), logprobs, atol=2e-6, rtol=0)
+            torch.testing.assert_close(found_entropies.double(), entropies, atol=2e-6, rtol=0)
+            loss = (weights[0] * logprobs).sum()
+            ours = (weights[0] * found).sum()
+            if entropy_gradient:
+                loss, ours = (
+                    loss + (weights[1] * entropies).sum(),
+                    ours + (weights[1] * found_entropies).sum(),
+                )
+            (expected,) = torch.autograd.grad(loss, plain, retain_graph=True)
+            (gradient,) = torch.autograd.grad(ours, mine)
+            torch.testing.assert_close(gradient.double(), expected[:, columns], atol=2e-6, rtol=0)
+            assert torch.equal(mine.detach(), before), "the logits were written"
+            assert found_entropies.requires_grad == entropy_gradient
+    finally:
+        dist.destroy_process_group()
+
+
+def forward_and_back(
+    rank: int, ranks: int, port: int, config: dict[str, Any], sequences: list[list[int]]
+) -> dict[str, Any]:
+    """A model from a folder: what it exports, and its log-probs of every token but the first of each sequence."""
+    from gyre.workloads.megatron.packing import Row, pack
+
+    with actor_on(rank, ranks, port, config) as actor:
+        rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
+        multiple = actor.layout.tensor_parallel if actor.layout.sequence_parallel else 1
+        passes = list(pack(rows, max_tokens=actor.layout.pass_tokens, multiple=multiple))
+        found = actor.policy.logprobs(passes, temperature=1.0)
+        logprobs = [value.numpy() for pair in found for value in pair[:1]]
+        return {
+            "weights": named_weights(actor),
+            "passes": len(passes),
+            "logprobs": np.concatenate(logprobs) if logprobs else None,
+        }
+
+
+def write_folder(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    from tests.rollouts.engines.embedded.tiny import write_checkpoint
+
+    return write_checkpoint(folder, config, seed=seed, shards=2)
