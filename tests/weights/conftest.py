@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.weights.plane import Party, memory_folder
 
@@ -24,3 +25,11 @@ def party(folder):
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,289 @@
+"""Whatever dies, stalls or lies in mid-transfer: what is committed is whole, and there is an incident."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gyre.weights.arena import STAGING, Arena, ArenaFull
+from gyre.weights.manifest import FileSpec, WeightManifest
+from gyre.weights.receiver import Superseded, WeightsUnreachable
+from gyre.weights.transport import Source
+from tests.weights.plane import content, until
+from tests.weights.process import Child, slow
+
+SLOW = 1_000_000
+"""Bytes a second of a link, for a megabyte of weights: time enough to be killed."""
+
+
+@pytest.fixture
+def child():
+    made: list[Child] = []
+
+    def start(*words: object) -> Child:
+        made.append(Child(*words))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def publisher(child, folder, version=1, rate=0):
+    """A publisher in its own process, its source and its manifest."""
+    process = child("publish", folder, version, rate)
+    port, text = process.line().split(" ", 1)
+    return process, Source(f"127.0.0.1:{port}"), WeightManifest.from_dict(json.loads(text))
+
+
+class Fetching:
+    """A fetch on a thread, from sources that a test adds to."""
+
+    def __init__(self, party, manifest, *sources: Source, **options) -> None:
+        self.party, self.sources = party, list(sources)
+        self._pool = ThreadPoolExecutor(1)
+        self.future = self._pool.submit(party.receiver.fetch, manifest, lambda: list(self.sources), **options)
+        self._count = len(manifest.digests)
+
+    def until_part(self, part: float) -> None:
+        def there() -> bool:
+            slot = self.party.arena.staging
+            return slot is not None and len(slot.have) >= part * self._count
+
+        until(there)
+
+    def result(self):
+        return self.future.result(60)
+
+
+# -- the sender ----------------------------------------------------------------------------------------
+
+
+def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
+    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    receiver = party()
+    fetching = Fetching(receiver, manifest, source)
+    fetching.until_part(0.25)
+    process.kill()
+    had = len(receiver.arena.staging.have)
+    _, again, same = publisher(child, folder / "b")
+    assert same == manifest
+    fetching.sources.append(again)
+    fetched = fetching.result()
+    assert content(fetched.slot) == content(Arena(folder / "b").versions[1])
+    assert fetched.by[str(again)] <= manifest.size_bytes * (1 - had / len(manifest.digests)) + 1
+    assert "source_lost" in receiver.kinds()
+
+
+def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
+    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    receiver, other = party(), party()
+    other.publish(1)
+    fetching = Fetching(receiver, manifest, source)
+    fetching.until_part(0.25)
+    process.process.send_signal(signal.SIGSTOP)
+    fetching.sources.append(other.source)
+    assert content(fetching.result().slot) == content(other.arena.versions[1])
+    assert "source_stalled" in receiver.kinds()
+
+
+def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(party, child, folder):
+    """Version 1 is in the sockets while version 2 is fetched into the same pages."""
+    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    receiver, other = party(stall_s=30.0), party()
+    newer = other.publish(2)
+    wanted = threading.Event()
+    fetching = Fetching(receiver, manifest, source, superseded=wanted.is_set)
+    fetching.until_part(0.25)
+    process.process.send_signal(signal.SIGSTOP)
+    wanted.set()
+    with pytest.raises(Superseded):
+        fetching.result()
+    process.process.send_signal(signal.SIGCONT)
+    fetched = receiver.fetch(newer, other)
+    assert content(fetched.slot) == content(other.arena.versions[2])
+    assert set(receiver.arena.versions) == {2}
+
+
+def test_without_any_source_a_fetch_ends(party, child, folder):
+    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    receiver = party(give_up_s=1.0)
+    fetching = Fetching(receiver, manifest, source)
+    fetching.until_part(0.1)
+    process.kill()
+    with pytest.raises(WeightsUnreachable, match="nothing of version 1 came"):
+        fetching.result()
+    assert receiver.arena.versions == {}
+
+
+# -- the receiver, and relays -----------------------------------------------------------------------------
+
+
+def test_a_receiver_that_was_killed_goes_on_where_it_was(party, child, folder):
+    origin = party(pace=slow(SLOW))
+    manifest = origin.publish(1)
+    (folder / "manifest").write_text(json.dumps(manifest.to_dict()))
+    first = child("receive", folder / "r", folder / "manifest", "alone", origin.address)
+    first.line()
+    journal = folder / "r" / STAGING / ".journal"
+    until(lambda: journal.exists() and journal.read_bytes().count(1) >= len(manifest.digests) // 2)
+    first.kill()
+    there = journal.read_bytes().count(1)
+    second = party("r")
+    fetched = second.fetch(manifest, origin)
+    assert fetched.resumed == there
+    missing = [chunk.nbytes for chunk in fetched.slot.chunks]
+    assert fetched.wire_bytes <= sum(sorted(missing)[-(len(missing) - there) :])
+    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert second.kinds() == {"resumed"}
+
+
+def test_a_journal_is_not_believed(party):
+    origin, receiver = party(), party("r")
+    manifest = origin.publish(1)
+    slot = receiver.arena.stage_manifest(manifest, keep=None)
+    for chunk in slot.chunks[:4]:
+        slot.record(chunk.index)  # their bytes are not there
+    slot.view(slot.chunks[5])[:] = origin.arena.versions[1].view(slot.chunks[5])
+    slot.record(5)
+    again = party("r")
+    fetched = again.fetch(manifest, origin)
+    assert fetched.resumed == 1
+    assert content(fetched.slot) == content(origin.arena.versions[1])
+
+
+def test_a_relay_is_killed_and_the_others_do_without(party, child, folder):
+    origin = party(pace=slow(4 * SLOW))
+    manifest = origin.publish(1)
+    (folder / "manifest").write_text(json.dumps(manifest.to_dict()))
+    relay = child("receive", folder / "relay", folder / "manifest", "relay", origin.address)
+    relay.line()
+    journal = folder / "relay" / STAGING / ".journal"
+    until(lambda: journal.exists() and journal.read_bytes().count(1) >= 3)
+    receivers = [party(seed=1), party(seed=2)]
+    fetching = [Fetching(one, manifest, origin.source) for one in receivers]
+    fetching[0].until_part(0.1)
+    relay.kill()
+    for one in fetching:
+        assert content(one.result().slot) == content(origin.arena.versions[1])
+
+
+# -- bytes that are not right --------------------------------------------------------------------------------
+
+
+def flip(slot, index=3):
+    view = slot.view(slot.chunks[index])
+    view[100] ^= 1
+
+
+def test_a_flipped_bit_is_noticed_and_fetched_again_elsewhere(party):
+    bad, good = party(), party()
+    manifest = bad.publish(1)
+    good.publish(1)
+    flip(bad.arena.versions[1])
+    receiver = party(streams=1)
+    fetching = Fetching(receiver, manifest, bad.source)
+    until(lambda: "chunk_damaged" in receiver.kinds())
+    fetching.sources.append(good.source)
+    assert content(fetching.result().slot) == content(good.arena.versions[1])
+    assert next(told["chunk"] for kind, told in receiver.incidents if kind == "chunk_damaged") == 3
+
+
+def test_a_flipped_bit_that_everybody_has_is_never_served(party):
+    bad, receiver = party(), party(give_up_s=1.0)
+    manifest = bad.publish(1)
+    flip(bad.arena.versions[1])
+    with pytest.raises(WeightsUnreachable):
+        receiver.fetch(manifest, bad)
+    assert receiver.arena.versions == {}
+    assert list(receiver.arena.root.glob("v*")) == []
+
+
+def test_a_flipped_bit_in_the_base_of_a_delta(party):
+    origin, receiver = party(), party(forced_codec="delta")
+    receiver.fetch(origin.publish(1, changed=0.01), origin)
+    flip(receiver.arena.versions[1])
+    fetched = receiver.fetch(origin.publish(2, changed=0.01), origin)
+    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert "base_damaged" in receiver.kinds()
+
+
+# -- room -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(folder):
+    """A real file system of 2 MB where mounting is permitted."""
+    path = folder / "small"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "gyre-test", str(path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_file_system_is_an_error_and_not_a_signal(small_disk):
+    arena = Arena(small_disk)
+    with pytest.raises(ArenaFull) as caught:
+        arena.stage([FileSpec("model.safetensors", 4 << 20)], keep=None)
+    assert caught.value.details["needed_bytes"] == 4 << 20
+    assert arena.size_bytes() < 1 << 16
+    arena.stage([FileSpec("model.safetensors", 1 << 20)], keep=None)
+
+
+def test_a_receiver_without_room_keeps_what_it_serves(party):
+    origin, receiver = party(), party("r")
+    receiver.fetch(origin.publish(1), origin)
+
+    def full(descriptor: int, size_bytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    receiver.arena._reserve = full
+    manifest = origin.publish(2)
+    with pytest.raises(ArenaFull):
+        receiver.fetch(manifest, origin)
+    assert receiver.kinds() == {"arena_full"}
+    assert set(receiver.arena.versions) == {1}
+    assert all(slot.is_right(chunk) for slot in receiver.arena.versions.values() for chunk in slot.chunks)
+    receiver.arena._reserve = os.truncate
+    assert content(receiver.fetch(manifest, origin).slot) == content(origin.arena.versions[2])
+
+
+# -- versions that overtake each other ---------------------------------------------------------------------
+
+
+def test_a_newer_version_ends_a_fetch_and_is_whole(party):
+    origin, receiver = party(pace=slow(SLOW)), party("r")
+    manifest = origin.publish(1)
+    newer = threading.Event()
+    fetching = Fetching(receiver, manifest, origin.source, superseded=newer.is_set)
+    fetching.until_part(0.4)
+    second = origin.publish(2)
+    newer.set()
+    with pytest.raises(Superseded):
+        fetching.result()
+    assert "superseded" in receiver.kinds()
+    origin.server._pace = None
+    fetched = receiver.fetch(second, origin)
+    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert fetched.resumed == 0
+    assert set(receiver.arena.versions) == {2}
+
+
+def test_a_version_that_makes_room_at_the_origin_is_found_at_a_relay(party):
+    """The origin is two versions on before the second receiver has asked."""
+    origin, first, second = party(), party(), party(give_up_s=20.0)
+    manifest = origin.publish(1)
+    first.fetch(manifest, origin)
+    origin.publish(2)
+    origin.publish(3)
+    assert content(second.fetch(manifest, origin, first).slot) == content(first.arena.versions[1])
