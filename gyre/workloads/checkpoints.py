@@ -1,4 +1,4 @@
-"""Checkpoints of the gang: every rank writes, a renaming and the ledger's row commit, newer ones replace older.
+"""Checkpoints of the gangs: every rank writes, a renaming and the ledger's row commit, newer ones replace older.
 
 Invariant *whole or not there*: a folder `step_…` that the ledger knows has every rank's part.
 
@@ -8,7 +8,7 @@ This module must not know what a rank writes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gyre.workloads.gang import Gang
@@ -30,14 +30,18 @@ class Checkpoints:
         self._report = report
         self._remove_old()
 
-    def write(self, gang: Gang) -> None:
-        """Of the book's last step. Raises as the gang's calls."""
+    def write(self, gang: Gang, beside: Mapping[str, Gang]) -> None:
+        """Of the book's last step; gangs beside the leading one below a folder of their role's name. Raises as the
+        gangs' calls."""
         step = self._book.step
         final = self._root / f"step_{step:08d}"
         partial = self._root / f".partial_{step:08d}_{self._term}_{gang.number}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         gang.call("checkpoint", partial, timeout_s=self._timeout_s)
+        for role, other in beside.items():
+            (partial / role).mkdir()
+            other.call("checkpoint", partial / role, timeout_s=self._timeout_s)
         if final.exists():
             shutil.rmtree(final)  # renamed by a trainer that died before the ledger knew of it
         partial.rename(final)

@@ -1,5 +1,8 @@
 """The gang's life: formed when its ranks are there, brought to the ledger's last step, dropped when a rank dies.
 
+Gangs that are trained beside the leading one (a critic) come and go with it: all of them are formed, checkpointed,
+restored and replayed together, for a step of the job is a step of each.
+
 Invariant *exactly the ledger's state*: a gang that was brought up has trained what the ledger says, in the same
 micro-batches, and nothing else; whatever state its ranks were in before.
 
@@ -9,13 +12,14 @@ This module must not know how micro-batches are made, or what runs beside the ga
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from gyre.graph.model import Operator
 from gyre.workloads.checkpoints import Checkpoints
 from gyre.workloads.gang import Gang, GangLost
 from gyre.workloads.group_book import GroupBook
+from gyre.workloads.learners import Learner
 from gyre.workloads.optimizer_steps import OptimizerSteps
 from gyre.workloads.protocol import Failure
 from gyre.workloads.retries import pause_s
@@ -26,15 +30,15 @@ Blame = Callable[[Member, str, Failure], None]
 
 
 class GangKeeper:
-    """`taker` takes samples and `pace` steps the optimizer, both on every rank. `blame` tells of a failed call."""
+    """`leader` is whose weights go out, `followers` are trained beside it. `blame` tells of a failed call."""
 
     def __init__(
         self,
         runtime: Any,
         book: GroupBook,
         *,
-        taker: Operator,
-        pace: Operator,
+        leader: Learner,
+        followers: Sequence[Learner],
         checkpoints: Checkpoints,
         policies: ServedPolicies,
         steps: OptimizerSteps,
@@ -44,8 +48,8 @@ class GangKeeper:
         self._runtime = runtime
         self._run = runtime.spec.run
         self._book = book
-        self._taker = taker
-        self._pace = pace
+        self._leader = leader
+        self._followers = {follower.role: follower for follower in followers}
         self._checkpoints = checkpoints
         self._policies = policies
         self._steps = steps
@@ -55,6 +59,8 @@ class GangKeeper:
         self._failures = 0
         self._not_before = 0.0
         self.gang: Gang | None = None
+        """The leader's ranks; None while any learner's are not all there."""
+        self._beside: dict[str, Gang] = {}
 
     # -- coming and going ---------------------------------------------------------------------------
 
@@ -63,13 +69,17 @@ class GangKeeper:
         if self.gang is not None or time.monotonic() < self._not_before:
             return False
         runtime = self._runtime
-        members = runtime.roster.whole(self._pace.role)
-        if members is None:
-            return False
+        gangs: dict[str, Gang] = {}
+        for role in (self._leader.role, *self._followers):
+            members = runtime.roster.whole(role)
+            if members is None:
+                return False
+            gangs[role] = Gang(
+                self._count + 1, role, tuple(members), runtime.roster, runtime.transport, runtime.waiting
+            )
         self._count += 1
-        gang = Gang(
-            self._count, self._pace.role, tuple(members), runtime.roster, runtime.transport, runtime.waiting
-        )
+        gang = gangs.pop(self._leader.role)
+        self._beside = gangs
         try:
             self._bring_up(gang)
             if self._book.checkpoint_step != self._book.step:
@@ -80,6 +90,14 @@ class GangKeeper:
         self.gang = gang
         self._steps.begin_clock()
         return True
+
+    def gang_of(self, role: str) -> Gang | None:
+        """The ranks of a learner, while all learners' are there."""
+        return self.gang if self.gang is None or role == self._leader.role else self._beside[role]
+
+    def is_current(self) -> bool:
+        """Whether nobody has left; also where there is no gang."""
+        return self.gang is None or all(gang.is_current() for gang in (self.gang, *self._beside.values()))
 
     def drop(self, lost: GangLost) -> None:
         self.gang = None
@@ -98,36 +116,36 @@ class GangKeeper:
             self.checkpoint(gang)
 
     def checkpoint(self, gang: Gang) -> None:
-        self._checkpoints.write(gang)
+        self._checkpoints.write(gang, self._beside)
 
     # -- from whatever state to the ledger's --------------------------------------------------------
 
     def _bring_up(self, gang: Gang) -> None:
         book, timeout_s = self._book, self._run.call_timeout_s
-        if book.checkpoint_step is None:
+        if book.checkpoint_step is None or book.checkpoint_path is None:
             gang.call("warm_start", timeout_s=timeout_s)
             if self._keeps_initial:
                 self._policies.keep_initial(gang)
-            self._checkpoints.write(gang)
+                self._policies.serve_initial()
+            for role, beside in self._beside.items():
+                self._begin_with_policy(self._followers[role], beside)
+            self.checkpoint(gang)
         else:
-            states = gang.call("state", timeout_s=timeout_s)
-            steps = {state["step"] for state in states}
-            living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
-            at = max(steps)
-            if not living or at <= book.checkpoint_step or at > book.step + 1:
-                gang.call("restore", book.checkpoint_path, timeout_s=timeout_s)
-                at = book.checkpoint_step
-            for step in range(at + 1, book.step + 1):
-                self._replay(gang, step)
+            found = book.checkpoint_path, book.checkpoint_step
+            at = self._catch_up(self._leader, gang, *found, book.step)
+            for role, beside in self._beside.items():
+                self._catch_up(self._followers[role], beside, found[0] / role, found[1], at, exactly=True)
             if at == book.step + 1:
                 # The optimizer stepped, but the trainer died before the ledger had it.
+                method = self._leader.pace.method
                 again = gang.call(
-                    self._pace.method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
+                    method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
                 )
                 self._steps.ended(gang, again[0])
                 self.checkpoint_if_due(gang)
         self._policies.serve_initial()
-        gang.call("begin", book.step + 1, timeout_s=timeout_s)
+        for each in (gang, *self._beside.values()):
+            each.call("begin", book.step + 1, timeout_s=timeout_s)
         published = self._policies.published
         if published is None or published.version < book.step:
             self._publish_last(gang)
@@ -141,7 +159,36 @@ class GangKeeper:
             self._blame(gang.members[0], "restore", Failure(error=told, traceback="", user_code=False))
         self._policies.publish(gang, manifest, buffer)
 
-    def _replay(self, gang: Gang, step: int) -> None:
+    def _begin_with_policy(self, learner: Learner, gang: Gang) -> None:
+        initial = self._policies.initial
+        if learner.begins_with_policy and initial is not None:
+            gang.call("state", bundle=initial.bundle, timeout_s=self._run.call_timeout_s)
+
+    def _catch_up(
+        self,
+        learner: Learner,
+        gang: Gang,
+        checkpoint: Path,
+        checkpoint_step: int,
+        target: int,
+        *,
+        exactly: bool = False,
+    ) -> int:
+        """Bring the ranks to step `target`, or leave them one further unless it is to be `exactly` that; returns where
+        they are. The checkpoint is read only where they cannot go on from where they stand."""
+        timeout_s = self._run.call_timeout_s
+        states = gang.call("state", timeout_s=timeout_s)
+        steps = {state["step"] for state in states}
+        living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
+        at: int = max(steps)
+        if not living or at <= checkpoint_step or at > target + (not exactly):
+            gang.call("restore", checkpoint, timeout_s=timeout_s)
+            at = checkpoint_step
+        for step in range(at + 1, target + 1):
+            self._replay(learner, gang, step)
+        return max(at, target)
+
+    def _replay(self, learner: Learner, gang: Gang, step: int) -> None:
         """Train a step again that the restored checkpoint does not cover: same groups, same micro-batches."""
         book, timeout_s = self._book, self._run.call_timeout_s
         gang.call("begin", step, timeout_s=timeout_s)
@@ -149,10 +196,10 @@ class GangKeeper:
         for index, ids in enumerate(micro_batches):
             groups = [book.groups[group_id] for group_id in ids]
             per_rank = [(groups[rank :: gang.size],) for rank in range(gang.size)]
-            futures = gang.submit(self._taker.method, per_rank, _gyre_step=step, _gyre_index=index)
-            gang.gather(self._taker.method, futures, timeout_s=timeout_s)
+            futures = gang.submit(learner.taker.method, per_rank, _gyre_step=step, _gyre_index=index)
+            gang.gather(learner.taker.method, futures, timeout_s=timeout_s)
         gang.call(
-            self._pace.method,
+            learner.pace.method,
             _gyre_step=step,
             _gyre_indices=len(micro_batches),
             _gyre_group_ids=book.ids_of(step),

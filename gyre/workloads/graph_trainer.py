@@ -37,6 +37,7 @@ from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.gang_keeper import GangKeeper
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.judging import Judging
+from gyre.workloads.learners import learners_of
 from gyre.workloads.optimizer_steps import OptimizerSteps
 from gyre.workloads.plane_calls import TRAIN, PlaneCalls
 from gyre.workloads.protocol import Failure
@@ -98,25 +99,11 @@ class GraphTrainer(BaseTrainer):
 
     def _read_graph(self) -> None:
         self.operators = {operator.ref: operator for operator in self.dcg.operators}
-        paces = [
-            operator
-            for operator in self.dcg.operators
-            if operator.dispatch is Dispatch.GANG
-            and any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.out_of(operator.ref))
-        ]
-        if len(paces) != 1:
-            raise GyreError(
-                f"the graph has {len(paces)} gang operators with weights going out; the built-in trainer needs one.",
-                hint="Write a trainer with a fit() for other shapes.",
-            )
-        self.pace = paces[0]
+        self.leader, self.followers = learners_of(self.dcg)
+        self.learners = {learner.role: learner for learner in (self.leader, *self.followers)}
+        self.pace, self.taker = self.leader.pace, self.leader.taker
         self.batch = self.run.prompts_per_step
-        feeders = [self.operators[edge.source] for edge in self.dcg.into(self.pace.ref)]
-        self.taker: Operator = next(op for op in feeders if op.dispatch is Dispatch.GANG)
-        """The gang operator that takes samples: what flows into it is in the ledger."""
-        self.micro_batches = next(
-            edge.consume for edge in self.dcg.into(self.pace.ref) if edge.source == self.taker.ref
-        )
+        self.micro_batches = self.leader.micro_batches
         self.uses_plane = any(op.dispatch is Dispatch.PLANE for op in self.dcg.operators)
         self.last_edges = [e for e in self.dcg.into(self.taker.ref) if e.kind is EdgeKind.SAMPLES]
         self.flow = Flow(self.dcg, pace=self.pace.ref, count=self.run.steps)
@@ -159,8 +146,8 @@ class GraphTrainer(BaseTrainer):
         self.keeper = GangKeeper(
             runtime,
             self.book,
-            taker=self.taker,
-            pace=self.pace,
+            leader=self.leader,
+            followers=self.followers,
             checkpoints=Checkpoints(
                 directory, self.book, term=runtime.term, timeout_s=timeout_s, report=report
             ),
@@ -195,10 +182,11 @@ class GraphTrainer(BaseTrainer):
         return (*self.dcg.into(ref), *self.dcg.out_of(ref))
 
     def _rewind_gang(self) -> None:
-        self.flow.rewind(self.taker.ref, 0)
-        self.flow.mark_done(self.taker.ref, range(self.book.step * self.micro_batches))
-        self.flow.rewind(self.pace.ref, 0)
-        self.flow.mark_done(self.pace.ref, range(self.book.step))
+        for learner in self.learners.values():
+            self.flow.rewind(learner.taker.ref, 0)
+            self.flow.mark_done(learner.taker.ref, range(self.book.step * learner.micro_batches))
+            self.flow.rewind(learner.pace.ref, 0)
+            self.flow.mark_done(learner.pace.ref, range(self.book.step))
         self.gang_firings.clear()
 
     def _loop(self) -> None:
@@ -236,7 +224,7 @@ class GraphTrainer(BaseTrainer):
                 self._judged(*content)
             elif kind == "plane_failed":
                 raise content
-            elif self.keeper.gang is not None and not self.keeper.gang.is_current():
+            elif not self.keeper.is_current():
                 self._drop_gang(GangLost())
             try:
                 kind, content = self.inbox.get_nowait()
@@ -286,10 +274,12 @@ class GraphTrainer(BaseTrainer):
     def _send_to_one(self, operator: Operator, firing: Firing) -> None:
         fed = any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
         policy = None
-        if fed or operator.initial_policy:
+        if (fed or operator.initial_policy) and operator.role not in self.learners:
             policy = self.policies.initial if operator.initial_policy else self.policies.published
             if policy is None:
                 return
+        if operator.role in self.learners and self.keeper.gang is None:
+            return  # its ranks have not been brought to the present step
         member = self.calls.free_member(operator.role)
         if member is None:
             return
@@ -321,20 +311,21 @@ class GraphTrainer(BaseTrainer):
         self.inbox.put(("one", (firing, member, outcome_of(done))))
 
     def _send_to_gang(self, operator: Operator, firing: Firing) -> None:
-        gang = self.keeper.gang
+        gang = self.keeper.gang_of(operator.role)
         if gang is None:
             return
         per_rank: list[tuple[Any, ...]]
-        step = self.book.step + 1
+        micro_batches = self.learners[operator.role].micro_batches
+        step = (firing.index // micro_batches if firing.groups else firing.index) + 1
         kwargs: dict[str, Any] = {"_gyre_step": step}
         if firing.groups:
             groups = [self.book.groups[group_id] for group_id in firing.groups]
             self._check_staleness(groups, step)
             per_rank = [(groups[rank :: gang.size],) for rank in range(gang.size)]
-            kwargs["_gyre_index"] = firing.index % self.micro_batches
+            kwargs["_gyre_index"] = firing.index % micro_batches
         else:
             per_rank = [()] * gang.size
-            kwargs["_gyre_indices"] = self.micro_batches
+            kwargs["_gyre_indices"] = micro_batches
             kwargs["_gyre_group_ids"] = self.book.ids_of(step)
         self.flow.start(firing)
         pending = _GangFiring(firing, gang, [None] * gang.size)
@@ -492,6 +483,8 @@ class GraphTrainer(BaseTrainer):
             del self.gang_firings[(firing.operator, firing.index)]
             if firing.operator == self.pace.ref:
                 self.steps.ended(pending.gang, values[0])
+            elif not firing.groups:
+                self.steps.beside(pending.gang.role, values[0])
             self.flow.complete(firing)
             if firing.operator == self.pace.ref:
                 self.keeper.step_was_good()

@@ -31,10 +31,15 @@ class OptimizerSteps:
         self.metrics: dict[str, Any] = {}
         """Of the last step that this trainer ended."""
         self.tokens_per_s = 0.0
+        self._beside: dict[str, Any] = {}
 
     def begin_clock(self) -> None:
         """The gang is ready: what went before was not training."""
         self._last_at = time.monotonic()
+
+    def beside(self, role: str, metrics: dict[str, Any]) -> None:
+        """A gang beside the leading one has stepped; its metrics are told with the step's, as `role_…`."""
+        self._beside |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}
 
     def ended(self, gang: Gang, metrics: dict[str, Any]) -> None:
         """The optimizer has stepped. Raises as the gang's calls, and Fenced."""
@@ -51,13 +56,14 @@ class OptimizerSteps:
         told = {
             **{
                 key: value
-                for key, value in metrics.items()
+                for key, value in (metrics | self._beside).items()
                 if isinstance(value, int | float) and math.isfinite(value)
             },
             "tokens": tokens,
             "seconds": seconds,
             "staleness_max": max(lag, default=0),
         }
+        self._beside = {}
         book.trained(step, manifest["checksum"], told)
         self.metrics = told
         self._report("StepCompleted", step=step, version=step, metrics=told)
