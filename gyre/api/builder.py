@@ -298,10 +298,11 @@ class RoleBuilder:
                 self._role.resources.accelerator = accelerator
         return self
 
-    def elastic(self, min: int, max: int) -> RoleBuilder:
-        """How far `scale` may take the role."""
+    def elastic(self, min: int, max: int, **policy: Any) -> RoleBuilder:
+        """How far `scale` may take the role. Instances of the rollout plane scale themselves within it; `policy` has
+        further fields of `Elastic`: `auto=False`, `up_cooldown_s=30`, …"""
         with _mistakes_at(f"roles.{self._name}.elastic.", Elastic):
-            bounds = Elastic(min=min, max=max)
+            bounds = Elastic(min=min, max=max, **policy)
         return self._set("elastic", bounds)
 
     def gang(self, value: bool = True) -> RoleBuilder:

@@ -41,6 +41,12 @@ class LiveProgress:
                 self._told.add(incident["id"])
                 whose = " in the job's own code" if incident["user_code"] else ""
                 self.say(f"! {incident['vertex']}: {incident['cause']}{whose} → {incident['decision']}")
+        for vertex in view["vertices"]:
+            change = f"{vertex['id']}/{vertex['incarnation']}/{vertex['phase']}"
+            if vertex["reason"] == "scaled" and vertex["message"] and change not in self._told:
+                self._told.add(change)
+                if vertex["phase"] in ("starting", "stopping"):
+                    self.say(f"~ {vertex['id']} is {vertex['phase']}: {vertex['message']}")
         if self._live is not None:
             self._live.update(_panel(view))
         else:

@@ -88,10 +88,16 @@ class Resources(Model):
 
 
 class Elastic(Model):
-    """How far `scale` may take a role."""
+    """How far `scale` may take a role. Instances of the rollout plane scale themselves within it."""
 
     min: Annotated[int, Field(ge=0)]
     max: PositiveInt
+    auto: bool = True
+    """False leaves the number to people: `gyre scale` and REST."""
+    up_cooldown_s: Seconds = 60.0
+    """For so long after a change there are not made more of them; the policy observes for as long before it asks."""
+    down_cooldown_s: Seconds = 300.0
+    """And not fewer."""
 
 
 class RoleSpec(Model):

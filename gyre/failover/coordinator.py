@@ -191,7 +191,15 @@ class FailoverCoordinator:
         record = self._current(draft, event.vertex, event.incarnation)
         if record is None or record.phase is not VertexPhase.STARTING:
             return
-        draft.move(record.id, VertexPhase.RUNNING, now, reason=record.reason, pid=event.pid, node=event.node)
+        draft.move(
+            record.id,
+            VertexPhase.RUNNING,
+            now,
+            reason=record.reason,
+            message=record.message,
+            pid=event.pid,
+            node=event.node,
+        )
         self._close_incidents(draft, now)
         if not draft.job.trainer_started:
             yield from self._first_start(draft, now)
@@ -338,6 +346,10 @@ class FailoverCoordinator:
                 (Scope.JOB, "job", failover.job),
             ]
 
+        if not user_code and self._can_do_without(draft, record):
+            ladder = ladder[
+                :1
+            ]  # the job goes on with fewer, rather than to start all anew for one that is not had
         for scope, key, budget in ladder:
             earlier = len(within(draft.uses.get(key, ()), budget, now))
             if not self._pay(draft, key, budget, now):
@@ -362,6 +374,22 @@ class FailoverCoordinator:
                 detected_after_s=detected_after_s,
             )
             return self._restart(draft, members, record.id, scope, now, wait_s)
+
+        if not user_code and self._can_do_without(draft, record):
+            count = record.rank
+            sentence = f"go on with {count} of {record.role}: {record.id} cannot be had"
+            self._open_incident(
+                draft,
+                record,
+                now,
+                cause=cause,
+                scope=Scope.GIVE_UP,
+                decision=sentence,
+                evidence=evidence,
+                detected_after_s=detected_after_s,
+                outcome="scaled away",
+            )
+            return list(self._set_count(draft, record.role, count, now, message=sentence))
 
         last = ladder[-1][2]
         why = (
@@ -391,6 +419,12 @@ class FailoverCoordinator:
             error=traceback or str(evidence.get("error", "")),
         )
 
+    def _can_do_without(self, draft: Draft, record: VertexRecord) -> bool:
+        """Whether it is the last of an elastic role, and only the policy asked for it: it has its sentence."""
+        elastic = self.spec.roles[record.role].elastic
+        count = draft.job.roles.get(record.role, 0)
+        return bool(elastic and record.message and count > elastic.min and record.rank == count - 1)
+
     def _restart(
         self, draft: Draft, members: list[str], culprit: str, scope: Scope, now: float, wait_s: float
     ) -> list[c.Command]:
@@ -404,6 +438,7 @@ class FailoverCoordinator:
                 VertexPhase.STARTING,
                 now,
                 reason=Reason.RESTARTED if vertex == culprit else reasons.get(scope, Reason.RESTARTED),
+                message=record.message,
                 incarnation=record.incarnation + 1,
                 restarts=record.restarts + 1,
                 pid=0,
@@ -430,24 +465,44 @@ class FailoverCoordinator:
             self.check_scale(draft.done(), event.role, event.count)
         except (NotFound, ConfigError, Conflict):
             return  # refused where it was asked; in a history it may stand after what made it impossible
-        draft.set_job(roles={**draft.job.roles, event.role: event.count})
-        present = {vertex.rank: vertex for vertex in draft.vertices.values() if vertex.role == event.role}
+        yield from self._set_count(draft, event.role, event.count, now)
+
+    def _advised(self, draft: Draft, event: e.ScaleAdvised, now: float) -> Iterable[c.Command]:
+        """Followed as far as the bounds and the cluster allow. An advice about another number than the present one
+        has been overtaken; it stays in the journal."""
+        present = draft.job.roles.get(event.role)
+        spec = self.spec.roles.get(event.role)
+        if spec is None or spec.elastic is None or present != event.seen:
+            return
+        count = event.count if event.possible is None else min(event.count, event.possible)
+        count = max(spec.elastic.min, min(spec.elastic.max, count))
+        if (count > present) != (event.count > present) or count == present:
+            return  # there is no room, and what runs is not taken down for it
+        if draft.job.phase is not JobPhase.STOPPING:
+            yield from self._set_count(draft, event.role, count, now, message=event.reason)
+
+    def _set_count(
+        self, draft: Draft, role: str, count: int, now: float, *, message: str = ""
+    ) -> Iterable[c.Command]:
+        """`message` says why, on the vertices that come or go for it."""
+        draft.set_job(roles={**draft.job.roles, role: count})
+        present = {vertex.rank: vertex for vertex in draft.vertices.values() if vertex.role == role}
         new = []
-        for rank in range(event.count):
+        for rank in range(count):
             vertex = present.get(rank)
             if vertex is None:
                 record = VertexRecord(
-                    f"{event.role}-{rank}", event.role, rank, reason=Reason.SCALED, since=now
+                    f"{role}-{rank}", role, rank, reason=Reason.SCALED, message=message, since=now
                 )
                 draft.add_vertex(record)
                 new.append(record.id)
             elif vertex.phase is VertexPhase.STOPPED:
-                self._return(draft, vertex, now)
+                self._return(draft, vertex, now, message)
                 new.append(vertex.id)
         yield from self._start_commands(draft, new)
-        leaving = [v for rank, v in present.items() if rank >= event.count and self._is_wanted(draft, v.id)]
+        leaving = [v for rank, v in present.items() if rank >= count and self._is_wanted(draft, v.id)]
         for vertex in leaving:
-            draft.move(vertex.id, VertexPhase.STOPPING, now, reason=Reason.SCALED)
+            draft.move(vertex.id, VertexPhase.STOPPING, now, reason=Reason.SCALED, message=message)
         if leaving and draft.job.trainer_started:
             yield self._announce(draft)
         for vertex in leaving:
@@ -457,13 +512,14 @@ class FailoverCoordinator:
             yield from self._first_start(draft, now)
 
     @staticmethod
-    def _return(draft: Draft, record: VertexRecord, now: float) -> None:
+    def _return(draft: Draft, record: VertexRecord, now: float, message: str = "") -> None:
         """A vertex that was scaled away is wanted again."""
         draft.move(
             record.id,
             VertexPhase.STARTING,
             now,
             reason=Reason.SCALED,
+            message=message,
             incarnation=record.incarnation + 1,
             pid=0,
             reported=0,
@@ -603,7 +659,7 @@ class FailoverCoordinator:
         if draft.job.phase is not JobPhase.STOPPING and record.rank < draft.job.roles.get(record.role, 0):
             self._return(draft, record, now)  # asked for again before it was gone
             return self._start_commands(draft, [record.id])
-        draft.move(record.id, VertexPhase.STOPPED, now, reason=record.reason, pid=0)
+        draft.move(record.id, VertexPhase.STOPPED, now, reason=record.reason, message=record.message, pid=0)
         return self._finish_if_empty(draft, now)
 
     @staticmethod
@@ -743,6 +799,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.Evaluated: FailoverCoordinator._evaluated,
     e.MasterHung: FailoverCoordinator._master_hung,
     e.RolloutsChanged: FailoverCoordinator._rollouts,
+    e.ScaleAdvised: FailoverCoordinator._advised,
     e.ScaleRequested: FailoverCoordinator._scale,
     e.PauseRequested: FailoverCoordinator._pause,
     e.ResumeRequested: FailoverCoordinator._resume,

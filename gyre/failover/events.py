@@ -174,6 +174,23 @@ class RolloutsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleAdvised(Event):
+    """The rollout manager's elasticity policy: of the elastic `role` there should be `count` vertices instead of
+    `seen`. `reason` is the policy's sentence, `observed` what it rests on. `possible` is how many of them the cluster
+    has room for, up to `count`, as the master found when it heard the advice; None where it did not look."""
+
+    vertex: str
+    incarnation: int
+    role: str
+    seen: int
+    count: int
+    reason: str
+    observed: dict[str, Any] = field(default_factory=dict)
+    possible: int | None = None
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleRequested(Event):
     role: str
     count: int
@@ -229,6 +246,7 @@ _KINDS: dict[str, type[Event]] = {
         Evaluated,
         MasterHung,
         RolloutsChanged,
+        ScaleAdvised,
         ScaleRequested,
         PauseRequested,
         ResumeRequested,
@@ -248,14 +266,15 @@ REPORTED = (
     CheckpointCommitted,
     Evaluated,
     RolloutsChanged,
+    ScaleAdvised,
 )
-"""The kinds that a vertex reports; each has `incarnation` and `report`. `RolloutsChanged` is the rollout manager's, the
-others are the trainer's."""
+"""The kinds that a vertex reports; each has `incarnation` and `report`. `RolloutsChanged` and `ScaleAdvised` are the
+rollout manager's, the others are the trainer's."""
 
 
 def reporter_of(event: Event) -> str:
     """The vertex that reports events of this kind."""
-    return event.vertex if isinstance(event, RolloutsChanged) else "trainer-0"
+    return event.vertex if isinstance(event, RolloutsChanged | ScaleAdvised) else "trainer-0"
 
 
 def kind_of(event: Event) -> str:

@@ -19,6 +19,7 @@ from gyre.graph.model import (
 from gyre.graph.placement import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
+from gyre.graph.rollout_roles import elastic_of
 from gyre.graph.scaling import with_vertices, without_vertices
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "as_mermaid",
     "as_tables",
     "compile_job",
+    "elastic_of",
     "fit_to_cluster",
     "plan_placement",
     "recipe_named",

@@ -135,6 +135,7 @@ class DiagnosisManager:
                 # The diagnosis counts the silence; here the question is only asked again.
                 await asyncio.sleep(failover.report_interval_s)
                 continue
+            await self._look_for_room(report)
             taken, newest = self._take_in(address, report, taken)
             writing = newest or writing
             if writing is not None:
@@ -143,6 +144,12 @@ class DiagnosisManager:
                 await asyncio.wait([writing], timeout=failover.report_interval_s)
                 if writing.done():
                     acknowledged, writing = taken, None
+
+    async def _look_for_room(self, report: Report) -> None:
+        """An advice to scale is decided with what the cluster has, which the decision cannot see."""
+        for _, kind, body in report.outbox:
+            if kind == "ScaleAdvised" and body["role"] in self._spec.roles:
+                body["possible"] = await self._scheduler.room(body["role"], body["count"])
 
     def _take_in(
         self, address: Address, report: Report, taken: int

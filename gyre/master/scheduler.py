@@ -13,7 +13,14 @@ from gyre.errors import GraphError, GyreError
 from gyre.failover import Cause, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import Event, VertexLost, VertexStarted, VertexStartFailed, VertexStopped
-from gyre.graph import CompiledJob, PlacementPlan, VertexPlacement, compile_job, fit_to_cluster
+from gyre.graph import (
+    CompiledJob,
+    PlacementPlan,
+    VertexPlacement,
+    compile_job,
+    elastic_of,
+    fit_to_cluster,
+)
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.protocol import Binding, Failure
 
@@ -65,6 +72,17 @@ class Scheduler:
                     spec.roles[role].per_node = None  # scaled by hand to what per_node does not divide
             self._plans[key] = compile_job(spec)
         return self._plans[key]
+
+    async def room(self, role: str, count: int) -> int:
+        """How many vertices of the role the machines that there are hold, up to `count`, beside those of other roles.
+        At least the present number: what runs has its place."""
+        roles = self._state().job.roles
+        nodes = await self._cluster.nodes()
+        for number in range(count, roles.get(role, 0), -1):
+            with contextlib.suppress(GraphError):
+                fit_to_cluster(self.compiled({**roles, role: number}).plan, nodes)
+                return number
+        return min(count, roles.get(role, 0))
 
     async def plan(self) -> PlacementPlan:
         """The plan for the vertices wanted now, laid onto the machines that there are."""
@@ -251,6 +269,7 @@ class Scheduler:
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
             store_url=self._store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
             rollouts=self._spec.rollouts.model_dump(mode="json"),
+            elastic=elastic_of(self._spec) if role == ROLLOUT_MANAGER else None,
         )
 
     # -- stopping -----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from gyre.rollouts.frames import (
     Frame,
     FrameError,
     Publish,
+    Pulse,
     Reject,
     Request,
     Taken,
@@ -137,6 +138,14 @@ class RolloutClient:
                 version: frame
             }
             self._outbox.append(frame)
+        self._nudge()
+
+    def pulse(self, pulse: Pulse) -> None:
+        """How the trainer fares. Of those that wait for a connection only the newest is sent."""
+        with self._lock:
+            self._outbox = [frame for frame in self._outbox if not isinstance(frame, Pulse)]
+            if self.connected:
+                self._outbox.append(pulse)
         self._nudge()
 
     def close(self) -> None:

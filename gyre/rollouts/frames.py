@@ -200,12 +200,19 @@ class Reject(Frame):
 
 
 class Loaded(Frame):
-    """A version is loaded and its checksums are right."""
+    """A version is loaded and its checksums are right.
+
+    The engine stood for `pause_s` of the `load_s`. `how`: the engine was started with it, or read it by Gyre's `loader`
+    or from the `disk`; `note` says why not by the loader. "" where nothing was loaded anew.
+    """
 
     version: Version
     checksum: Name
     fetch_s: Seconds
     load_s: Seconds
+    pause_s: Seconds = 0.0
+    how: Literal["", "start", "loader", "disk"] = ""
+    note: Text = ""
 
 
 class LoadFailed(Frame):
@@ -266,6 +273,15 @@ class Publish(Frame):
     path: Text
 
 
+class Pulse(Frame):
+    """How the trainer fares, every so often: at `at_s` of its own clock it had waited `waited_s` in all, with nothing
+    else to do, for samples. `wanted` is how many rollout vertices there are to be, as the master announced it."""
+
+    at_s: Seconds
+    waited_s: Seconds
+    wanted: Annotated[int, Field(ge=0, le=1 << 20)]
+
+
 class Attached(Frame):
     protocol: int
     epoch: Count
@@ -311,6 +327,7 @@ KINDS: dict[str, type[Frame]] = {
     "request": Request,
     "taken": Taken,
     "publish": Publish,
+    "pulse": Pulse,
     "done": Done,
     "failed": Failed,
     "status": Status,

@@ -27,7 +27,7 @@ import ssl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiohttp import WSMsgType, web
@@ -36,6 +36,7 @@ from gyre.errors import GyreError
 from gyre.rollouts.book import Book
 from gyre.rollouts.commits import Commits
 from gyre.rollouts.delivery import Delivery
+from gyre.rollouts.fleet_watch import Fleet, FleetWatch
 from gyre.rollouts.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
@@ -56,6 +57,7 @@ from gyre.rollouts.frames import (
     Progress,
     Prompt,
     Publish,
+    Pulse,
     Reject,
     Request,
     Taken,
@@ -67,6 +69,7 @@ from gyre.rollouts.frames import (
 from gyre.rollouts.manager_status import book_status, instance_status
 from gyre.rollouts.manager_weights import PolicyVersions
 from gyre.rollouts.peers import AgentSession, Peer
+from gyre.rollouts.policies.elasticity import ElasticSettings
 from gyre.rollouts.samples import unpack_groups
 from gyre.rollouts.tickets import SampleState
 from gyre.rollouts.unwritten import Batch
@@ -109,6 +112,10 @@ class ManagerSettings:
     load_timeout_s: float = 600.0
     """For fetching and loading a version, the start of an engine with it included."""
     update_mode: str = "in_place"
+    role: str = "rollout"
+    """Of the instances that Gyre places: they are named by it and their rank."""
+    elastic: ElasticSettings | None = None
+    """How many of them there are to be; None leaves that to people."""
     rebalance_every_s: float = 1.0
 
 
@@ -150,6 +157,7 @@ class RolloutManager:
         self._dispatch_scheduled = False
         self._hold_until = 0.0
         self._rebalanced_at = 0.0
+        self._fleet = FleetWatch(self.settings.elastic) if self.settings.elastic is not None else None
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
         self._committed_seq = 0
@@ -406,6 +414,9 @@ class RolloutManager:
                 "version": frame.version,
                 "fetch_s": frame.fetch_s,
                 "load_s": frame.load_s,
+                "pause_s": frame.pause_s,
+                "how": frame.how,
+                "note": frame.note,
             },
         )
         self._update(session)
@@ -635,6 +646,8 @@ class RolloutManager:
             if self._trainer is peer:
                 self._trainer = None
                 self._delivery.attached(None)
+                if self._fleet is not None:
+                    self._fleet.detached()
             peer.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(writer), 3.0)
@@ -671,6 +684,11 @@ class RolloutManager:
             if self.weights.publish(frame):
                 self.book.newest_version = self.weights.newest
                 self._commits.now()
+                if self._fleet is not None:
+                    self._fleet.step_done(self._now())
+        elif isinstance(frame, Pulse):
+            if self._fleet is not None:
+                self._fleet.pulse(frame, self._now())
         else:
             raise refuse("unexpected", f"a trainer does not send {type(frame).__name__}")
 
@@ -735,6 +753,37 @@ class RolloutManager:
             if now - self._rebalanced_at > settings.rebalance_every_s:
                 self._rebalance(now)
                 self._dispatch_later()
+            self._advise(now)
+
+    def _advise(self, now: float) -> None:
+        """Say how many instances there should be, where that is the policy's to say."""
+        if self._fleet is None:
+            return
+        own = f"{self.settings.role}-"
+        here = [session for session in self.sessions.values() if not session.draining]
+        serving = [one for s in here if (one := self.book.instances.get(s.name)) and one.version >= 0]
+        placed = sum(one.name.startswith(own) and one.name[len(own) :].isdecimal() for one in serving)
+        router = self.book.router
+        fleet = Fleet(
+            placed=placed,
+            others=len(serving) - placed,
+            serving=len(serving),
+            busy=sum(bool(one.held) for one in serving),
+            queued_tokens=router.queued_tokens,
+            rate_tokens_s=router.fleet_rate_tokens_s,
+        )
+        advice = self._fleet.look(fleet, now)
+        if advice is not None:
+            self._on_event(
+                "ScaleAdvised",
+                {
+                    "role": self.settings.role,
+                    "seen": advice.seen,
+                    "count": advice.count,
+                    "reason": advice.reason,
+                    "observed": asdict(advice.observed),
+                },
+            )
 
     # -- HTTP ---------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from typing import Any, Literal
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, parse_job
 from gyre.errors import JobFailed, UserCodeError, VertexLost
-from gyre.graph import compile_job
+from gyre.graph import compile_job, elastic_of
 from gyre.rollouts.ledger import Account, account_of
 from gyre.store import open_store
 from gyre.workloads.base import Progress, WorkloadContext
@@ -734,6 +734,7 @@ class InProcessJob:
             spec=self.spec.model_dump(mode="json") if role == TRAINER else None,
             store_url=self.store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
             rollouts=self.spec.rollouts.model_dump(mode="json"),
+            elastic=elastic_of(self.spec) if role == ROLLOUT_MANAGER else None,
         )
 
     def _living(self, vertex: str, incarnation: int) -> InProcessVertex | None:

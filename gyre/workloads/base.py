@@ -116,6 +116,8 @@ class WorkloadContext:
     job_id: str = ""
     rollouts: dict[str, Any] = field(default_factory=dict)
     """The job's `rollouts` section."""
+    elastic: dict[str, Any] | None = None
+    """Of the rollout manager only: the rollout role's `elastic` section."""
     store_url: str = ""
     """Of the rollout manager only, which keeps its ledger there."""
     report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None

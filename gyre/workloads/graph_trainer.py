@@ -500,6 +500,8 @@ class GraphTrainer(BaseTrainer):
 
     def _tell_progress(self) -> None:
         self.waits.look(self.flow, self.operators, time.monotonic())
+        if self.plane is not None:
+            self.plane.look(self.flow, self.operators, wanted=self.runtime.roster.wanted("rollout"))
         rows, metrics, published = self.evaluations.rows, self.steps.metrics, self.policies.published
         self.report_progress(
             step=self.book.step,

@@ -177,6 +177,7 @@ class VertexHost:
                     progress=self.progress,
                     job_id=binding.job_id,
                     rollouts=binding.rollouts,
+                    elastic=binding.elastic,
                     store_url=binding.store_url,
                     report=self.report,
                 )

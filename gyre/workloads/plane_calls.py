@@ -14,17 +14,20 @@ This module must not know how the plane generates, or what the flow does with a 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import GyreError
-from gyre.graph.flow import Firing
+from gyre.graph.flow import Firing, Flow
+from gyre.graph.model import Operator
 from gyre.rollouts.client import RolloutClient
 from gyre.rollouts.model_folder import write_model_folder
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest
+from gyre.workloads.plane_pulse import PlanePulse
 from gyre.workloads.rollout_plane import read_endpoint
 from gyre.workloads.torch.settings import TorchSettings
 
@@ -58,6 +61,7 @@ class PlaneCalls:
         self._settings = TorchSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, list[_Open]] = {}
+        self._pulse = PlanePulse()
         self._client = RolloutClient(
             lambda: read_endpoint(directory), term=term, on_groups=hear, on_error=fail
         )
@@ -137,6 +141,12 @@ class PlaneCalls:
         self._client.publish(told.version, folder.checksum, path)
         for old in sorted(self._folder.glob("v*"))[:-KEPT_VERSIONS]:
             shutil.rmtree(old, ignore_errors=True)
+
+    def look(self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int) -> None:
+        """Every turn of the trainer's loop. `wanted`: rollout vertices that there are to be."""
+        pulse = self._pulse.look(flow, operators, wanted=wanted, now=time.monotonic())
+        if pulse is not None:
+            self._client.pulse(pulse)
 
     def close(self) -> None:
         self._client.close()

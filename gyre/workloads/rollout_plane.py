@@ -23,12 +23,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gyre.config import RolloutsSpec
+from gyre.config import Elastic, RolloutsSpec
 from gyre.rollouts.agent import Agent, AgentSettings
 from gyre.rollouts.engines.supervisor import EngineCommand
 from gyre.rollouts.join import engine_commands
 from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
+from gyre.rollouts.policies.elasticity import ElasticSettings
 from gyre.rollouts.weight_cache import default_root
 from gyre.workloads.base import BaseWorkload, operator
 
@@ -144,6 +145,7 @@ class RolloutManagerVertex(BaseWorkload):
                 reconnect_grace_s=spec.reconnect_grace_s,
                 update_mode=spec.update_mode,
                 rebalance_every_s=spec.rebalance_every_s,
+                elastic=_elastic(self.context.elastic),
             ),
             on_event=self._tell,
             on_fatal=self._loop.fail,
@@ -171,15 +173,13 @@ class RolloutManagerVertex(BaseWorkload):
 
     def _tell(self, what: str, details: dict[str, Any]) -> None:
         print(f"{what} {json.dumps(details)[:2000]}", flush=True)
-        if what in JOURNALLED:
+        teller = {"vertex": f"{self.role}-{self.rank}", "incarnation": self.context.incarnation}
+        if what == "ScaleAdvised":
+            self.context.report(what, {**teller, **details})
+        elif what in JOURNALLED:
             self.context.report(
                 "RolloutsChanged",
-                {
-                    "vertex": f"{self.role}-{self.rank}",
-                    "incarnation": self.context.incarnation,
-                    "what": what,
-                    "details": details,
-                },
+                {**teller, "what": what, "details": details},
             )
 
     def health(self) -> dict[str, Any]:
@@ -240,6 +240,20 @@ class RolloutInstance(BaseWorkload):
             self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
             self._loop.wait(8.0)
         self._loop.stop()
+
+
+def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
+    if bounds is None:
+        return None
+    elastic = Elastic.model_validate(bounds)
+    if not elastic.auto:
+        return None
+    return ElasticSettings(
+        min=elastic.min,
+        max=elastic.max,
+        up_cooldown_s=elastic.up_cooldown_s,
+        down_cooldown_s=elastic.down_cooldown_s,
+    )
 
 
 def engine_command(spec: RolloutsSpec) -> Callable[[Path, str], EngineCommand]:

@@ -287,6 +287,11 @@ class World(RuleBasedStateMachine):
     def scale(self, count: int) -> None:
         self.decide(e.ScaleRequested("rollout", count))
 
+    @rule(count=st.integers(0, 5), seen=st.integers(1, 3), possible=st.none() | st.integers(0, 4))
+    def advise(self, count: int, seen: int, possible: int | None) -> None:
+        advice = e.ScaleAdvised("rollout_manager-0", 1, "rollout", seen, count, "because", possible=possible)
+        self.decide(advice)
+
     @rule(pause=st.booleans())
     def pause_or_resume(self, pause: bool) -> None:
         self.decide(e.PauseRequested() if pause else e.ResumeRequested())

@@ -69,6 +69,10 @@ class Row:
     vertex: tuple[str, VertexPhase] | None = None
 
 
+def advice(seen: int, count: int, *, role: str = "rollout", possible: int | None = None) -> e.ScaleAdvised:
+    return e.ScaleAdvised("rollout_manager-0", 1, role, seen, count, "Samples wait.", possible=possible)
+
+
 P, V = JobPhase, VertexPhase
 STOP_ALL = ["StopVertex"] * 6
 OPERATOR = "operator"
@@ -160,6 +164,23 @@ ROWS = {
         ["AnnounceRoster", "StopVertex"],
         None,
         ("rollout-1", V.STOPPING),
+    ),
+    "advised to have more": Row(running, lambda h: h.decide(advice(2, 3)), P.RECOVERING, ["StartRegion"]),
+    "advised to have fewer": Row(
+        running,
+        lambda h: h.decide(advice(2, 1)),
+        P.RUNNING,
+        ["AnnounceRoster", "StopVertex"],
+        None,
+        ("rollout-1", V.STOPPING),
+    ),
+    "an advice that was overtaken": Row(running, lambda h: h.decide(advice(1, 2)), P.RUNNING, []),
+    "an advice beyond the cluster": Row(running, lambda h: h.decide(advice(2, 3, possible=2)), P.RUNNING, []),
+    "an advice beyond a cluster that shrank": Row(
+        running, lambda h: h.decide(advice(2, 3, possible=1)), P.RUNNING, []
+    ),
+    "an advice for what is not elastic": Row(
+        running, lambda h: h.decide(advice(1, 2, role="reward")), P.RUNNING, []
     ),
     "scaled past its limit": Row(running, lambda h: h.decide(e.ScaleRequested("rollout", 9)), P.RUNNING, []),
     "a new master": Row(
@@ -401,3 +422,30 @@ def test_a_job_on_its_way_out_is_not_scaled(history: History) -> None:
     stopping(history)
     with pytest.raises(Conflict, match="is stopping"):
         history.coordinator.check_scale(history.state, "rollout", 3)
+
+
+def test_who_came_or_went_by_the_policy_says_why(history: History) -> None:
+    running(history)
+    history.decide(advice(2, 4))
+    history.start_all()
+    told = {vertex.id: vertex.message for vertex in history.state.vertices.values() if vertex.message}
+    assert told == {"rollout-2": "Samples wait.", "rollout-3": "Samples wait."}
+    history.decide(advice(4, 3))
+    history.stop_all()
+    assert history.state.vertices["rollout-3"].message == "Samples wait."
+    assert history.state.job.roles["rollout"] == 3
+
+
+def test_an_instance_that_only_the_policy_wanted_and_that_cannot_be_had_does_not_end_the_job() -> None:
+    history = History(coordinator_of(spec_with(vertex=Budget(max=2, window_s=1e9)))).submit()
+    history.start_all()
+    history.decide(advice(2, 3))
+    for incarnation in range(1, 4):
+        history.decide(e.VertexStartFailed("rollout-2", incarnation, error="no room"))
+    assert history.state.job.roles["rollout"] == 2
+    assert history.state.vertices["rollout-2"].phase is VertexPhase.STOPPING
+    last = list(history.state.incidents.values())[-1]
+    assert (last.scope, last.outcome) == (Scope.GIVE_UP, "scaled away")
+    assert last.decision == "go on with 2 of rollout: rollout-2 cannot be had"
+    history.stop_all()
+    assert history.state.job.phase is JobPhase.RUNNING

@@ -17,3 +17,13 @@ class PacedReward(ExactMatchReward):
     def score(self, groups: list[Group]) -> list[Group]:
         time.sleep(self.config["pace_s"])
         return super().score(groups)
+
+
+class SwitchedReward(ExactMatchReward):
+    """Takes long while the file `slow` is in the job's directory: then nobody waits for the rollouts."""
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        if (self.context.directory / "slow").exists():
+            time.sleep(0.4)
+        return super().score(groups)

@@ -52,6 +52,8 @@ class Observation:
     """That are there or starting, and not those that drain."""
     starting: int = 0
     """Of them."""
+    others: int = 0
+    """That do the same work and are not the policy's to have: they joined by themselves, and leave so."""
     trainer_wait_share: float = 0.0
     """Of the time: the trainer waited for samples."""
     local_share: float = 0.0
@@ -97,7 +99,7 @@ class ElasticPolicy:
             self._changed(now)
             target, bound = (settings.min, "min") if count < settings.min else (settings.max, "max")
             return Scale(target, f"{_are(count)} there, and {bound} is {target}.")
-        if not count and observation.queued_tokens > 0:
+        if not count and not observation.others and observation.queued_tokens > 0:
             self._changed(now)
             return Scale(1, "No instance is there, and samples wait.")
 
@@ -120,17 +122,21 @@ class ElasticPolicy:
         )
 
     def _target(self, observation: Observation, lack: float) -> int:
-        settings, count = self.settings, observation.instances
+        settings, count, others = self.settings, observation.instances, observation.others
         if lack > settings.wait_share:
             if observation.starting or (self._plateau is not None and count >= self._plateau):
                 return count
             # Training takes as long as before, and the time around it shrinks as the instances grow in number.
-            needed = count * (1.0 - settings.wait_share) / max(1.0 - lack, 0.1)
-            return min(max(math.ceil(needed), count + 1), math.ceil(count * settings.up_factor), settings.max)
+            needed = (count + others) * (1.0 - settings.wait_share) / max(1.0 - lack, 0.1) - others
+            most = math.ceil((count + others) * settings.up_factor) - others
+            return min(max(math.ceil(needed), count + 1), most, settings.max)
         if observation.idle_share > settings.idle_share and not self._is_behind(observation):
             # The busy share of fewer instances is larger; a half of the permitted idleness stays as reserve.
-            needed = count * (1.0 - observation.idle_share) / (1.0 - settings.idle_share / 2.0)
-            return max(math.ceil(needed), settings.min, 1 if observation.queued_tokens > 0 else 0)
+            busy = (count + others) * (1.0 - observation.idle_share)
+            needed = math.ceil(busy / (1.0 - settings.idle_share / 2.0)) - others
+            return max(
+                min(needed, count), settings.min, 1 if observation.queued_tokens > 0 and not others else 0
+            )
         return count
 
     def _is_behind(self, observation: Observation) -> bool:
@@ -138,9 +144,10 @@ class ElasticPolicy:
         return observation.queued_tokens > observation.rate_tokens_s * self.settings.up_cooldown_s
 
     def _up(self, observation: Observation, lack: float, target: int, now: float) -> Scale:
-        count = observation.instances
+        count, others = observation.instances, observation.others
         self._changed(now)
-        self._raised = _Raise(target, lack, max(1.0 - (1.0 - lack) * target / count, 0.0))
+        gain = (target + others) / (count + others)
+        self._raised = _Raise(target, lack, max(1.0 - (1.0 - lack) * gain, 0.0))
         return Scale(
             target,
             f"The trainer did not train for {lack:.0%} of the time (it waited {observation.trainer_wait_share:.0%} and"

@@ -386,6 +386,16 @@ class Router:
     def queued(self) -> int:
         return self._queued
 
+    @property
+    def queued_tokens(self) -> float:
+        """Predicted tokens of samples that no instance has."""
+        return max(self._queued_tokens, 0.0)
+
+    @property
+    def fleet_rate_tokens_s(self) -> float:
+        """What the accepting instances are estimated to make together, with all slots in use."""
+        return max(self._fleet_rate, 0.0)
+
     def outstanding_tokens(self, instance: str) -> float:
         """Predicted tokens that the instance has still to generate."""
         holder = self._instances.get(instance)
