@@ -44,11 +44,22 @@ class _Track:
     def is_done(self, index: int) -> bool:
         return index < self.watermark or index in self.beyond
 
+    @property
+    def count(self) -> int:
+        """How many are done."""
+        return self.watermark + len(self.beyond)
+
     def complete(self, index: int) -> None:
         self.beyond.add(index)
         while self.watermark in self.beyond:
             self.beyond.remove(self.watermark)
             self.watermark += 1
+
+    def undo(self, index: int) -> None:
+        if index < self.watermark:
+            self.beyond.update(range(index + 1, self.watermark))
+            self.watermark = index
+        self.beyond.discard(index)
 
 
 class Flow:
@@ -78,13 +89,12 @@ class Flow:
                 ):
                     found.append(self.firing(operator.ref, track.watermark))
                 continue
-            index = track.watermark
-            while (
-                index < track.total and self._has_room(operator, index) and self._is_licensed(operator, index)
-            ):
-                if not track.is_done(index) and index not in track.running and self._is_fed(operator, index):
+            # Room and licence end at one index each; what is done or running is passed over before it is looked at.
+            for index in range(track.watermark, min(track.total, self._limit(operator))):
+                if index in track.beyond or index in track.running:
+                    continue
+                if self._is_fed(operator, index):
                     found.append(self.firing(operator.ref, index))
-                index += 1
         return found
 
     def firing(self, ref: str, index: int) -> Firing:
@@ -141,6 +151,10 @@ class Flow:
         """The firing came to nothing and may be started again."""
         self._tracks[firing.operator].running.discard(firing.index)
 
+    def undo(self, ref: str, index: int) -> None:
+        """The firing is done, and is to be made again: what came of it is not wanted."""
+        self._tracks[ref].undo(index)
+
     def mark_done(self, ref: str, indices: Iterable[int]) -> None:
         """Firings known to be done from a ledger."""
         track = self._tracks[ref]
@@ -164,6 +178,16 @@ class Flow:
             and self._is_fed(operator, index)
         )
 
+    def _limit(self, operator: Operator) -> int:
+        """The first index without room or licence; all below it have both."""
+        limits = [self._room_limit(edge) for edge in self._out[operator.ref]]
+        limits += [
+            (edge.initial_tokens + self._tracks[edge.source].watermark * edge.produce) // edge.consume
+            for edge in self._into[operator.ref]
+            if edge.kind is not EdgeKind.SAMPLES
+        ]
+        return min(limits, default=self._tracks[operator.ref].total)
+
     def _has_room(self, operator: Operator, index: int) -> bool:
         return all(self._edge_has_room(edge, index) for edge in self._out[operator.ref])
 
@@ -184,14 +208,20 @@ class Flow:
         return last < edge.initial_tokens + source.watermark * edge.produce
 
     def _edge_has_room(self, edge: Edge, index: int) -> bool:
-        taken = self._tracks[edge.target].watermark * edge.consume
+        return index < self._room_limit(edge)
+
+    def _room_limit(self, edge: Edge) -> int:
+        """The first firing of the edge's source that would put more on it than it holds."""
+        target = self._tracks[edge.target]
         capacity = edge.capacity
         if capacity is None:
             if edge.kind is not EdgeKind.CONTROL:
-                return True
+                return self._tracks[edge.source].total
             # A go-ahead belongs to one firing of its target; those of the next wait their turn.
             capacity = edge.consume
-        return (index + 1) * edge.produce <= taken + capacity
+        # Samples are taken in any order: one that is late takes the room of one, not of all behind it.
+        taken = target.count if edge.kind is EdgeKind.SAMPLES else target.watermark
+        return (taken * edge.consume + capacity) // edge.produce
 
 
 def _totals(dcg: Dcg, pace: str, count: int) -> dict[str, int]:

@@ -297,8 +297,9 @@ class Walk:
             assert len(self.ended[APPLY]) >= step - shape["staleness"]
         for edge in flow.dcg.edges:
             if edge.source == firing.operator and edge.capacity is not None:
-                taken = flow.done_count(edge.target) * edge.consume
-                assert (firing.index + 1) * edge.produce - taken <= edge.capacity
+                done = sum(flow.is_done(edge.target, index) for index in range(flow.total(edge.target)))
+                counted = done if edge.kind is EdgeKind.SAMPLES else flow.done_count(edge.target)
+                assert (firing.index + 1) * edge.produce - counted * edge.consume <= edge.capacity
 
 
 @settings(deadline=None, max_examples=50)
