@@ -2,11 +2,15 @@
 
 A group is `queued → done → trained(step)`. Its samples are written before they are trained on, and kept until
 a committed checkpoint covers their step. So a trainer that falls back to a checkpoint is given again what the
-checkpoint does not cover, in the same batches, and never what it covers.
+checkpoint does not cover, in the same batches, and never what it covers. A group that nobody can generate, or whose
+samples are given up for good, is `set_aside`, and another prompt takes its place.
 
 Invariants:
 - *written before trained*: no group reaches the actor before its samples are in the ledger;
-- *batches are fixed*: group `g` belongs to step `g // prompts_per_step + 1`, in every replay;
+- *batches are recorded*: no micro-batch reaches the actor before the ledger knows which groups it has, on which rank.
+  A replay sends what is recorded;
+- *nothing vanishes*: every prompt that was drawn is queued, done, trained or set aside, and samples that are not
+  trained on are counted, with the reason;
 - *one writer*: a writer with an older term is refused (`Fenced`).
 """
 
@@ -19,7 +23,30 @@ from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
-from gyre.store import CheckpointRow, GroupRow, LedgerStore, RolloutStore, StepRow, open_store
+from gyre.store import (
+    CheckpointRow,
+    DiscardRow,
+    GroupRow,
+    LedgerStore,
+    MicroBatchRow,
+    RolloutStore,
+    StepRow,
+    open_store,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """A micro-batch: the ids of each rank's groups. The `last` one completes its step."""
+
+    step: int
+    index: int
+    shares: tuple[tuple[int, ...], ...]
+    last: bool
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(group_id for share in self.shares for group_id in share)
 
 
 @dataclass(slots=True)
@@ -34,17 +61,28 @@ class Recovered:
     checkpoint_step: int | None
     checkpoint_path: Path | None
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
+    batches: dict[int, list[RecordedBatch]] = field(default_factory=dict)
+    """Of the steps that no checkpoint covers, and of the one that was being made."""
+    trained: frozenset[int] = frozenset()
+    """Those of `groups` that are trained."""
+    queued: dict[int, int | None] = field(default_factory=dict)
+    """Drawn, and to be generated: the oldest policy version that each was asked of, where it was told."""
+    replaced: dict[int, int] = field(default_factory=dict)
+    """Groups that were set aside, and those in their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The sum at the end. `lost` and `trained_twice` are group ids; both must be empty."""
+    """The sum at the end: `drawn = trained + waiting + set_aside`. `lost` and `trained_twice` are group ids; both must
+    be empty. `discarded` counts tokens of samples that were not trained on, by reason."""
 
     drawn: int
     trained: int
     waiting: int
     lost: tuple[int, ...]
     trained_twice: tuple[int, ...]
+    set_aside: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
 
 
 class SampleLedger:
@@ -53,6 +91,7 @@ class SampleLedger:
     def __init__(self, store: LedgerStore, term: int) -> None:
         self._store = store
         self._term = term
+        self._discards = 0
 
     @classmethod
     @contextmanager
@@ -65,11 +104,24 @@ class SampleLedger:
         """Fence every older writer and read what it left. Raises Fenced where a newer one exists."""
         self._store.take_over(term=self._term)
         rows = self._store.load()
-        groups = {}
+        self._discards = rows.discards
+        groups: dict[int, Group] = {}
+        trained: set[int] = set()
+        queued: dict[int, int | None] = {}
         for row in rows.groups:
-            if row.payload is not None and row.status != "queued":
+            if row.status == "queued":
+                queued[row.group_id] = row.version_min
+            elif row.payload is not None and row.status != "set_aside":
                 (group,) = unpack_groups(row.payload)
                 groups[row.group_id] = group
+                if row.status == "trained":
+                    trained.add(row.group_id)
+        batches: dict[int, list[RecordedBatch]] = {}
+        for batch in rows.micro_batches:
+            shares = tuple(tuple(share) for share in batch.shares)
+            batches.setdefault(batch.step, []).append(
+                RecordedBatch(batch.step, batch.position, shares, batch.last)
+            )
         checkpoint = rows.checkpoints[-1] if rows.checkpoints else None
         return Recovered(
             cursor=rows.cursor,
@@ -79,12 +131,54 @@ class SampleLedger:
             checkpoint_step=checkpoint.step if checkpoint else None,
             checkpoint_path=Path(checkpoint.path) if checkpoint else None,
             metrics={row.step: row.metrics for row in rows.steps},
+            batches=batches,
+            trained=frozenset(trained),
+            queued=queued,
+            replaced=rows.replaced,
         )
 
     def drawn(self, group_ids: Sequence[int], cursor: int) -> None:
         """Prompts taken from the data; from here on each must be accounted for."""
         rows = [GroupRow(group_id=group_id, status="queued") for group_id in group_ids]
         self._store.write(self._term, groups=rows, cursor=cursor)
+
+    def asked(self, group_ids: Sequence[int], version: int) -> None:
+        """Queued groups are asked of this policy version and newer ones: a later trainer must not believe them to be
+        younger than they may be."""
+        self._store.write(self._term, groups=[_queued(group_id, version) for group_id in group_ids])
+
+    def recorded(self, batch: RecordedBatch) -> None:
+        """What a micro-batch is made of, before it is sent to the actor. The last of a step survives a power cut."""
+        shares = [list(share) for share in batch.shares]
+        row = MicroBatchRow(batch.step, batch.index, shares, batch.last)
+        self._store.write(self._term, micro_batches=[row])
+
+    def given_back(self, group_id: int, *, reason: str, tokens: int, evidence: str, now: float) -> None:
+        """The samples of a group are not wanted; its prompt is queued again."""
+        discard = self._discard(group_id, reason, tokens, evidence, now, None)
+        self._store.write(self._term, groups=[GroupRow(group_id, "queued")], discards=[discard])
+
+    def set_aside(
+        self,
+        group_id: int,
+        *,
+        replaced_by: int,
+        cursor: int,
+        reason: str,
+        tokens: int,
+        evidence: str,
+        now: float,
+    ) -> None:
+        """A group is given up for good; `replaced_by`, newly drawn, takes its place."""
+        discard = self._discard(group_id, reason, tokens, evidence, now, replaced_by)
+        rows = [GroupRow(group_id, "set_aside"), GroupRow(replaced_by, "queued")]
+        self._store.write(self._term, groups=rows, discards=[discard], cursor=cursor)
+
+    def _discard(
+        self, group_id: int, reason: str, tokens: int, evidence: str, now: float, replaced_by: int | None
+    ) -> DiscardRow:
+        self._discards += 1
+        return DiscardRow(self._discards, group_id, reason, tokens, now, replaced_by, evidence)
 
     def done(self, groups: Sequence[Group]) -> None:
         """Groups whose samples are whole and scored."""
@@ -130,6 +224,10 @@ class SampleLedger:
         return account_of(self._store)
 
 
+def _queued(group_id: int, version: int) -> GroupRow:
+    return GroupRow(group_id, "queued", version_min=version, version_max=version)
+
+
 @contextmanager
 def rollout_ledger(store_url: str, job_id: str) -> Iterator[RolloutStore]:
     """The rollout manager's rows of a job in the store at this URL; closed at the end. Raises StoreError."""
@@ -149,4 +247,6 @@ def account_of(store: LedgerStore) -> Account:
         waiting=waiting,
         lost=tuple(lost),
         trained_twice=tuple(sorted(audit.duplicates)),
+        set_aside=audit.counts["set_aside"],
+        discarded=audit.discarded,
     )

@@ -12,7 +12,16 @@ modules that hold them: `engine` (transactions, errors), `tables`, `journal`, `w
 
 from gyre.store.directory import JobFields, JobRow, Store, open_store
 from gyre.store.journal import Command, CommandRow, Entry, EventRow, Journal
-from gyre.store.ledger import CheckpointRow, GroupRow, LedgerAudit, LedgerRows, LedgerStore, StepRow
+from gyre.store.ledger import (
+    CheckpointRow,
+    DiscardRow,
+    GroupRow,
+    LedgerAudit,
+    LedgerRows,
+    LedgerStore,
+    MicroBatchRow,
+    StepRow,
+)
 from gyre.store.rollouts import RolloutRows, RolloutStore
 from gyre.store.writer import GroupCommitWriter
 
@@ -20,6 +29,7 @@ __all__ = [
     "CheckpointRow",
     "Command",
     "CommandRow",
+    "DiscardRow",
     "Entry",
     "EventRow",
     "GroupCommitWriter",
@@ -30,6 +40,7 @@ __all__ = [
     "LedgerAudit",
     "LedgerRows",
     "LedgerStore",
+    "MicroBatchRow",
     "RolloutRows",
     "RolloutStore",
     "StepRow",

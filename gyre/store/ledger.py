@@ -1,17 +1,18 @@
-"""The sample ledger: where a group of samples is, which step trained it, what a checkpoint covers.
+"""The sample ledger: where a group of samples is, which step and micro-batch trained it, what a checkpoint covers.
 
 Invariants:
     One-writer            a write carries its writer's term; after `take_over` with a greater one it is
                           Fenced and changes nothing.
     Covered-by-checkpoint a group is covered when it is `trained` at a step not after the newest stored
                           checkpoint. Only a covered group loses its payload; what is not covered is loaded.
-    Durable-when-trained  a write that says `trained`, stores a checkpoint, drops payloads or changes the
-                          writer is durable on return. Any other may be lost in a power cut, with all later
-                          ones and never without them: then a few groups are generated or delivered again,
-                          which costs work and breaks no promise, whereas a lost `trained` under a restored
-                          newer checkpoint would train a group twice. So the frequent small writes do not
-                          wait for the disk (SQLite synchronous=NORMAL, PostgreSQL synchronous_commit=off).
-                          The death of any process, short of the machine's, loses nothing either way.
+    Durable-when-trained  a write that says `trained`, stores a checkpoint or the last micro-batch of a step,
+                          drops payloads or changes the writer is durable on return. Any other may be lost in
+                          a power cut, with all later ones and never without them: then a few groups are
+                          generated or delivered again, which costs work and breaks no promise, whereas a lost
+                          `trained` under a restored newer checkpoint would train a group twice. So the
+                          frequent small writes do not wait for the disk (SQLite synchronous=NORMAL,
+                          PostgreSQL synchronous_commit=off). The death of any process, short of the
+                          machine's, loses nothing either way.
 
 This file must not know what is in a payload.
 """
@@ -19,7 +20,7 @@ This file must not know what is in a payload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, literal_column, select, text, update
@@ -29,7 +30,7 @@ from gyre.store import tables
 from gyre.store.engine import Database
 from gyre.store.tables import check_text, decode_body, encode_body
 
-STATUSES = ("queued", "done", "delivered", "trained")
+STATUSES = ("queued", "done", "delivered", "trained", "set_aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,42 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatchRow:
+    """What a micro-batch is made of: the ids of each rank's groups. `last` says that it completes its step."""
+
+    step: int
+    position: int
+    shares: list[list[int]]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardRow:
+    """Samples that were not trained on. With `replaced_by` another group took the place of this one, which is
+    `set_aside`; without, it is generated again. `number` counts a ledger's discards from 1."""
+
+    number: int
+    group_id: int
+    reason: str
+    tokens: int
+    at: float
+    replaced_by: int | None = None
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRows:
-    """What a new writer starts from. `groups` are those not covered, by id, with their payloads."""
+    """What a new writer starts from. `groups` are those not covered, by id, with their payloads, and `micro_batches`
+    those of steps that are not. `replaced` maps groups that were set aside to those in their place."""
 
     term: int
     cursor: int
     groups: list[GroupRow]
     steps: list[StepRow]
     checkpoints: list[CheckpointRow]
+    micro_batches: list[MicroBatchRow] = field(default_factory=list)
+    discards: int = 0
+    replaced: dict[int, int] = field(default_factory=dict)
 
     @property
     def covered_step(self) -> int | None:
@@ -88,7 +117,7 @@ class LedgerAudit:
 
     `duplicates` maps a group to the steps that list it, if that is more than one listing; `gaps` are the
     inclusive ranges of group ids from 0 up to the cursor that have no row; `unlisted` counts groups that
-    are `trained` at a step which is stored but does not list them.
+    are `trained` at a step which is stored but does not list them. `discarded` counts tokens by reason.
     """
 
     counts: dict[str, int]
@@ -96,6 +125,7 @@ class LedgerAudit:
     gaps: list[tuple[int, int]]
     unlisted: int
     cursor: int
+    discarded: dict[str, int] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -113,6 +143,8 @@ class LedgerStore:
         )
         self._upsert_steps = database.upsert(tables.ledger_steps)
         self._upsert_checkpoint = database.upsert(tables.ledger_checkpoints)
+        self._upsert_micro_batches = database.upsert(tables.ledger_micro_batches)
+        self._upsert_discards = database.upsert(tables.ledger_discards)
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -142,6 +174,8 @@ class LedgerStore:
         groups: Sequence[GroupRow] = (),
         steps: Sequence[StepRow] = (),
         checkpoint: CheckpointRow | None = None,
+        micro_batches: Sequence[MicroBatchRow] = (),
+        discards: Sequence[DiscardRow] = (),
         cursor: int | None = None,
         drop_payloads_through_step: int | None = None,
         rewind_to_step: int | None = None,
@@ -159,11 +193,12 @@ class LedgerStore:
             or drop_payloads_through_step is not None
             or rewind_to_step is not None
             or any(group.status == "trained" for group in groups)
+            or any(batch.last for batch in micro_batches)
         )
         with self._database.write("ledger", relaxed=not durable) as connection:
             self._claim(connection, term, cursor)
             if rewind_to_step is not None:
-                for table in (tables.ledger_steps, tables.ledger_checkpoints):
+                for table in (tables.ledger_steps, tables.ledger_checkpoints, tables.ledger_micro_batches):
                     connection.execute(
                         table.delete().where(table.c.job_id == self.job_id, table.c.step > rewind_to_step)
                     )
@@ -172,6 +207,10 @@ class LedgerStore:
                 connection.execute(self._upsert_groups, group_rows)
             if step_rows:
                 connection.execute(self._upsert_steps, step_rows)
+            if micro_batches:
+                connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
+            if discards:
+                connection.execute(self._upsert_discards, self._discard_rows(discards))
             if checkpoint is not None:
                 check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
                 connection.execute(
@@ -254,6 +293,37 @@ class LedgerStore:
             }
         return list(latest.values())
 
+    def _micro_batch_rows(self, batches: Sequence[MicroBatchRow]) -> list[dict[str, Any]]:
+        return [
+            {
+                "job_id": self.job_id,
+                "step": batch.step,
+                "position": batch.position,
+                "shares": encode_body(batch.shares, f"micro-batch {batch.position} of step {batch.step}"),
+                "last": int(batch.last),
+            }
+            for batch in batches
+        ]
+
+    def _discard_rows(self, discards: Sequence[DiscardRow]) -> list[dict[str, Any]]:
+        rows = []
+        for discard in discards:
+            what = f"discard {discard.number}"
+            check_text(what, {"reason": discard.reason})
+            rows.append(
+                {
+                    "job_id": self.job_id,
+                    "number": discard.number,
+                    "group_id": discard.group_id,
+                    "reason": discard.reason,
+                    "tokens": discard.tokens,
+                    "replaced_by": discard.replaced_by,
+                    "evidence": encode_body(discard.evidence, what),
+                    "at": discard.at,
+                }
+            )
+        return rows
+
     def _untrain(self, connection: Connection, after_step: int) -> None:
         groups = tables.ledger_groups
         connection.execute(
@@ -323,6 +393,25 @@ class LedgerStore:
             if covered is not None:
                 uncovered = uncovered.where(groups.c.step.is_(None) | (groups.c.step > covered))
             uncovered_rows = connection.execute(uncovered).all()
+            micro_batches, discards = tables.ledger_micro_batches, tables.ledger_discards
+            batch_rows = connection.execute(
+                select(
+                    micro_batches.c.step,
+                    micro_batches.c.position,
+                    micro_batches.c.shares,
+                    micro_batches.c.last,
+                )
+                .where(micro_batches.c.job_id == self.job_id, micro_batches.c.step > (covered or 0))
+                .order_by(micro_batches.c.step, micro_batches.c.position)
+            ).all()
+            count = connection.execute(
+                select(func.max(discards.c.number)).where(discards.c.job_id == self.job_id)
+            ).scalar()
+            replaced = connection.execute(
+                select(discards.c.group_id, discards.c.replaced_by).where(
+                    discards.c.job_id == self.job_id, discards.c.replaced_by.is_not(None)
+                )
+            ).all()
         return LedgerRows(
             term=head[0] if head else 0,
             cursor=head[1] if head else 0,
@@ -345,6 +434,14 @@ class LedgerStore:
                 for step, version, digest, ids, metrics, at in step_rows
             ],
             checkpoints=[CheckpointRow(step, path, at) for step, path, at in checkpoint_rows],
+            micro_batches=[
+                MicroBatchRow(
+                    step, position, decode_body(shares, f"micro-batch {position} of step {step}"), bool(last)
+                )
+                for step, position, shares, last in batch_rows
+            ],
+            discards=count or 0,
+            replaced={old: new for old, new in replaced if new is not None},
         )
 
     def audit(self) -> LedgerAudit:
@@ -357,6 +454,7 @@ class LedgerStore:
             twice = connection.execute(text(_LISTED[dialect] + _DUPLICATES), mine).all()
             gaps = connection.execute(text(_GAPS), mine).all()
             unlisted = connection.execute(text(_LISTED[dialect] + _UNLISTED), mine).scalar_one()
+            discarded = connection.execute(text(_DISCARDED), mine).all()
         duplicates: dict[int, list[int]] = {}
         for group_id, step in twice:
             duplicates.setdefault(group_id, []).append(step)
@@ -366,6 +464,7 @@ class LedgerStore:
             gaps=[(first, last) for first, last in gaps],
             unlisted=unlisted,
             cursor=cursor or 0,
+            discarded={reason: int(tokens) for reason, tokens in discarded},
         )
 
 
@@ -374,6 +473,7 @@ _trained: ColumnElement[Any] = literal_column("gyre_ledger_groups.status = 'trai
 _not_trained: ColumnElement[Any] = literal_column("gyre_ledger_groups.status <> 'trained'")
 
 _COUNTS = "SELECT status, count(*) FROM gyre_ledger_groups WHERE job_id = :job_id GROUP BY status"
+_DISCARDED = "SELECT reason, sum(tokens) FROM gyre_ledger_discards WHERE job_id = :job_id GROUP BY reason"
 _CURSOR = "SELECT cursor FROM gyre_ledgers WHERE job_id = :job_id"
 
 _LISTED = {

@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001", "0002")
+KNOWN_REVISIONS = ("0001", "0002", "0003")
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
@@ -181,6 +181,29 @@ ledger_checkpoints = Table(
     Column("job_id", Text, primary_key=True),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("path", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+ledger_micro_batches = Table(
+    "gyre_ledger_micro_batches",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("shares", Text, nullable=False),
+    Column("last", Integer, nullable=False),
+)
+
+ledger_discards = Table(
+    "gyre_ledger_discards",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("group_id", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("replaced_by", BigInteger),
+    Column("evidence", Text, nullable=False),
     Column("at", Float, nullable=False),
 )
 

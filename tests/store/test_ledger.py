@@ -106,12 +106,12 @@ def test_groups_delivered_again_after_a_rewind_are_not_counted_twice(ledger: Led
     _train(ledger, 3, 3)
     assert ledger.audit().counts["trained"] == 4
     ledger.write(1, rewind_to_step=1)
-    assert ledger.audit().counts == {"queued": 2, "done": 0, "delivered": 0, "trained": 2}
+    assert ledger.audit().counts == {"queued": 2, "done": 0, "delivered": 0, "trained": 2, "set_aside": 0}
     assert ledger.audit().clean
     _train(ledger, 2, 3, 2)
     audit = ledger.audit()
     assert audit.clean
-    assert audit.counts == {"queued": 0, "done": 0, "delivered": 0, "trained": 4}
+    assert audit.counts == {"queued": 0, "done": 0, "delivered": 0, "trained": 4, "set_aside": 0}
 
 
 def test_the_audit_finds_planted_duplicates_gaps_and_unlisted_groups(ledger: LedgerStore) -> None:
@@ -125,7 +125,7 @@ def test_the_audit_finds_planted_duplicates_gaps_and_unlisted_groups(ledger: Led
     audit = ledger.audit()
     assert audit.duplicates == {1: [1, 3], 4: [2, 3, 3]}
     assert audit.unlisted == 1
-    assert audit.counts == {"queued": 1, "done": 0, "delivered": 0, "trained": 5}
+    assert audit.counts == {"queued": 1, "done": 0, "delivered": 0, "trained": 5, "set_aside": 0}
     assert not audit.clean
 
 

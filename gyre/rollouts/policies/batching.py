@@ -1,9 +1,9 @@
 """Micro-batches from finished samples, as soon as there are enough of them.
 
 What leaves together is a unit: a whole group where the algorithm compares the group's samples (GRPO), one sample
-where it does not. The oldest unit that is ready is always in the next micro-batch; the rest of the token budget is
-filled with the largest units that fit (first-fit decreasing, D. S. Johnson 1973), so that none waits for ever and
-batches are dense.
+where it does not. Groups that come whole are added as they are (`add_whole`). The oldest unit that is ready is always
+in the next micro-batch; the rest of the token budget is filled with the largest units that fit (first-fit decreasing,
+D. S. Johnson 1973), so that none waits for ever and batches are dense.
 
 Invariants:
 - *exactly once*: a sample that was added leaves once, however often it is added before its mini-batch is `trained`;
@@ -20,7 +20,7 @@ This module must not know what is in a sample but its length, nor when it came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -34,13 +34,15 @@ class BatchSettings:
     max_samples: int | None = None
     max_tokens: int | None = None
     """Of prompts and answers together, if that is how samples are added."""
+    min_units: int = 0
+    max_units: int | None = None
     group_size: int | None = None
     """Samples of a group that leave together; None where each may leave by itself."""
     mini_batch_units: int | None = None
     """Groups in a mini-batch, or samples where there is no `group_size`. None: there is no boundary."""
 
     def __post_init__(self) -> None:
-        for name in ("min_samples", "min_tokens"):
+        for name in ("min_samples", "min_tokens", "min_units"):
             least, most = getattr(self, name), getattr(self, name.replace("min", "max"))
             if least < 0 or (most is not None and (most < 1 or most < least)):
                 raise ValueError(
@@ -55,13 +57,17 @@ class BatchSettings:
 class Counts(NamedTuple):
     samples: int
     tokens: int
+    units: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     mini_batch: int
     """Which one it belongs to, counted from 0."""
+    units: tuple[int, ...]
+    """Groups; samples where each leaves by itself."""
     samples: tuple[int, ...]
+    """None of groups that were added whole."""
     counts: Counts
     completes_mini_batch: bool
     """After it the optimizer steps."""
@@ -69,7 +75,9 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class _Unit:
+    name: int
     samples: list[int] = field(default_factory=list)
+    count: int = 0
     tokens: int = 0
 
 
@@ -98,13 +106,18 @@ class MicroBatcher:
             return False
         self._known.add(sample)
         if self.settings.group_size is None:
-            self._make_ready(_Unit([sample], tokens))
+            self._make_ready(_Unit(sample, [sample], 1, tokens))
             return True
-        unit = self._open.setdefault(group, _Unit())
+        unit = self._open.setdefault(group, _Unit(group))
         unit.samples.append(sample)
+        unit.count += 1
         unit.tokens += tokens
         self._close(group)
         return True
+
+    def add_whole(self, group: int, *, samples: int, tokens: int) -> None:
+        """A group all of whose samples are finished; the caller sees to it that it comes once."""
+        self._make_ready(_Unit(group, [], samples, tokens))
 
     def expect(self, group: int, samples: int) -> None:
         """The group has so many samples, not `group_size`: one was set aside, say. 0 gives up what came of it.
@@ -126,7 +139,7 @@ class MicroBatcher:
     @property
     def ready(self) -> Counts:
         """What could leave."""
-        return Counts(self._samples, self._tokens)
+        return Counts(self._samples, self._tokens, len(self._ready))
 
     @property
     def waiting_samples(self) -> int:
@@ -162,7 +175,7 @@ class MicroBatcher:
     def _make_ready(self, unit: _Unit) -> None:
         self._ready[self._became_ready] = unit
         self._became_ready += 1
-        self._samples += len(unit.samples)
+        self._samples += unit.count
         self._tokens += unit.tokens
 
     # -- emptying -----------------------------------------------------------------------------------
@@ -174,7 +187,7 @@ class MicroBatcher:
         room = len(self._ready) if size is None else size - self._units_taken
         fills = size is not None and len(self._ready) >= room
         # All that is ready fits into one, and is not enough.
-        if least and not fills and self._fits(self._samples, self._tokens) and not self._suffices(self.ready):
+        if least and not fills and self._fits(self.ready) and not self._suffices(self.ready):
             return None
         candidates = list(islice(self._ready, room))
         chosen, counts, is_full = self._pack(candidates)
@@ -187,38 +200,59 @@ class MicroBatcher:
         """The oldest, and the largest that fit beside it. And whether any did not."""
         oldest, *others = candidates
         unit = self._ready[oldest]
-        chosen, samples, tokens = [oldest], len(unit.samples), unit.tokens
+        chosen, counts = [oldest], Counts(unit.count, unit.tokens, 1)
         is_full = False
         for index in sorted(others, key=lambda index: -self._ready[index].tokens):
             unit = self._ready[index]
-            if self._fits(samples + len(unit.samples), tokens + unit.tokens):
+            more = Counts(counts.samples + unit.count, counts.tokens + unit.tokens, counts.units + 1)
+            if self._fits(more):
                 chosen.append(index)
-                samples += len(unit.samples)
-                tokens += unit.tokens
+                counts = more
             else:
                 is_full = True
-        return chosen, Counts(samples, tokens), is_full
+        return chosen, counts, is_full
 
-    def _fits(self, samples: int, tokens: int) -> bool:
-        most_samples, most_tokens = self.settings.max_samples, self.settings.max_tokens
-        return (most_samples is None or samples <= most_samples) and (
-            most_tokens is None or tokens <= most_tokens
+    def _fits(self, counts: Counts) -> bool:
+        limits = self.settings
+        return (
+            (limits.max_samples is None or counts.samples <= limits.max_samples)
+            and (limits.max_tokens is None or counts.tokens <= limits.max_tokens)
+            and (limits.max_units is None or counts.units <= limits.max_units)
         )
 
     def _suffices(self, counts: Counts) -> bool:
-        return counts.samples >= self.settings.min_samples and counts.tokens >= self.settings.min_tokens
+        limits = self.settings
+        return (
+            counts.samples >= limits.min_samples
+            and counts.tokens >= limits.min_tokens
+            and counts.units >= limits.min_units
+        )
 
     def _leave(self, chosen: list[int], counts: Counts, completes: bool) -> MicroBatch:
-        samples = [sample for index in chosen for sample in self._ready.pop(index).samples]
+        units = [self._ready.pop(index) for index in chosen]
+        samples = [sample for unit in units for sample in unit.samples]
         self._samples -= counts.samples
         self._tokens -= counts.tokens
         self._left.setdefault(self.mini_batch, []).extend(samples)
-        batch = MicroBatch(self.mini_batch, tuple(samples), counts, completes)
+        names = tuple(unit.name for unit in units)
+        batch = MicroBatch(self.mini_batch, names, tuple(samples), counts, completes)
         self._units_taken += len(chosen)
         if completes:
             self.mini_batch += 1
             self._units_taken = 0
         return batch
+
+
+def deal(tokens: Mapping[int, int], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Units of so many tokens to ranks, so that none has much more to do than the others: the longest first, each to
+    the rank with the fewest tokens (R. L. Graham 1969). The same units are always dealt the same way."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for unit in sorted(tokens, key=lambda unit: (-tokens[unit], unit)):
+        rank = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank])))
+        shares[rank].append(unit)
+        loads[rank] += tokens[unit]
+    return tuple(tuple(sorted(share)) for share in shares)
 
 
 class LossMean(Enum):

@@ -17,6 +17,7 @@ from gyre.rollouts.policies.batching import (
     LossMean,
     MicroBatch,
     MicroBatcher,
+    deal,
     late_scale,
     loss_scale,
 )
@@ -44,7 +45,7 @@ def groups_of(size: int, lengths: list[int]) -> Finished:
 def test_a_micro_batch_leaves_the_moment_the_lower_bound_is_met() -> None:
     batcher = MicroBatcher(BatchSettings(min_samples=3))
     assert [batch.samples for batch in stream(batcher, groups_of(1, [5] * 7))] == [(0, 1, 2), (3, 4, 5)]
-    assert batcher.ready == Counts(1, 5)
+    assert batcher.ready == Counts(1, 5, 1)
     assert [batch.samples for batch in batcher.flush()] == [(6,)]
 
 
@@ -80,6 +81,32 @@ def test_batches_are_dense() -> None:
         batches.append(batch)
     densities = [batch.counts.tokens / 32_768 for batch in batches]
     assert sum(densities) / len(densities) > 0.97
+
+
+def test_groups_that_come_whole_are_units_of_their_own() -> None:
+    batcher = MicroBatcher(BatchSettings(min_units=2, max_units=3, mini_batch_units=5))
+    batcher.add_whole(7, samples=4, tokens=40)
+    assert batcher.take() is None
+    for group, samples in ((3, 4), (9, 0), (1, 4), (5, 4)):
+        batcher.add_whole(group, samples=samples, tokens=10 * samples)
+    batches = [batcher.take(), batcher.take(), batcher.take()]
+    assert [batch and batch.units for batch in batches] == [(7, 3, 1), (9, 5), None]
+    assert [batch.completes_mini_batch for batch in batches if batch] == [False, True]
+    assert batches[0] is not None
+    assert batches[0].counts == Counts(12, 120, 3)
+
+
+@given(st.dictionaries(st.integers(0, 99), st.integers(0, 1000), max_size=30), st.integers(1, 8))
+def test_units_are_dealt_to_ranks_by_their_tokens(tokens: dict[int, int], ranks: int) -> None:
+    shares = deal(tokens, ranks)
+    assert len(shares) == ranks
+    assert sorted(unit for share in shares for unit in share) == sorted(tokens)
+    loads = [sum(tokens[unit] for unit in share) for share in shares]
+    assert max(loads) - min(loads) <= max(tokens.values(), default=0)
+    if len(tokens) >= ranks and all(tokens.values()):
+        assert all(shares)
+    reordered = dict(reversed(list(tokens.items())))
+    assert deal(reordered, ranks) == shares
 
 
 def test_the_oldest_is_never_passed_over() -> None:
@@ -120,11 +147,14 @@ def test_bounds_that_contradict_each_other_are_refused(wrong: dict[str, int]) ->
 @st.composite
 def bounds(draw: st.DrawFn) -> BatchSettings:
     min_samples, min_tokens = draw(st.integers(0, 9)), draw(st.integers(0, 200))
+    min_units = draw(st.integers(0, 3))
     return BatchSettings(
         min_samples=min_samples,
         min_tokens=min_tokens,
         max_samples=draw(st.none() | st.integers(max(min_samples, 1), 20)),
         max_tokens=draw(st.none() | st.integers(max(min_tokens, 1), 500)),
+        min_units=min_units,
+        max_units=draw(st.none() | st.integers(max(min_units, 1), 6)),
         group_size=draw(st.sampled_from([None, 1, 2, 4])),
         mini_batch_units=draw(st.none() | st.integers(1, 9)),
     )
@@ -158,14 +188,22 @@ def test_each_sample_leaves_once_whole_and_within_bounds(
     for batch, flushed in batches:
         units = {unit_of[sample] for sample in batch.samples}
         assert len(batch.samples) == len(units) * (limits.group_size or 1)
-        assert batch.counts == (len(batch.samples), sum(tokens_of[sample] for sample in batch.samples))
+        tokens = sum(tokens_of[sample] for sample in batch.samples)
+        assert batch.counts == (len(batch.samples), tokens, len(units))
+        assert set(batch.units) == units
         assert batch.samples
-        within = (limits.max_samples is None or batch.counts.samples <= limits.max_samples) and (
-            limits.max_tokens is None or batch.counts.tokens <= limits.max_tokens
+        within = (
+            (limits.max_samples is None or batch.counts.samples <= limits.max_samples)
+            and (limits.max_tokens is None or batch.counts.tokens <= limits.max_tokens)
+            and (limits.max_units is None or batch.counts.units <= limits.max_units)
         )
         assert within or len(units) == 1
-        enough = batch.counts.samples >= limits.min_samples and batch.counts.tokens >= limits.min_tokens
-        has_upper = limits.max_samples is not None or limits.max_tokens is not None
+        enough = (
+            batch.counts.samples >= limits.min_samples
+            and batch.counts.tokens >= limits.min_tokens
+            and batch.counts.units >= limits.min_units
+        )
+        has_upper = (limits.max_samples, limits.max_tokens, limits.max_units) != (None, None, None)
         assert enough or flushed or batch.completes_mini_batch or has_upper
     if limits.mini_batch_units is not None:
         sizes: dict[int, set[int]] = {}
