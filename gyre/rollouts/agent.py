@@ -33,13 +33,15 @@ import numpy as np
 from gyre.errors import GyreError
 from gyre.rollouts.agent_reports import Reports
 from gyre.rollouts.agent_samples import HeldSample, engine_request, request_id, version_runs
-from gyre.rollouts.agent_weights import AgentWeights, update_engine
+from gyre.rollouts.agent_weights import AgentWeights
 from gyre.rollouts.engines.client import EngineClient
 from gyre.rollouts.engines.dialect import (
     Chunk,
     FinishKind,
+    GenerateRequest,
 )
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
+from gyre.rollouts.engines.loading import EngineLoader, LoadReport
 from gyre.rollouts.engines.supervisor import EngineCommand, EngineDeath, EngineProcess
 from gyre.rollouts.frames import (
     MAX_FRAME_BYTES,
@@ -141,6 +143,7 @@ class Agent:
         self._engines: list[EngineProcess] = []
         """All that may still be a process."""
         self._client: EngineClient | None = None
+        self._loader: EngineLoader | None = None
         self._engine_watch: asyncio.Task[None] | None = None
         self._samples: dict[int, HeldSample] = {}
         """By lease."""
@@ -432,6 +435,9 @@ class Agent:
             held.task.add_done_callback(partial(self._left, held, client))
         self._spawn(self._generate_many(some, client))
 
+    def _request(self, held: HeldSample) -> GenerateRequest:
+        return engine_request(held, self._loader.cache_key if self._loader is not None else "")
+
     def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
         """One of several in a request is given up: the engine is told, for its stream goes on for the others."""
         if ended.cancelled() and not held.end and client is self._client:
@@ -445,7 +451,7 @@ class Agent:
         """One request for all of them. When it breaks, what is left of it is asked for one by one, so that what is
         wrong with one sample is said of that one."""
         try:
-            async with aclosing(client.generate_many([engine_request(held) for held in some])) as chunks:
+            async with aclosing(client.generate_many([self._request(held) for held in some])) as chunks:
                 async for at, chunk in chunks:
                     held = some[at]
                     if held.cancelled or held.end:
@@ -477,7 +483,7 @@ class Agent:
 
     async def _generate(self, held: HeldSample, client: EngineClient) -> None:
         try:
-            async with aclosing(client.generate(engine_request(held))) as chunks:
+            async with aclosing(client.generate(self._request(held))) as chunks:
                 async for chunk in chunks:
                     self._took(held, chunk)
         except EngineRefused as error:
@@ -556,33 +562,43 @@ class Agent:
 
     # -- the engine ---------------------------------------------------------------------------------
 
-    async def _serve(self, folder: Path, weights: Weights) -> None:
+    async def _serve(self, folder: Path, weights: Weights) -> LoadReport | None:
         text = str(weights.version)
-        if self._engine is not None and self._client is not None:
-            await self._update(self._client, folder, text)
-            return
+        if self._engine is not None and self._loader is not None:
+            return await self._update(self._loader, folder, text)
         engine = EngineProcess(self._command_for(folder, text), ready_within_s=self.settings.ready_within_s)
         self._engines.append(engine)
-        url = await engine.start()
-        self._engine, self._client = engine, EngineClient(url, api_key=engine.api_key)
+        await engine.start()
+        client = engine.client()
+        loader = EngineLoader(client, folder, key=engine.loader_key)
+        try:
+            await loader.arm()  # before it has work
+        except BaseException:
+            await client.close()
+            await engine.stop()
+            raise
+        self._engine, self._client, self._loader = engine, client, loader
         self._engine_watch = asyncio.create_task(self._watch_engine(engine))
         self._model = fingerprint(folder)
+        return None
 
-    async def _update(self, client: EngineClient, folder: Path, version: str) -> None:
+    async def _update(self, loader: EngineLoader, folder: Path, version: str) -> LoadReport:
         """Under running samples the engine stands only for the load, and they go on with the new weights."""
-        running = [held for held in self._samples.values() if not held.end]
-        if running and self._update_mode == "handover":
-            await asyncio.gather(*(self._call_off(held) for held in running))
-            running = []
+        if self._update_mode == "handover":
+            await self._call_all_off()
         try:
-            await update_engine(
-                client, folder, version, in_place=bool(running) and self._update_mode == "in_place"
+            return await loader.load(
+                version, folder, keep=self._update_mode == "in_place", call_off=self._call_all_off
             )
         except EngineRefused:
             raise
         except EngineError as error:
             self._end_engine(f"it did not load version {version}: {error}"[:2000])
             raise
+
+    async def _call_all_off(self) -> None:
+        running = [held for held in self._samples.values() if not held.end]
+        await asyncio.gather(*(self._call_off(held) for held in running))
 
     def _end_engine(self, why: str) -> None:
         """It lives and does not work: what follows is what follows upon its death."""
@@ -600,7 +616,7 @@ class Agent:
         self._spawn(self._engine_died(engine, death))
 
     async def _engine_died(self, engine: EngineProcess, death: EngineDeath) -> None:
-        client, self._engine, self._client = self._client, None, None
+        client, self._engine, self._client, self._loader = self._client, None, None, None
         self._weights.lost()
         self._failed_in_a_row = 0
         reason, self._sick = self._sick or death.reason, ""

@@ -107,7 +107,7 @@ def request_id(lease: int) -> str:
     return f"{lease:020d}"
 
 
-def engine_request(held: HeldSample) -> GenerateRequest:
+def engine_request(held: HeldSample, cache_key: str = "") -> GenerateRequest:
     """From its last token on, those that this agent made included."""
     sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
     sampling["max_new_tokens"] -= held.start + held.made
@@ -116,6 +116,7 @@ def engine_request(held: HeldSample) -> GenerateRequest:
         rid=held.rid,
         input_ids=np.concatenate([held.prompt, held.prior, *held.ids]),
         sampling=SamplingParams(**sampling, sampling_seed=held.seed),
+        cache_key=cache_key,
     )
 
 

@@ -20,9 +20,8 @@ from pathlib import Path
 
 import aiohttp
 
-from gyre.rollouts.engines.client import EngineClient
-from gyre.rollouts.engines.dialect import PauseMode
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
+from gyre.rollouts.engines.loading import LoadReport
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights
 from gyre.rollouts.model_folder import ModelFolder, file_checksum
 from gyre.rollouts.weight_cache import WeightCache
@@ -33,15 +32,16 @@ ENGINE_STARTS = 3
 
 
 class AgentWeights:
-    """`serve(folder, weights)` brings the engine to serve a verified folder, `is_serving()` says whether there is an
-    engine, `send(frame)` tells the manager. `cache` is where folders are made, one below it for each `incarnation`."""
+    """`serve(folder, weights)` brings the engine to serve a verified folder and says how (None: by starting it),
+    `is_serving()` says whether there is an engine, `send(frame)` tells the manager. `cache` is where folders are made,
+    one below it for each `incarnation`."""
 
     def __init__(
         self,
         cache: Path,
         incarnation: str,
         *,
-        serve: Callable[[Path, Weights], Awaitable[None]],
+        serve: Callable[[Path, Weights], Awaitable[LoadReport | None]],
         is_serving: Callable[[], bool],
         send: Callable[[Frame], None],
         fetch_timeout_s: float,
@@ -89,7 +89,7 @@ class AgentWeights:
             try:
                 folder = await self._fetch(weights, url, headers)
                 fetched = self._now()
-                await self._serve(folder.path, weights)
+                report = await self._serve(folder.path, weights)
             except (WeightMismatch, EngineRefused, OSError, aiohttp.ClientError, TimeoutError) as error:
                 self._failed(weights, error)
                 return
@@ -107,6 +107,9 @@ class AgentWeights:
                     checksum=weights.checksum,
                     fetch_s=round(fetched - began, 4),
                     load_s=round(self._now() - fetched, 4),
+                    pause_s=round(report.pause_s, 4) if report is not None else 0.0,
+                    how=report.how if report is not None else "start",
+                    note=report.why_disk[:1000] if report is not None else "",
                 )
             )
 
@@ -120,8 +123,9 @@ class AgentWeights:
             self._cache = WeightCache(self._root, self._incarnation)
         target = self._cache.path / f"v{weights.version:08d}"
         target.mkdir(parents=True, exist_ok=True)
-        for old in sorted(target.parent.glob("v*"))[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+        for old in target.parent.glob("v*"):  # what is served is gone back to where a load breaks
+            if old.name not in (target.name, f"v{self.version:08d}"):
+                shutil.rmtree(old, ignore_errors=True)
         mine = ModelFolder(target, weights.files, weights.checksum)
         if weights.local_path:
             with contextlib.suppress(WeightMismatch):  # then this is another machine
@@ -142,19 +146,3 @@ class AgentWeights:
                 if digest != file.checksum or size_bytes != file.size_bytes:
                     raise WeightMismatch(f"{file.name} of version {weights.version} came damaged: {digest}.")
         return mine
-
-
-async def update_engine(client: EngineClient, folder: Path, version: str, *, in_place: bool) -> None:
-    """Load a verified folder into an engine that serves another. `in_place`: what runs goes on as it is; else its KV
-    cache is computed anew. Raises EngineRefused where the engine keeps what it had and goes on, and another
-    EngineError where nobody knows what it serves now."""
-    await client.pause(PauseMode.IN_PLACE if in_place else PauseMode.RETRACT)
-    try:
-        await client.update_weights_from_disk(folder, version, flush_cache=False)
-    except EngineRefused:
-        await client.resume()
-        raise
-    if not in_place:  # asked to flush in the update itself, SGLang 0.5.17 dies where a request waits
-        with contextlib.suppress(EngineRefused):
-            await client.flush_cache()
-    await client.resume()

@@ -34,6 +34,7 @@ from gyre.rollouts.engines.errors import (
     EngineTimeout,
     EngineUnreachable,
 )
+from gyre.rollouts.engines.limits import RequestLimits
 from gyre.rollouts.engines.replies import (
     EventLines,
     ManyReader,
@@ -73,8 +74,16 @@ class Deadlines:
 class EngineClient:
     """A client of the engine at `url`. `async with`, or `close()`; bound to the event loop of its first call."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, deadlines: Deadlines | None = None) -> None:
-        """Raises ConfigError for what is no HTTP URL."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        deadlines: Deadlines | None = None,
+        limits: RequestLimits | None = None,
+    ) -> None:
+        """Requests beyond `limits` are refused here, and the engine never sees them. Raises ConfigError for what is
+        no HTTP URL."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no engine's URL.", hint="It starts with http:// or https://.")
         self.url = url.rstrip("/")
@@ -82,6 +91,7 @@ class EngineClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._deadlines = deadlines or Deadlines()
+        self._limits = limits
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
@@ -102,6 +112,7 @@ class EngineClient:
         Close it (`contextlib.aclosing`) when you leave early. Raises EngineRefused (the request is bad, or the key),
         EngineFailed, EngineUnreachable, EngineTimeout, EngineProtocolError.
         """
+        self._check([request])
         reader = StreamReader(request.rid)
         events = self._events(generate_body(request), f"request {request.rid}", lambda: reader.finished)
         async with aclosing(events):
@@ -115,12 +126,18 @@ class EngineClient:
 
         Cheaper by the connections it saves; what breaks one of them (an error of `generate`) ends the stream for all.
         """
+        self._check(requests)
         reader = ManyReader([request.rid for request in requests])
         what = f"{len(requests)} requests from {requests[0].rid} on"
         events = self._events(generate_many_body(requests), what, lambda: reader.finished)
         async with aclosing(events):
             async for event in events:
                 yield reader.read(event)
+
+    def _check(self, requests: Sequence[GenerateRequest]) -> None:
+        if self._limits is not None:
+            for request in requests:
+                self._limits.check(request)
 
     async def _events(
         self, body: bytes, what: str, is_finished: Callable[[], bool]
@@ -175,7 +192,8 @@ class EngineClient:
         await self._post("/pause_generation", {"mode": mode.value}, self._deadlines.pause_s)
 
     async def resume(self) -> None:
-        await self._post("/continue_generation", {}, self._deadlines.pause_s)
+        # Emptying the allocator's cache, which SGLang does unless told, is time that it stands for nothing.
+        await self._post("/continue_generation", {"torch_empty_cache": False}, self._deadlines.pause_s)
 
     async def update_weights_from_disk(self, path: Path | str, version: str, *, flush_cache: bool) -> None:
         """Load the weights in the folder `path` (as the engine sees it) and call them `version`.
@@ -192,6 +210,47 @@ class EngineClient:
                 hint="Look whether the folder holds the engine's own model, and whole.",
                 details={"status": 200},
             )
+
+    async def begin_weight_update(self) -> bool:
+        """Before `update_weights_from_tensor`, with `end_weight_update` after it. False for an engine that knows no
+        such thing, and wants none (SGLang 0.5.17)."""
+        try:
+            await self._post("/begin_weight_update", {}, self._deadlines.pause_s)
+        except EngineRefused as error:
+            if error.details.get("status") == 404:
+                return False
+            raise
+        return True
+
+    async def end_weight_update(self) -> None:
+        await self._post("/end_weight_update", {}, self._deadlines.pause_s)
+
+    async def update_weights_from_tensor(self, payloads: Sequence[str], *, load_format: str) -> None:
+        """Hand each rank its payload (pickled, in base64), to be loaded by the engine's `load_format`."""
+        body = {
+            "serialized_named_tensors": list(payloads),
+            "load_format": load_format,
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        reply = await self._post("/update_weights_from_tensor", body, self._deadlines.update_s)
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise EngineRefused(
+                f"The engine did not load by {load_format}: {words_of(reply)}", details={"status": 200}
+            )
+
+    async def name_weights(self, version: str) -> None:
+        """What it serves from now on is `version`; running requests go on."""
+        body = {"new_version": version, "abort_all_requests": False}
+        await self._post("/update_weight_version", body, self._deadlines.answer_s)
+
+    async def weights_checksum(self) -> Any:
+        """The engine's own checksums of what is in its memory, of each rank: equal where the weights are.
+
+        It reads all of its memory, and generates nothing meanwhile.
+        """
+        reply = await self._post("/weights_checker", {"action": "checksum"}, self._deadlines.update_s)
+        return reply["ranks"]
 
     async def flush_cache(self) -> None:
         """Forget all cached prefixes. Raises EngineRefused while requests run."""

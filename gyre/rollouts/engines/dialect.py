@@ -61,12 +61,14 @@ class SamplingParams:
 class GenerateRequest:
     """One sample's next tokens. `rid` has the same length in all requests of a server: engines abort by prefix.
 
-    `input_ids`: int32 `[p]`, the prompt and whatever was generated of the sample already.
+    `input_ids`: int32 `[p]`, the prompt and whatever was generated of the sample already. Requests of different
+    `cache_key` share no cached prefix.
     """
 
     rid: str
     input_ids: NDArray[np.int32]
     sampling: SamplingParams
+    cache_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,17 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Who an engine is: `model_path`, `weight_version`, and `context_length` (prompt and output together)."""
+    """Who an engine is: `model_path`, `weight_version`, and `context_length` (prompt and output together).
+
+    `ranks` processes hold one copy of the model, on `nodes` machines; there are `replicas` of it. `drafts`: it has a
+    second model that guesses tokens.
+    """
 
     model_path: str
     weight_version: str
     context_length: int | None
     engine_version: str
+    ranks: int = 1
+    replicas: int = 1
+    nodes: int = 1
+    drafts: bool = False

@@ -6,6 +6,7 @@
         │   └── EngineDied        the engine's process ended; `details["tail"]` is what it said last
         ├── EngineTimeout         connected, and no answer within the deadline: the engine may hang
         ├── EngineRefused         it understood and said no (4xx): the same again is refused again
+        │   └── RequestUnsafe     it would die of this request, which was kept from it
         ├── EngineFailed          it could not (5xx, or an error in mid-stream): elsewhere it may work
         └── EngineProtocolError   what it sent makes no sense: nothing of that reply may be used
 
@@ -42,6 +43,12 @@ class EngineRefused(EngineError):
 
     code = "engine.refused"
     http_status = 400
+
+
+class RequestUnsafe(EngineRefused):
+    """`details["reason"]` says of what: `token_out_of_vocabulary` or `min_p_with_seeds`."""
+
+    code = "engine.request_unsafe"
 
 
 class EngineFailed(EngineError):

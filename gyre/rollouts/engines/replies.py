@@ -39,7 +39,8 @@ _QUOTED = 300
 
 def generate_body(request: GenerateRequest) -> bytes:
     """The JSON that asks for `request` as a stream with log-probs."""
-    return _body(request.rid, np.ascontiguousarray(request.input_ids), _params(request))
+    ids = np.ascontiguousarray(request.input_ids)
+    return _body(request.rid, ids, _params(request), request.cache_key)
 
 
 def generate_many_body(requests: Sequence[GenerateRequest]) -> bytes:
@@ -48,10 +49,11 @@ def generate_many_body(requests: Sequence[GenerateRequest]) -> bytes:
         [request.rid for request in requests],
         [np.ascontiguousarray(request.input_ids) for request in requests],
         [_params(request) for request in requests],
+        [request.cache_key for request in requests],
     )
 
 
-def _body(rid: Any, input_ids: Any, params: Any) -> bytes:
+def _body(rid: Any, input_ids: Any, params: Any, cache_key: Any) -> bytes:
     body = {
         "rid": rid,
         "input_ids": input_ids,
@@ -59,6 +61,8 @@ def _body(rid: Any, input_ids: Any, params: Any) -> bytes:
         "stream": True,
         "return_logprob": True,
     }
+    if any(cache_key):  # of a list: if any of them has one
+        body["extra_key"] = cache_key
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -267,6 +271,10 @@ def info_of(model: Any, server: Any) -> EngineInfo:
             weight_version=str(model["weight_version"]),
             context_length=None if context is None else int(context),
             engine_version=str(server["version"]),
+            ranks=int(server.get("tp_size") or 1) * int(server.get("pp_size") or 1),
+            replicas=int(server.get("dp_size") or 1),
+            nodes=int(server.get("nnodes") or 1),
+            drafts=bool(server.get("speculative_algorithm")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineProtocolError(

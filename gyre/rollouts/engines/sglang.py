@@ -5,15 +5,22 @@ This module must not import SGLang: it runs in a process, and often an environme
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gyre.errors import ConfigError
+from gyre.rollouts.engines.limits import RequestLimits, vocabulary_of
+from gyre.rollouts.engines.loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.rollouts.engines.supervisor import EngineCommand
 
 STREAM_INTERVAL = 8
 """Tokens a chunk: 8 costs an eighth of the messages of 1, and is a fifth of a second of a busy engine's work."""
+
+_OTHER_LOADERS = ("--custom-weight-loader", "--quantization", "--torchao-config", "--weight-cache-mode")
 
 _OURS = ("--host", "--port", "--model-path", "--skip-tokenizer-init", "--incremental-streaming-output")
 
@@ -34,6 +41,9 @@ def sglang_command(
     `seeded` makes it honour `sampling_seed` (`--enable-deterministic-inference`: without it SGLang ignores seeds, with
     it a request without a seed gets seed 42). `extra` are the user's own arguments, last, so that they win. Raises
     ConfigError for an argument in `extra` that is Gyre's to give.
+
+    Gyre's weight loader goes with it, but where the weights are quantised in the engine (a copy of what was published
+    is not what it holds), or the user has a loader of his own.
     """
     for argument in extra:
         name = argument.partition("=")[0]
@@ -58,9 +68,26 @@ def sglang_command(
         argv += ["--weight-version", weight_version]
     if api_key is not None:
         argv += ["--api-key", api_key]
+    loader_key = "" if _loads_otherwise(model_path, extra) else secrets.token_hex(16)
+    if loader_key:
+        argv += ["--custom-weight-loader", LOADER]
     argv += extra
     own = {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
         "PYTHONUNBUFFERED": "1",
     }
-    return EngineCommand(tuple(argv), {**own, **(env or {})}, api_key)
+    own |= env or {}
+    if loader_key:
+        path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        own |= {LOADER_KEY: loader_key, "PYTHONPATH": os.pathsep.join(filter(None, (str(LOADER_PATH), path)))}
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not seeded)
+    return EngineCommand(tuple(argv), own, api_key, limits, loader_key)
+
+
+def _loads_otherwise(model_path: Path | str, extra: Sequence[str]) -> bool:
+    if any(argument.partition("=")[0] in _OTHER_LOADERS for argument in extra):
+        return True
+    try:
+        return "quantization_config" in json.loads((Path(model_path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False  # the engine will say what is wrong with the folder

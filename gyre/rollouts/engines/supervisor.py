@@ -26,6 +26,7 @@ from pathlib import Path
 
 from gyre.rollouts.engines.client import Deadlines, EngineClient
 from gyre.rollouts.engines.errors import EngineDied, EngineError, EngineTimeout
+from gyre.rollouts.engines.limits import RequestLimits
 
 _GUARD = Path(__file__).with_name("guard.py")
 _TAIL_BYTES = 64 * 1024
@@ -40,12 +41,15 @@ _ATTACHED_MISSES = 3
 class EngineCommand:
     """How an engine is started. `{host}` and `{port}` in an argument are replaced by where it is to listen.
 
-    `env` is added to the agent's own environment.
+    `env` is added to the agent's own environment. `limits` is what may be asked of it, `loader_key` its weight
+    loader's, "" without one.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = None
+    limits: RequestLimits | None = None
+    loader_key: str = ""
 
     def at(self, host: str, port: int) -> list[str]:
         return [part.replace("{host}", host).replace("{port}", str(port)) for part in self.argv]
@@ -119,6 +123,14 @@ class EngineProcess:
     @property
     def api_key(self) -> str | None:
         return self._command.api_key
+
+    @property
+    def loader_key(self) -> str:
+        return self._command.loader_key
+
+    def client(self) -> EngineClient:
+        """A client of the engine as it runs now."""
+        return EngineClient(self.url, api_key=self.api_key, limits=self._command.limits)
 
     @property
     def pid(self) -> int | None:

@@ -123,6 +123,13 @@ class Engine:
         self.weights, self.version = self.read(body["model_path"]), body["weight_version"]
         return web.json_response({"success": True, "message": "ok"})
 
+    async def flush(self, _: web.Request) -> web.Response:
+        if self.running and self.told("no_flush"):  # as SGLang 0.5.17 while requests wait
+            return web.Response(status=400, text="pending requests")
+        with open(self.say / "modes", "a") as file:  # noqa: ASYNC230
+            file.write("flush\n")
+        return web.Response(text="Cache flushed.")
+
     async def ready(self, _: web.Request) -> web.Response:
         return web.json_response({"model_path": self.asked.model_path, "weight_version": self.version})
 
@@ -145,6 +152,7 @@ async def main(asked: argparse.Namespace) -> None:
             web.post("/pause_generation", engine.pause),
             web.post("/continue_generation", engine.resume),
             web.post("/update_weights_from_disk", engine.update),
+            web.post("/flush_cache", engine.flush),
             web.get("/ready", engine.ready),
             web.get("/model_info", engine.ready),
         ]

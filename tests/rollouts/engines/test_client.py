@@ -410,7 +410,7 @@ async def test_calls_ask_what_sglang_knows(fake: FakeEngine, client: EngineClien
         ("POST", "/abort_request", {"rid": "r1"}),
         ("POST", "/abort_request", {"rid": "", "abort_all": True}),
         ("POST", "/pause_generation", {"mode": "in_place"}),
-        ("POST", "/continue_generation", {}),
+        ("POST", "/continue_generation", {"torch_empty_cache": False}),
         (
             "POST",
             "/update_weights_from_disk",

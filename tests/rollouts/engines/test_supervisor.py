@@ -15,6 +15,7 @@ import pytest
 
 from gyre.errors import ConfigError
 from gyre.rollouts.engines.errors import EngineDied, EngineError, EngineTimeout
+from gyre.rollouts.engines.loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.rollouts.engines.sglang import sglang_command
 from gyre.rollouts.engines.supervisor import EngineCommand, EngineProcess, attach
 
@@ -235,6 +236,23 @@ def test_sglang_is_told_where_and_how() -> None:
     assert "--enable-deterministic-inference" in argv
     assert command.api_key == "k"
     assert command.env["A"] == "1"
+
+
+def test_sglang_gets_the_weight_loader_and_keeps_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/users")
+    command = sglang_command("/m")
+    assert command.env["PYTHONPATH"] == f"{LOADER_PATH}{os.pathsep}/users"
+    assert command.argv[command.argv.index("--custom-weight-loader") + 1] == LOADER
+    assert command.env[LOADER_KEY] == command.loader_key != sglang_command("/m").loader_key
+    given = sglang_command("/m", env={"PYTHONPATH": "/given"})
+    assert given.env["PYTHONPATH"] == f"{LOADER_PATH}{os.pathsep}/given"
+
+
+@pytest.mark.parametrize("argument", ["--quantization", "--custom-weight-loader=my.own"])
+def test_what_is_loaded_otherwise_is_read_from_disk(argument: str) -> None:
+    command = sglang_command("/m", extra=(argument, "fp8"))
+    assert command.loader_key == ""
+    assert LOADER not in command.argv
 
 
 @pytest.mark.parametrize("argument", ["--port", "--port=1", "--model-path"])

@@ -1,0 +1,269 @@
+"""Gyre's weight loader inside SGLang: one in the scheduler process of each rank, under SGLang's own Python.
+
+SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`) in the thread that steps the model. The first
+call arms it: from then on a thread of its own answers Gyre's agent over a Unix socket. A version is then loaded in two
+parts. `prepare`, asked for over the socket while the engine generates, maps the slot, compares every byte with its
+checksums, and brings it as near to the model as it can. The next call of `load`, for which the engine is paused, only
+copies.
+
+Invariants:
+- *nothing escapes*: an exception that left `load` would end the whole server, so each becomes the outcome that the
+  agent asks for;
+- *copied is verified*: `load` copies what `prepare` verified, and nothing else; a version that was prepared is copied
+  once or never;
+- *no forward pass sees half*: the device is idle before the first copy and after the last;
+- *nothing is left*: the socket has an abstract name and goes with the process. Only the same user is answered.
+
+The slot's files must not be written to or made shorter between `prepare` and the outcome.
+
+It runs where Gyre is not installed: it must import nothing of Gyre, and of SGLang only what tells the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+try:
+    import xxhash
+except ImportError:  # told when it is needed
+    xxhash = None  # type: ignore[assignment]
+
+KEY = "GYRE_WEIGHT_LOADER"
+"""The environment variable with the engine's part of the sockets' names."""
+
+_SLOTS = 2
+"""Slots whose files stay pinned: a host has one that serves and one that is filled."""
+
+_COPY_BYTES = 32 << 20
+"""Copied to the device at a time while it generates, so that its own copies get in between."""
+
+_SPARE_BYTES = 2 << 30
+"""Device memory that staging leaves free."""
+
+_MESSAGE_BYTES = 64 << 20
+"""One request's most: a thousand tensors are a hundred kilobytes."""
+
+_rank: _Rank | None = None
+
+
+def load(model: torch.nn.Module, named_tensors: Any) -> None:
+    """What SGLang calls. `named_tensors` is empty: everything came over the socket."""
+    global _rank
+    try:
+        if _rank is None:
+            _rank = _Rank(model)
+        else:
+            _rank.commit(model)
+    except BaseException as error:
+        if _rank is not None:
+            _rank.outcome = {"ok": False, "torn": True, "error": _told(error)}
+
+
+class _Rank:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.device = next(model.parameters()).device
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.rank = torch.distributed.get_rank() if distributed else 0
+        self.outcome: dict[str, Any] = {"ok": False, "error": "nothing was loaded yet"}
+        self._prepared: _Prepared | None = None
+        self._pinned: dict[tuple[int, int, int], _Mapping] = {}
+        """By file system, inode and size: the last used at the end."""
+        self._lock = threading.Lock()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0gyre-{os.environ[KEY]}-{self.rank}")
+        listener.listen(4)
+        thread = threading.Thread(target=self._serve, args=(listener,), name="gyre-weights", daemon=True)
+        thread.start()
+
+    # -- the agent's side, on a thread of its own -----------------------------------------------------
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            try:
+                with connection, connection.makefile("rb") as lines:
+                    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                    if struct.unpack("3i", peer)[1] != os.getuid():
+                        continue
+                    while line := lines.readline(_MESSAGE_BYTES):
+                        connection.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+            except OSError:
+                pass  # the agent left; it dials again when it wants something
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            asked = json.loads(line)
+            op = asked["op"]
+            if op == "hello":
+                return {"ok": True, "rank": self.rank, "device": str(self.device), "pid": os.getpid()}
+            if op == "prepare":
+                return self._prepare(asked["version"], asked["slot"], asked["stage"])
+            if op == "outcome":
+                return self.outcome
+            if op == "forget":
+                with self._lock:
+                    self._prepared = None
+                return {"ok": True}
+            return {"ok": False, "error": f"{op!r} is nothing that this loader does"}
+        except BaseException as error:
+            return {"ok": False, "error": _told(error)}
+
+    def _prepare(self, version: str, slot: dict[str, Any], stage: str) -> dict[str, Any]:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        with self._lock:
+            self._prepared = None
+        self.outcome = {"ok": False, "error": f"version {version} was not loaded"}
+        times: dict[str, Any] = {"map_s": -time.perf_counter()}
+        mappings = [self._map(path) for path in slot["files"]]
+        _lay_out(slot["tensors"], mappings)
+        times["map_s"] += time.perf_counter()
+        times["verify_s"] = -time.perf_counter()
+        for file, offset, size, checksum in slot["chunks"]:
+            mappings[file].verify(offset, size, checksum)
+        times["verify_s"] += time.perf_counter()
+        size_bytes = sum(mapping.size for mapping in mappings)
+        stage = self._choose(stage, size_bytes)
+        times["pin_s"] = -time.perf_counter()
+        if stage == "pinned":
+            for mapping in mappings:
+                mapping.pin()
+            self._keep(mappings)
+        times["pin_s"] += time.perf_counter()
+        times["copy_s"] = -time.perf_counter()
+        buffers = [
+            self._to_device(mapping.buffer) if stage == "device" else mapping.buffer for mapping in mappings
+        ]
+        times["copy_s"] += time.perf_counter()
+        with self._lock:
+            self._prepared = _Prepared(version, slot["tensors"], buffers, mappings)
+        return {"ok": True, "stage": stage, "size_bytes": size_bytes} | times
+
+    def _map(self, path: str) -> _Mapping:
+        with open(path, "r+b") as file:
+            stat = os.fstat(file.fileno())
+            known = self._pinned.get((stat.st_dev, stat.st_ino, stat.st_size))
+            return known or _Mapping(path, file.fileno(), stat)
+
+    def _keep(self, mappings: list[_Mapping]) -> None:
+        """Pinning costs more than copying, and a host's slots are used in turn."""
+        for mapping in mappings:
+            self._pinned.pop(mapping.identity, None)
+            self._pinned[mapping.identity] = mapping
+        while len(self._pinned) > _SLOTS * len(mappings):
+            self._pinned.pop(next(iter(self._pinned)))
+
+    def _choose(self, stage: str, size_bytes: int) -> str:
+        if self.device.type != "cuda":
+            return "host"
+        if stage != "auto":
+            return stage
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return "device" if free > size_bytes + _SPARE_BYTES else "pinned"
+
+    def _to_device(self, buffer: torch.Tensor) -> torch.Tensor:
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            copy = torch.empty(buffer.numel(), dtype=torch.uint8, device=self.device)
+            for at in range(0, buffer.numel(), _COPY_BYTES):
+                copy[at : at + _COPY_BYTES].copy_(buffer[at : at + _COPY_BYTES], non_blocking=True)
+                stream.synchronize()
+        return copy
+
+    # -- SGLang's side, in the thread that steps the model ---------------------------------------------
+
+    def commit(self, model: torch.nn.Module) -> None:
+        with self._lock:
+            prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            self.outcome = {"ok": False, "torn": False, "error": "no version was prepared"}
+            return
+        began = time.perf_counter()
+        self._settle()
+        model.load_weights(prepared.tensors(self.device))  # type: ignore[operator]
+        self._settle()
+        load_s = time.perf_counter() - began
+        self.outcome = {"ok": True, "version": prepared.version, "load_s": load_s}
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class _Prepared:
+    def __init__(
+        self, version: str, table: list[Any], buffers: list[torch.Tensor], mappings: list[_Mapping]
+    ) -> None:
+        self.version, self._table, self._buffers = version, table, buffers
+        self._mappings = mappings  # so that they stay pinned
+
+    def tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor whole and on the device: what a rank takes of it is then cut there, not on the host."""
+        for name, dtype, shape, file, offset, size in self._table:
+            raw = self._buffers[file][offset : offset + size].view(getattr(torch, dtype))
+            yield name, raw.view(shape).to(device, non_blocking=True)
+
+
+class _Mapping:
+    """A file in memory, shared with whoever wrote it; never written to from here."""
+
+    def __init__(self, path: str, descriptor: int, stat: os.stat_result) -> None:
+        self.path, self.size = path, stat.st_size
+        self.identity = (stat.st_dev, stat.st_ino, stat.st_size)
+        self._map = mmap.mmap(descriptor, self.size)  # writable, for torch and for pinning want it
+        self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._pinned = False
+
+    def verify(self, offset: int, size: int, checksum: str) -> None:
+        if xxhash is None:
+            raise RuntimeError("the Python of SGLang has no xxhash: checksums cannot be compared")
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise ValueError(f"{self.path} has {self.size} bytes, and a chunk of it ends at {offset + size}")
+        digest = xxhash.xxh3_64_hexdigest if len(checksum) == 16 else xxhash.xxh3_128_hexdigest
+        with memoryview(self._map)[offset : offset + size] as chunk:
+            found = digest(chunk)  # lets others run meanwhile
+        if found != checksum:
+            raise ValueError(
+                f"{self.path} holds other bytes than its manifest says: {found} and not {checksum} "
+                f"for {size} bytes from {offset}"
+            )
+
+    def pin(self) -> None:
+        """Page-lock it, so that the device reads it at full speed. A second time costs nothing."""
+        if self._pinned:
+            return
+        cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = cuda.cudaHostRegister(self.buffer.data_ptr(), self.size, 0)
+        if int(status) != 0:
+            raise RuntimeError(f"{self.path} cannot be page-locked: CUDA error {int(status)}")
+        self._pinned = True
+
+    def __del__(self) -> None:
+        if getattr(self, "_pinned", False):
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cuda.cudaHostUnregister(self.buffer.data_ptr())
+
+
+def _lay_out(table: list[Any], mappings: list[_Mapping]) -> None:
+    """Raises ValueError for a tensor that does not lie in its file."""
+    for name, dtype, shape, file, offset, size in table:
+        item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+        count = 1
+        for length in shape:
+            count *= length
+        if size != count * item or offset < 0 or offset % item or offset + size > mappings[file].size:
+            raise ValueError(f"tensor {name} ({dtype}, {shape}) does not lie at {offset} of its slot")
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
