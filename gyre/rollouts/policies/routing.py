@@ -411,6 +411,11 @@ class Router:
         holder = self._instances.get(instance)
         return holder.rate if holder is not None else 0.0
 
+    def sample_tokens_s(self, instance: str) -> float:
+        """How fast one sample grows on it, with few beside it; 0 before measured."""
+        holder = self._instances.get(instance)
+        return holder.best_speed if holder is not None else 0.0
+
     def has_room(self, instance: str) -> bool:
         holder = self._instances.get(instance)
         return holder is not None and holder.is_open

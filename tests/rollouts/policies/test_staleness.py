@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts.policies.staleness import TRAIN, Action, Ages, StalenessPolicy, TooOld, Verdict, ages
+from gyre.rollouts.policies.staleness import TRAIN, Action, Ages, StalenessPolicy, Verdict, ages
 from gyre.rollouts.samples import VersionRun
 
 
@@ -34,12 +34,10 @@ def test_ages_are_those_of_the_tokens() -> None:
         (1, (5, 6), Action.TRAIN),
         (1, (4, 5, 6), Action.DROP),
         (3, (3, 6), Action.TRAIN),
-        (None, (0, 6), Action.TRAIN),
         (0, (7,), Action.WAIT),
-        (None, (7,), Action.TRAIN),
     ],
 )
-def test_the_oldest_token_decides(max_age: int | None, versions: tuple[int, ...], action: Action) -> None:
+def test_the_oldest_token_decides(max_age: int, versions: tuple[int, ...], action: Action) -> None:
     verdict = StalenessPolicy(max_age).sample(
         runs(*((version, 5) for version in versions)), trainer_version=6
     )
@@ -53,31 +51,19 @@ def test_reasons_name_the_versions() -> None:
     )
 
 
-def test_under_wait_no_step_leaves_an_unfinished_sample_too_old() -> None:
-    waiting, dropping = StalenessPolicy(2, TooOld.WAIT), StalenessPolicy(2, TooOld.DROP)
-    fresh = runs((7, 5))
-    assert waiting.sample(fresh, trainer_version=7, oldest_in_flight=5).action is Action.WAIT
-    assert waiting.sample(fresh, trainer_version=7, oldest_in_flight=6) is TRAIN
-    assert waiting.sample(fresh, trainer_version=7, oldest_in_flight=3) is TRAIN  # is lost already
-    assert waiting.sample(fresh, trainer_version=7) is TRAIN
-    assert dropping.sample(fresh, trainer_version=7, oldest_in_flight=5) is TRAIN
-    assert not waiting.may_step(trainer_version=7, oldest_in_flight=5)
-    assert dropping.may_step(trainer_version=7, oldest_in_flight=5)
-
-
-def test_a_synchronous_step_streams_while_the_rest_of_it_is_generated() -> None:
-    policy = StalenessPolicy(0, TooOld.WAIT)
-    assert policy.sample(runs((7, 5)), trainer_version=7, oldest_in_flight=7) is TRAIN
-    assert not policy.may_step(trainer_version=7, oldest_in_flight=7)
-
-
 def test_a_function_of_the_user_s_decides_by_itself() -> None:
     def half_fresh(age: Ages) -> Verdict:
         return TRAIN if age.mean <= 1 else Verdict(Action.DROP, "Most of it is old.")
 
-    policy = StalenessPolicy(None, half_fresh)
+    policy = StalenessPolicy(0, half_fresh)
     assert policy.sample(runs((0, 1), (9, 99)), trainer_version=9) is TRAIN
     assert policy.sample(runs((0, 50), (9, 50)), trainer_version=9).action is Action.DROP
+
+
+def test_a_function_that_answers_something_else_is_told_so() -> None:
+    policy = StalenessPolicy(0, lambda age: True)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="answered True, expected a Verdict"):
+        policy.sample(runs((1, 1)), trainer_version=1)
 
 
 def test_a_group_has_the_verdict_of_its_strictest_sample() -> None:
@@ -86,22 +72,6 @@ def test_a_group_has_the_verdict_of_its_strictest_sample() -> None:
     assert policy.group([young, young], trainer_version=6) is TRAIN
     assert policy.group([young, later], trainer_version=6).action is Action.WAIT
     assert policy.group([later, young, old], trainer_version=6).action is Action.DROP
-
-
-@pytest.mark.parametrize("max_age", [0, 1, 3])
-def test_what_is_generated_with_permission_is_never_too_old(max_age: int) -> None:
-    """Generation as far ahead as it may be, trained in order, a step at a time."""
-    policy, per_step = StalenessPolicy(max_age), 4
-    started: list[int] = []
-    for version in range(12):
-        while policy.may_generate(
-            groups_started=len(started), groups_per_step=per_step, trainer_version=version
-        ):
-            started.append(version)
-        assert len(started) == per_step * (version + max_age + 1)
-        for made in started[version * per_step : (version + 1) * per_step]:
-            assert policy.sample(runs((made, 5)), trainer_version=version) is TRAIN
-    assert StalenessPolicy(None).may_generate(groups_started=10**9, groups_per_step=1, trainer_version=0)
 
 
 def test_a_negative_bound_is_refused() -> None:
@@ -114,14 +84,11 @@ def test_a_negative_bound_is_refused() -> None:
     spans=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 50)), max_size=5),
     trainer=st.integers(0, 12),
     max_age=st.integers(0, 5),
-    too_old=st.sampled_from(TooOld),
-    in_flight=st.none() | st.integers(0, 12),
 )
 def test_no_token_older_than_the_bound_is_trained(
-    spans: list[tuple[int, int]], trainer: int, max_age: int, too_old: TooOld, in_flight: int | None
+    spans: list[tuple[int, int]], trainer: int, max_age: int
 ) -> None:
-    policy = StalenessPolicy(max_age, too_old)
-    verdict = policy.sample(runs(*spans), trainer_version=trainer, oldest_in_flight=in_flight)
+    verdict = StalenessPolicy(max_age).sample(runs(*spans), trainer_version=trainer)
     is_old = any(trainer - version > max_age for version, tokens in spans if tokens)
     is_later = any(version > trainer for version, tokens in spans if tokens)
     if verdict.action is Action.TRAIN:
