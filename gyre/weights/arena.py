@@ -25,7 +25,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
@@ -58,7 +58,14 @@ class SlotGone(GyreError):
 class Slot:
     """The files of one version, mapped. `have` holds the chunks whose bytes are there and right."""
 
-    def __init__(self, path: Path, files: Sequence[FileSpec], chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Sequence[FileSpec],
+        chunk_bytes: int,
+        mapped: Mapping[int, memoryview] | None = None,
+    ) -> None:
+        """`mapped` are mappings that are there already, by inode."""
         self.path = path
         self.files = tuple(files)
         self.chunk_bytes = chunk_bytes
@@ -70,7 +77,7 @@ class Slot:
         self._readers = 0
         self._lock = threading.Lock()
         self._journal: int | None = None
-        self.views = [_map(path / file.name, file.size_bytes) for file in files]
+        self.views = [_map(path / file.name, file.size_bytes, mapped or {}) for file in files]
 
     @property
     def manifest(self) -> WeightManifest | None:
@@ -167,6 +174,8 @@ class Arena:
         self.versions: dict[int, Slot] = {}
         self.staging: Slot | None = None
         self._reserve = reserve or _take_space
+        self._mapped: dict[int, memoryview] = {}
+        """Of pages that wait for their next version, by inode: to map half a gigabyte takes as long as to copy it."""
         self._lock = threading.RLock()
         root.mkdir(parents=True, exist_ok=True)
         for path in sorted(root.glob("v*")):
@@ -214,7 +223,8 @@ class Arena:
             if spare.is_dir():
                 _reuse(spare, path, files)
             self._fill(path, files)
-            self.staging = Slot(path, files, chunk_bytes)
+            self.staging = Slot(path, files, chunk_bytes, self._mapped)
+            self._mapped = {}
             return self.staging
 
     def stage_manifest(self, manifest: WeightManifest, *, keep: int | None) -> Slot:
@@ -297,6 +307,8 @@ class Arena:
             path = self.root / STAGING
             idle = slot.revoke() if slot is not None else True
             if slot is not None:
+                if keep_files and idle:
+                    self._keep_mapped(slot)
                 slot.close()
             if not path.exists():
                 return
@@ -355,9 +367,15 @@ class Arena:
         with contextlib.suppress(FileNotFoundError):
             (slot.path / MANIFEST).unlink()
         if idle:
+            self._keep_mapped(slot)
             _reuse(slot.path, into, files)
         slot.close()
         shutil.rmtree(slot.path, ignore_errors=True)
+
+    def _keep_mapped(self, slot: Slot) -> None:
+        for file, view in zip(slot.files, slot.views, strict=True):
+            with contextlib.suppress(FileNotFoundError):
+                self._mapped[(slot.path / file.name).stat().st_ino] = view
 
     def _drop(self, slot: Slot) -> None:
         slot.revoke()
@@ -416,12 +434,15 @@ def _take_space(descriptor: int, size_bytes: int) -> None:
         os.pwrite(descriptor, block[: size_bytes - at], at)
 
 
-def _map(path: Path, size_bytes: int) -> memoryview:
+def _map(path: Path, size_bytes: int, mapped: Mapping[int, memoryview]) -> memoryview:
     """Raises OSError, and ValueError where the file is not so large: a mapping beyond its end would be a signal."""
     descriptor = os.open(path, os.O_RDWR)
     try:
-        if os.fstat(descriptor).st_size != size_bytes:
+        found = os.fstat(descriptor)
+        if found.st_size != size_bytes:
             raise ValueError(f"{path} has not {size_bytes} bytes")
+        if found.st_ino in mapped and mapped[found.st_ino].nbytes == size_bytes:
+            return mapped[found.st_ino]
         if not size_bytes:
             return memoryview(b"")
         if _POPULATE:

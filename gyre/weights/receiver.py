@@ -432,7 +432,7 @@ class _Fetch:
             self._rest(peer, "source_refused", error, index)
         except WeightMismatch as error:
             self._damaged(peer, index, str(error), want)
-        except (OSError, GyreError, ValueError, TypeError, KeyError) as error:
+        except (OSError, GyreError) as error:
             self._rest(peer, "source_lost", error, index)
         return False
 
@@ -442,12 +442,15 @@ class _Fetch:
             self._learn(peer, reply)
 
     def _learn(self, peer: _Peer, told: Mapping[str, Any]) -> None:
-        """Raises ValueError, TypeError where that is nonsense."""
-        with self._lock:
-            peer.learn(str(told.get("have", "")), str(told.get("given", "")), time.monotonic())
-            if told.get("status") == "gone":
-                peer.have = 0
-        self._hear_of([str(address)[:100] for address in told.get("peers", ())])
+        """Raises ConnectionError where that is nonsense."""
+        try:
+            with self._lock:
+                peer.learn(str(told.get("have", "")), str(told.get("given", "")), time.monotonic())
+                if told.get("status") == "gone":
+                    peer.have = 0
+            self._hear_of([str(address)[:100] for address in told.get("peers", ())])
+        except (ValueError, TypeError) as error:
+            raise ConnectionAbortedError(f"no such reply: {error}") from error
 
     def _take(self, peer: _Peer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
         now = time.monotonic()

@@ -92,7 +92,9 @@ class TcpTransport:
         relay: str = "",
         stall_s: float = 5.0,
         abandoned: Callable[[], bool] = lambda: False,
+        pace: Callable[[int], None] | None = None,
     ) -> None:
+        self._pace = pace
         self._address = address
         self._token = token
         self._relay = relay
@@ -115,7 +117,10 @@ class TcpTransport:
             return Pulled(str(reply.get("status")), told=reply)
         assert self._line is not None
         began = time.monotonic()
-        codec, nbytes = str(reply["codec"]), int(reply["nbytes"])
+        codec, nbytes = str(reply.get("codec")), reply.get("nbytes")
+        if not isinstance(nbytes, int) or nbytes < 0:
+            self.close()
+            raise ConnectionAbortedError("no such reply")
         digest = xxhash.xxh3_64()
         encoded, decode_s = None, 0.0
         try:
@@ -144,7 +149,7 @@ class TcpTransport:
             codec=codec,
             wire_bytes=nbytes,
             seconds=seconds,
-            encode_s=float(reply.get("encode_s", 0.0)),
+            encode_s=_seconds(reply.get("encode_s")),
             decode_s=decode_s,
             told=reply,
             encoded=encoded,
@@ -166,7 +171,11 @@ class TcpTransport:
         try:
             if self._line is None:
                 self._line = dial(
-                    self._address, self._token, stall_s=self._stall_s, abandoned=self._abandoned
+                    self._address,
+                    self._token,
+                    stall_s=self._stall_s,
+                    abandoned=self._abandoned,
+                    pace=self._pace,
                 )
             self._line.send_json({**request, "relay": self._relay})
             return self._line.receive_json(limit=REPLY_LIMIT)
@@ -213,3 +222,7 @@ class SharedTransport:
 
     def close(self) -> None:
         pass
+
+
+def _seconds(told: object) -> float:
+    return float(told) if isinstance(told, int | float) and 0 <= told < 3600 else 0.0

@@ -17,6 +17,7 @@ import ipaddress
 import json
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,7 +53,8 @@ class Abandoned(GyreError):
 
 
 class Line:
-    """One connection. `abandoned()` is asked often; once it is true, waits end by Abandoned."""
+    """One connection. `abandoned()` is asked often; once it is true, waits end by Abandoned. `pace(nbytes)` is called
+    after each part that went or came, and may wait: a link that is to be left to others."""
 
     def __init__(
         self,
@@ -66,7 +68,10 @@ class Line:
         self.stall_s = stall_s
         self.abandoned = abandoned
         self._pace = pace
-        link.settimeout(min(_LOOK_S, stall_s))
+        # The kernel's own timeouts: Python's would ask `poll` before each part, and take parts as small as they come.
+        link.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, int(_LOOK_S * 1e6)))
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: memoryview | bytes) -> None:
@@ -76,7 +81,7 @@ class Line:
         while at < view.nbytes:
             try:
                 sent = self._link.send(view[at : at + BLOCK])
-            except TimeoutError:
+            except BlockingIOError:
                 self._look(moved)
                 continue
             if self._pace is not None:
@@ -92,13 +97,15 @@ class Line:
         end = view.nbytes
         while at < end:
             try:
-                got = self._link.recv_into(view[at : min(end, at + BLOCK)])
-            except TimeoutError:
+                got = self._link.recv_into(view[at : min(end, at + BLOCK)], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
                 self._look(moved)
                 continue
             if not got:
                 raise ConnectionResetError("the other side has closed the connection")
             at += got
+            if self._pace is not None:
+                self._pace(got)
             moved = time.monotonic()
             if seen is not None and (at - told >= BLOCK or at == end):
                 seen(view[told:at])
@@ -142,11 +149,18 @@ class Line:
             raise Stalled(f"nothing moved for {waited:.1f} s.")
 
 
-def dial(address: str, token: str, *, stall_s: float, abandoned: Callable[[], bool] = lambda: False) -> Line:
+def dial(
+    address: str,
+    token: str,
+    *,
+    stall_s: float,
+    abandoned: Callable[[], bool] = lambda: False,
+    pace: Callable[[int], None] | None = None,
+) -> Line:
     """A connection to `host:port`, both sides proven. Raises OSError, Stalled, Unauthorized."""
     host, _, port = address.rpartition(":")
     link = socket.create_connection((host.strip("[]"), int(port)), timeout=min(HANDSHAKE_S, stall_s))
-    line = Line(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned)
+    line = Line(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned, pace=pace)
     try:
         hello = bytearray(len(MAGIC) + _NONCE)
         line.receive_into(memoryview(hello))
