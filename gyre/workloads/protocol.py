@@ -13,7 +13,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, UserCodeError
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -44,8 +44,10 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
     text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
     text += "".join(traceback.format_exception_only(error))
     theirs = any(not _is_library(frame.filename) for frame in outside)
-    if isinstance(error, ConfigError) or not module.startswith("gyre."):
+    if isinstance(error, ConfigError | UserCodeError) or not module.startswith("gyre."):
         theirs = True
+    if isinstance(error, UserCodeError) and "traceback" in error.details:  # it was raised in another process
+        text = f"{error.details['traceback']}\n{text}"
     message = f"{type(error).__name__}: {_text_of(error)}"
     sign = message.lower()
     return Failure(
@@ -116,6 +118,8 @@ class Binding:
     """The job's `rollouts` section."""
     elastic: dict[str, Any] | None = None
     """For the rollout manager: the rollout role's `elastic` section."""
+    local: bool = False
+    """For a rollout instance: it stands on the trainer's devices, and generates in windows."""
 
 
 @dataclass(slots=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, UserCodeError
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.protocol import failure_of
 from gyre.workloads.rewards import ExactMatchReward, PythonReward, load_function
 
 
@@ -50,16 +51,29 @@ def test_scoring_twice_gives_the_same():
     assert once == again
 
 
-def share_of_digits(prompt_text, completion_text, meta):
-    assert prompt_text.endswith("=")
-    return len(completion_text) / 10 + len(meta["answer"])
-
-
 def test_a_python_function_scores_texts():
-    reward = bound(PythonReward(), reward={"function": f"{__name__}:share_of_digits"})
-    (scored,) = reward.score([group_with([("12", True), ("7", True)])])
-    width = len(scored.meta["answer"])
-    assert [sample.reward for sample in scored.samples] == pytest.approx([width + 0.2, width + 0.1])
+    reward = bound(PythonReward(), reward={"function": "tests.workloads.reward_functions:length"})
+    try:
+        (scored,) = reward.score([group_with([("12", True), ("7", True)])])
+        width = len(scored.meta["answer"])
+        assert [sample.reward for sample in scored.samples] == [width + 2, width + 1]
+    finally:
+        reward.teardown()
+
+
+def test_a_failing_function_is_told_as_the_user_s_with_its_traceback():
+    reward = bound(PythonReward(), reward={"function": "tests.workloads.reward_functions:by_word"})
+    group = group_with([("12", True)])
+    reward.task.answer_of = lambda sample: "raise"
+    try:
+        with pytest.raises(UserCodeError) as caught:
+            reward.score([group])
+        told = failure_of(caught.value, module="gyre.workloads.rewards.workloads")
+        assert told.user_code
+        assert "no such thing" in told.traceback
+        assert group.samples[0].reward is None
+    finally:
+        reward.teardown()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "join": ("instances", "Generate for a job from this machine."),
     "drain": ("instances", "Let a rollout instance hand over and leave."),
     "replay": ("replay", "Fold a job's history again and compare."),
+    "data": ("data", "Put a data set into the form that jobs read."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }
 """Each verb: the module that has it under its own name, and its line in the help."""

@@ -16,6 +16,7 @@ from gyre.rollouts.samples import Group
 from gyre.weights.manifest import pack_weights
 from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import operator
+from gyre.workloads.tasks import task_of
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.gradients import policy_gradient
 from gyre.workloads.torch.hugging_face import config_of, to_names
@@ -47,7 +48,7 @@ class TorchActor(TorchLearner):
     model: Decoder
 
     def setup(self) -> None:
-        self.task = ArithmeticTask(self.config)
+        self.task = task_of(self.config)
         super().setup()
 
     def make_model(self) -> Decoder:
@@ -81,12 +82,14 @@ class TorchActor(TorchLearner):
 
         Rank 0 alone computes, so that ranks which share cores do not do the same work side by side; the others
         hear of its progress every few steps. A second call, or one after the first optimizer step, does nothing
-        and returns the recorded result.
+        and returns the recorded result. Only arithmetic has one: any other task begins with the weights as they are.
         """
         if self._warm is not None or self.step > 0:
             return self._warm or {"already_applied": True}
         beacon = torch.zeros(5, dtype=torch.float64)  # done, steps, loss, agreement, seconds
-        if self.rank == 0:
+        if not isinstance(self.task, ArithmeticTask):
+            beacon[0] = 1.0
+        elif self.rank == 0:
             started = time.monotonic()
             for warm in warm_steps(self.model, self.task, self.settings.warm_start):
                 self.report_progress(warm_start_step=warm.steps, agreement=warm.agreement)

@@ -16,9 +16,9 @@ import torch
 
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest, unpack_weights
-from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import operator
 from gyre.workloads.torch.accumulation import Tally
+from gyre.workloads.tasks import task_of
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.gradients import value_gradient
 from gyre.workloads.torch.learner import TorchLearner
@@ -37,7 +37,7 @@ class TorchCritic(TorchLearner):
     model: ValueModel
 
     def make_model(self) -> ValueModel:
-        return ValueModel(model_config(self.settings, ArithmeticTask(self.config)), seed=self.settings.seed)
+        return ValueModel(model_config(self.settings, task_of(self.config)), seed=self.settings.seed)
 
     @property
     def optim(self) -> OptimSettings:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gyre.weights.manifest import WeightManifest, WeightMismatch, unpack_weights
-from gyre.workloads.arithmetic import ArithmeticTask
+from gyre.workloads.tasks import Task
 from gyre.workloads.torch.errors import OlderWeights
 from gyre.workloads.torch.model import Decoder, ModelConfig
 from gyre.workloads.torch.settings import TorchSettings
@@ -34,7 +34,7 @@ class Policy:
         return self.manifest.version
 
 
-def model_config(settings: TorchSettings, task: ArithmeticTask) -> ModelConfig:
+def model_config(settings: TorchSettings, task: Task) -> ModelConfig:
     """The decoder's shape for the task's vocabulary."""
     model = settings.model
     return ModelConfig(

@@ -11,8 +11,8 @@ import torch
 
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest
-from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.tasks import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
 from gyre.workloads.torch.policy import Policy, model_config, next_policy
@@ -25,7 +25,7 @@ class TorchReference(BaseWorkload):
     def setup(self) -> None:
         self.settings = TorchSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
-        self.model_config = model_config(self.settings, ArithmeticTask(self.config))
+        self.model_config = model_config(self.settings, task_of(self.config))
         self._policy: Policy | None = None
 
     @property

@@ -18,9 +18,9 @@ import torch
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.manifest import WeightManifest
-from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards import exact_match
+from gyre.workloads.tasks import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.generate import Completion, Prompt, generate
 from gyre.workloads.torch.policy import Policy, model_config, next_policy
@@ -33,7 +33,7 @@ class TorchRollout(BaseWorkload):
     def setup(self) -> None:
         self.settings = TorchSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
-        self.task = ArithmeticTask(self.config)
+        self.task = task_of(self.config)
         self.model_config = model_config(self.settings, self.task)
         self._policy: Policy | None = None
 
@@ -83,7 +83,8 @@ class TorchRollout(BaseWorkload):
             groups, self._complete(policy, groups, 1, 0.0, self.report_progress), strict=True
         ):
             if row[0].finish_reason == "stop":
-                right += exact_match("", self.task.tokenizer.decode(row[0].token_ids), group.meta)
+                said = self.task.answer_of(_sample(row[0], policy.version))
+                right += exact_match("", said, group.meta)
         return {"accuracy": right / max(len(groups), 1), "count": len(groups), "version": policy.version}
 
     def _complete(

@@ -18,6 +18,7 @@ from typing import Any
 
 from gyre.errors import ConfigError, nearest
 from gyre.workloads.loss_settings import LossSettings
+from gyre.workloads.rewards.settings import RewardSettings
 from gyre.workloads.settings import read_settings
 
 
@@ -98,13 +99,6 @@ class WarmStartSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardSettings:
-    """`function` is `package.module:function`, for `PythonReward`."""
-
-    function: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class TorchSettings:
     """Everything that the torch workloads read. `threads` is torch's intra-op thread count in each process."""
 
@@ -175,6 +169,7 @@ def _check(settings: TorchSettings) -> None:
         if not holds:
             raise ConfigError(f"{sentence}.")
     settings.loss.check()
+    settings.reward.check()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,92 @@
+"""`data`: prepare a data set for jobs, and look at a prepared one. Needs neither Ray nor torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gyre.api.cli.output import remark, write_json
+
+_ONE_PLACE = click.Path(path_type=Path)
+_A_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.group()
+def data() -> None:
+    """Put a data set into the form that jobs read, and look at it."""
+
+
+@data.command()
+@click.argument("source", type=_ONE_PLACE)
+@click.argument("out", type=_ONE_PLACE)
+@click.option("--tokenizer", type=_A_FOLDER, required=True, help="A model's folder, with tokenizer.json.")
+@click.option("--split", default="train", show_default=True)
+@click.option(
+    "--layout",
+    default="auto",
+    show_default=True,
+    help="gsm8k, openr1-math, verl or plain; auto goes by the columns.",
+)
+@click.option("--prompt", default="", metavar="COLUMN", help="Of the question, in another layout.")
+@click.option("--answer", default="", metavar="COLUMN", help="Of the answer.")
+@click.option("--system", default="", metavar="TEXT", help="A system message before every question.")
+@click.option("--suffix", default="", metavar="TEXT", help="After every question: how to answer it.")
+@click.option("--chat/--no-chat", default=True, show_default=True, help="By the tokenizer's chat template.")
+@click.option("--max-prompt-tokens", type=click.IntRange(0), default=0, help="Longer ones are left out.")
+@click.option("--limit", type=click.IntRange(0), default=0, help="Rows to read.")
+@click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
+def prepare(source: Path, out: Path, tokenizer: Path, as_json: bool, **how: Any) -> None:
+    """Read SOURCE (JSONL, Parquet, or a folder of Hugging Face's) and write the folder OUT.
+
+    OUT holds tokens, answers, hashes and the tokenizer; `config.data.path` of a job names it.
+    """
+    from gyre.data.prepare import Recipe
+    from gyre.data.prepare import prepare as write
+
+    manifest = write(source, out, tokenizer, Recipe(**how))
+    if as_json:
+        write_json(manifest)
+        return
+    _tell(manifest)
+    remark(f"wrote {out}")
+
+
+@data.command()
+@click.argument("folder", type=_A_FOLDER)
+@click.option("--rows", type=click.IntRange(0), default=2, show_default=True, help="Prompts to show.")
+@click.option("--verify", is_flag=True, help="Read every file and compare its checksum.")
+@click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
+def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
+    """Show what a prepared FOLDER was made from, and its first prompts."""
+    from gyre.data.folder import TOKENIZER, PreparedFolder
+    from gyre.data.tokenizer import TextTokenizer
+    from gyre.errors import ConfigError
+
+    found = PreparedFolder(folder)
+    manifest = found.manifest
+    damaged = found.verify() if verify else []
+    if damaged:
+        raise ConfigError(
+            f"{folder}: {', '.join(damaged)} are not as they were written.", hint="Prepare it again."
+        )
+    if as_json:
+        write_json(manifest)
+        return
+    _tell(manifest)
+    tokenizer = TextTokenizer(folder / TOKENIZER)
+    for row in range(min(rows, found.rows)):
+        click.echo(f"--- row {row}: {found.meta(row)}")
+        click.echo(tokenizer.decode(found.prompt_ids(row).tolist()))
+
+
+def _tell(manifest: dict[str, Any]) -> None:
+    tokens = manifest["prompt_tokens"]
+    click.echo(
+        f"{manifest['rows']} prompts of {manifest['read']} rows, {manifest['distinct_prompts']} distinct"
+    )
+    for why, count in manifest["left_out"].items():
+        click.echo(f"{count} left out: {why}")
+    click.echo(f"{tokens['total']} tokens, {tokens['mean']} a prompt, {tokens['longest']} at most")
+    click.echo(f"digest {manifest['digest']}")

@@ -1,0 +1,118 @@
+"""From a data set on disk to its prepared form: rows to messages, messages to text, text to tokens.
+
+This module must not know what is trained on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from gyre.data.folder import FolderWriter
+from gyre.data.layouts import Layout, Problem, layout_for
+from gyre.data.sources import Row, read_rows
+from gyre.data.tokenizer import FILES, TextTokenizer
+from gyre.errors import ConfigError
+
+_BLOCK = 1024
+"""Rows tokenised at once: enough to keep the library's threads busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How rows become prompts."""
+
+    split: str = "train"
+    layout: str = "auto"
+    prompt: str = ""
+    """The column of the prompt, for a layout that is none of the known ones."""
+    answer: str = ""
+    """The column of the answer."""
+    system: str = ""
+    """A system message before every conversation."""
+    suffix: str = ""
+    """Text after every question: how to answer."""
+    chat: bool = True
+    """By the tokenizer's chat template; without, the question is taken as it is."""
+    max_prompt_tokens: int = 0
+    """Longer prompts are left out; 0 keeps all."""
+    limit: int = 0
+    """Rows to read; 0 reads all."""
+
+
+def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe()) -> dict[str, Any]:
+    """Writes the folder `out` and returns its manifest; see `gyre.data.folder`. The same input gives the same digest.
+
+    Raises ConfigError where the source, the layout, the tokenizer or its template will not do.
+    """
+    text = TextTokenizer(tokenizer)
+    if recipe.chat and text.template is None:
+        raise ConfigError(
+            f"the tokenizer in {tokenizer} has no chat template.",
+            hint="Take that of an instruction-tuned model, or prepare without: --no-chat.",
+        )
+    rows = read_rows(source, recipe.split)
+    if recipe.limit:
+        rows = islice(rows, recipe.limit)
+    first = next(rows, None)
+    if first is None:
+        raise ConfigError(f"{source} holds no rows.")
+    layout = layout_for(recipe.layout, list(first), prompt=recipe.prompt, answer=recipe.answer)
+    left_out: Counter[str] = Counter()
+    read = 0
+    with FolderWriter(out) as folder:
+        for block in _blocks(chain([first], rows)):
+            read += len(block)
+            problems = list(_problems(block, layout, left_out))
+            texts = [_text(problem, text, recipe) for problem in problems]
+            encoded = text.encode(texts, special=not recipe.chat) if texts else []
+            for problem, token_ids in zip(problems, encoded, strict=True):
+                if recipe.max_prompt_tokens and len(token_ids) > recipe.max_prompt_tokens:
+                    left_out["too long"] += 1
+                elif not token_ids:
+                    left_out["empty"] += 1
+                else:
+                    folder.add(token_ids, {**problem.meta, "answer": problem.answer})
+        about = {
+            "read": read,
+            "left_out": dict(sorted(left_out.items())),
+            "source": source.name,
+            "recipe": asdict(recipe),
+            "vocab_size": text.vocab_size,
+            "stop_token_ids": list(text.stop_token_ids),
+        }
+        files = {name: tokenizer / name for name in FILES if (tokenizer / name).exists()}
+        return folder.finish(about, files)
+
+
+def _blocks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while block := list(islice(rows, _BLOCK)):
+        yield block
+
+
+def _problems(block: list[Row], layout: Layout, left_out: Counter[str]) -> Iterator[Problem]:
+    for row in block:
+        try:
+            problem = layout(row)
+        except KeyError as error:
+            raise ConfigError(f"a row lacks the column {error}, which the first one has.") from error
+        if problem is None:
+            left_out["without an answer"] += 1
+        else:
+            yield problem
+
+
+def _text(problem: Problem, text: TextTokenizer, recipe: Recipe) -> str:
+    messages = [dict(one) for one in problem.messages]
+    if recipe.suffix:
+        messages[-1]["content"] += recipe.suffix
+    if not recipe.chat:
+        return "\n".join(one["content"] for one in messages)
+    if recipe.system:
+        messages.insert(0, {"role": "system", "content": recipe.system})
+    assert text.template is not None
+    return text.template.render(messages)

@@ -1,0 +1,146 @@
+"""A prepared data set as a job's prompts: `run.data: gyre.data.prepared:PreparedData`.
+
+Invariants:
+- *endless and resumable*: prompt `i` is a function of the folders, the seed and `i` alone; see `gyre.data.order`;
+- *held out stays out*: a prompt whose tokens are those of a held-out one is never drawn for training.
+
+This module must not know how answers are produced or rewarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.data.folder import TOKENIZER, PreparedFolder
+from gyre.data.order import EpochOrder
+from gyre.data.tokenizer import TextTokenizer
+from gyre.errors import ConfigError, nearest
+from gyre.rollouts.samples import Group, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """The section `config.data`."""
+
+    path: str = ""
+    """A folder that `gyre data prepare` made."""
+    held_out: str = ""
+    """Another, for evaluation; or, where it is empty …"""
+    held_out_every: int = 0
+    """… one prompt in this many of `path` is held out, by its hash. 0 holds none out."""
+    shuffle: bool = True
+    digest: str = ""
+    """What the manifest of `path` must say, so that nobody trains on another data set; "" takes any."""
+
+    @classmethod
+    def read(cls, section: Any) -> DataSettings:
+        """Raises ConfigError for what is no setting, or of another type than the setting."""
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"config.data must be a mapping, not {section!r}.")
+        known = {"path": str, "held_out": str, "held_out_every": int, "shuffle": bool, "digest": str}
+        for key, value in section.items():
+            if key not in known:
+                raise ConfigError(f"config.data.{key} is not a setting.", hint=nearest(str(key), known))
+            if type(value) is not known[key]:
+                raise ConfigError(f"config.data.{key} must be {known[key].__name__}, not {value!r}.")
+        found = cls(**section)
+        if not found.path:
+            raise ConfigError("config.data.path is missing.", hint="Make a folder with `gyre data prepare`.")
+        if found.held_out_every < 0 or found.held_out_every == 1:
+            raise ConfigError("config.data.held_out_every must be 0, or at least 2.")
+        if found.held_out and found.held_out_every:
+            raise ConfigError(
+                "config.data: held_out and held_out_every are both given.", hint="Keep one of them."
+            )
+        return found
+
+
+class PreparedData:
+    """By the job's `config`: its section `data`, and `seed`. Raises ConfigError where the folders will not do."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.settings = DataSettings.read(config.get("data"))
+        self._folder = PreparedFolder(Path(self.settings.path))
+        manifest = self._folder.manifest
+        if self.settings.digest and manifest["digest"] != self.settings.digest:
+            raise ConfigError(
+                f"{self._folder.path} has the digest {manifest['digest']}, config.data.digest says "
+                f"{self.settings.digest}.",
+                hint="It is another data set than the job was made for.",
+            )
+        self._aside = PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
+        if self._aside is not None and self._aside.manifest["vocab_size"] != manifest["vocab_size"]:
+            raise ConfigError(
+                f"{self._aside.path} was prepared with another tokenizer than {self._folder.path}."
+            )
+        self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
+        self._seed = int(config.get("seed", 0))
+
+    # -- prompts ------------------------------------------------------------------------------------
+
+    def prompt(self, index: int) -> Group:
+        """Training prompt `index` ≥ 0: `meta` has its answer, its row and the epoch it is drawn in."""
+        row = int(self._training[self._order.row_at(index)])
+        meta = {"row": row, "epoch": self._order.epoch_of(index)}
+        return self._group(index, self._folder, row, meta)
+
+    def held_out(self, count: int) -> list[Group]:
+        """The first `count` prompts that are never trained on, always the same. Their ids are -1, -2, …
+
+        Raises ConfigError where there are fewer.
+        """
+        folder = self._aside or self._folder
+        rows = np.arange(folder.rows) if self._aside is not None else np.flatnonzero(self._is_held_out)
+        if len(rows) < count:
+            raise ConfigError(
+                f"{len(rows)} prompts are held out, fewer than the {count} of run.held_out.",
+                hint="Lower run.held_out, or give config.data.held_out or held_out_every.",
+            )
+        return [
+            self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows[:count])
+        ]
+
+    @staticmethod
+    def _group(group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any]) -> Group:
+        return Group(group_id, folder.prompt_ids(row), folder.meta(row) | meta)
+
+    @cached_property
+    def _is_held_out(self) -> NDArray[np.bool_]:
+        """bool `[rows]`: by the prompt, so that one that stands there twice is held out twice."""
+        if self._aside is not None:
+            return np.isin(self._folder.hashes, self._aside.hashes)
+        if not self.settings.held_out_every:
+            return np.zeros(self._folder.rows, dtype=np.bool_)
+        found: NDArray[np.bool_] = self._folder.hashes % np.uint64(self.settings.held_out_every) == 0
+        return found
+
+    @cached_property
+    def _training(self) -> NDArray[np.int64]:
+        rows = np.flatnonzero(~self._is_held_out)
+        if not len(rows):
+            raise ConfigError(f"every prompt of {self._folder.path} is held out.")
+        return rows
+
+    @cached_property
+    def _order(self) -> EpochOrder:
+        return EpochOrder(len(self._training), seed=self._seed, shuffle=self.settings.shuffle)
+
+    # -- texts --------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        return TextTokenizer(self._folder.path / TOKENIZER)
+
+    def prompt_text(self, group: Group) -> str:
+        return self.tokenizer.decode(group.prompt_ids.tolist())
+
+    def answer_of(self, sample: Sample) -> str:
+        """What the sample says, without special tokens."""
+        return self.tokenizer.decode(sample.token_ids.tolist())

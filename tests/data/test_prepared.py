@@ -1,0 +1,222 @@
+"""The prepared form: the same for the same input, whole or not there, drawn by number, held out for good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.api.cli import main
+from gyre.data.order import EpochOrder
+from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepared import PreparedData
+from gyre.data.templates import ChatTemplate
+from gyre.data.tokenizer import TextTokenizer
+from gyre.errors import ConfigError
+from gyre.rollouts.samples import Sample, VersionRun
+from tests.data.small import TEMPLATE, gsm8k_rows, write_lines, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    rows = [{"question": f"What is {n} plus {n}?", "answer": f"#### {2 * n}"} for n in range(40)]
+    return write_lines(tmp_path_factory.mktemp("source") / "train.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, model, source):
+    path = tmp_path_factory.mktemp("prepared") / "train"
+    prepare(source, path, model, Recipe(suffix=" Think."))
+    return path
+
+
+def data_of(folder, seed=0, **section):
+    return PreparedData({"seed": seed, "data": {"path": str(folder), **section}})
+
+
+# -- templates --------------------------------------------------------------------------------------
+
+CONVERSATIONS = [
+    [{"role": "user", "content": "Hi {{ 7 * 7 }} ünïcode"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+    [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": "?"},
+    ],
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}])
+def test_a_chat_template_gives_what_transformers_gives(model, options):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = ChatTemplate(TEMPLATE, {"eos_token": "<|im_end|>"})
+    for conversation in CONVERSATIONS:
+        for generate in (True, False):
+            (expected,), _ = render_jinja_template(
+                [conversation],
+                chat_template=TEMPLATE,
+                add_generation_prompt=generate,
+                eos_token="<|im_end|>",
+                **options,
+            )
+            assert template.render(conversation, generate=generate, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{{ messages.__class__.__mro__ }}", "refuses"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", "refuses"),
+        ("{% set _ = messages.append(1) %}", "refuses"),
+        ("{{ raise_exception('only users') }}", "only users"),
+        ("{% if %}", "no template"),
+    ],
+)
+def test_a_template_reaches_nothing_of_python(template, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        print(ChatTemplate(template).render(CONVERSATIONS[0]))
+
+
+# -- preparing --------------------------------------------------------------------------------------
+
+
+def test_tokens_are_those_of_the_template_and_answers_go_with_them(folder, model, source):
+    tokenizer = TextTokenizer(model)
+    data = data_of(folder, shuffle=False)
+    group = data.prompt(3)
+    text = "<|im_start|>user\nWhat is 3 plus 3? Think.<|im_end|>\n<|im_start|>assistant\n"
+    assert group.prompt_ids.tolist() == tokenizer.encode([text], special=False)[0]
+    assert group.prompt_ids.dtype == np.int32
+    assert (group.id, group.meta) == (3, {"answer": "6", "row": 3, "epoch": 0})
+    assert "What is 3 plus 3? Think." in data.prompt_text(group)
+    assert data.stop_token_ids == (2, 0)
+    assert (data.tokenizer.eos_id, data.tokenizer.vocab_size) == (2, 300)
+    tokens = np.array([*tokenizer.encode(["The answer is 6."], special=False)[0], 2], dtype=np.int32)
+    said = Sample(tokens, np.zeros(len(tokens), dtype=np.float32), (VersionRun(0, 0, len(tokens)),))
+    assert data.answer_of(said) == "The answer is 6."
+
+
+def test_the_same_input_has_the_same_digest_and_another_has_another(tmp_path, model, source, folder):
+    again = prepare(source, tmp_path / "again", model, Recipe(suffix=" Think."))
+    other = prepare(source, tmp_path / "other", model, Recipe())
+    assert again["digest"] == json.loads((folder / "manifest.json").read_text())["digest"]
+    assert other["digest"] != again["digest"]
+
+
+def test_what_is_left_out_is_counted(tmp_path, model):
+    rows = write_lines(tmp_path / "rows.jsonl", gsm8k_rows())
+    told = prepare(rows, tmp_path / "out", model, Recipe(max_prompt_tokens=40, chat=False))
+    assert (told["read"], told["rows"]) == (4, 3 - told["left_out"].get("too long", 0))
+    assert told["left_out"]["without an answer"] == 1
+    with pytest.raises(ConfigError, match="no row is left"):
+        prepare(rows, tmp_path / "none", model, Recipe(max_prompt_tokens=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
+
+
+def test_an_existing_folder_is_not_written_over(folder, model, source):
+    with pytest.raises(ConfigError, match="exists already"):
+        prepare(source, folder, model)
+
+
+def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source):
+    out = tmp_path / "out"
+    run = CliRunner().invoke(
+        main, ["data", "prepare", str(source), str(out), "--tokenizer", str(model), "--json"]
+    )
+    assert run.exit_code == 0, run.output
+    assert json.loads(run.stdout)["rows"] == 40
+    shown = CliRunner().invoke(main, ["data", "show", str(out), "--rows", "1", "--verify"])
+    assert shown.exit_code == 0, shown.output
+    assert "40 prompts of 40 rows, 40 distinct" in shown.stdout
+    assert "What is 0 plus 0?" in shown.stdout
+    tokens = out / "tokens.npy"
+    tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x01")
+    broken = CliRunner().invoke(main, ["data", "show", str(out), "--verify"])
+    assert broken.exit_code != 0
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="not as it was written"):
+        data_of(out)
+
+
+# -- drawing ----------------------------------------------------------------------------------------
+
+
+@given(rows=st.integers(1, 60), seed=st.integers(0, 5), epoch=st.integers(0, 3))
+def test_every_epoch_draws_every_row_once(rows, seed, epoch):
+    order = EpochOrder(rows, seed=seed)
+    drawn = [order.row_at(index) for index in range(epoch * rows, (epoch + 1) * rows)]
+    assert sorted(drawn) == list(range(rows))
+    assert drawn == [
+        EpochOrder(rows, seed=seed).row_at(index) for index in range(epoch * rows, (epoch + 1) * rows)
+    ]
+
+
+def test_epochs_and_seeds_differ():
+    def drawn(seed, start):
+        order = EpochOrder(40, seed=seed)
+        return [order.row_at(index) for index in range(start, start + 40)]
+
+    assert len({tuple(drawn(seed, start)) for seed in (0, 1) for start in (0, 40)}) == 4
+
+
+def test_a_prompt_depends_on_its_index_alone(folder):
+    one, other = data_of(folder, seed=3), data_of(folder, seed=3)
+    first = [one.prompt(index) for index in range(100)]
+    for index in (99, 40, 0, 73):
+        assert other.prompt(index).meta == first[index].meta
+        assert np.array_equal(other.prompt(index).prompt_ids, first[index].prompt_ids)
+    assert {group.meta["row"] for group in first[:40]} == set(range(40))
+
+
+def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
+    data = data_of(folder, held_out_every=4)
+    held = {group.meta["row"] for group in data.held_out(6)}
+    assert not held & {data.prompt(index).meta["row"] for index in range(120)}
+    assert [group.id for group in data.held_out(3)] == [-1, -2, -3]
+    aside = tmp_path / "aside"
+    prepare(source, aside, model, Recipe(suffix=" Think.", limit=10))
+    data = data_of(folder, held_out=str(aside))
+    assert [group.meta["row"] for group in data.held_out(10)] == list(range(10))
+    assert {data.prompt(index).meta["row"] for index in range(90)} == set(range(10, 40))
+    with pytest.raises(ConfigError, match="10 prompts are held out, fewer than the 11"):
+        data.held_out(11)
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ({"pathh": "x"}, "did you mean 'path'"),
+        ({"path": 3}, "must be str"),
+        ({}, "path is missing"),
+        ({"path": "/nowhere/at/all"}, "no prepared data set"),
+        ({"path": "x", "held_out_every": 1}, "at least 2"),
+        ({"path": "x", "held_out": "y", "held_out_every": 2}, "both given"),
+    ],
+)
+def test_a_wrong_section_is_named(section, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        PreparedData({"data": section})
+
+
+def test_another_data_set_than_the_job_s_is_refused(folder):
+    with pytest.raises(ConfigError, match="another data set"):
+        data_of(folder, digest="0" * 32)
+
+
+def test_help_and_prompts_import_neither_torch_nor_a_tokenizer():
+    heavy = "{'torch', 'tokenizers', 'jinja2', 'pyarrow', 'transformers'}"
+    code = f"import sys, gyre.api.cli, gyre.data.prepared; sys.exit(bool({heavy} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,111 @@
+"""Data sets on disk, as they come: lines, Parquet, what `save_to_disk` wrote, and a folder from the Hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from gyre.data.layouts import layout_for
+from gyre.data.sources import files_of, read_rows
+from gyre.errors import ConfigError
+from tests.data.small import gsm8k_rows, openr1_rows, write_lines
+
+
+def arrow(path, rows):
+    table = pyarrow.Table.from_pylist(rows)
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+
+
+def saved_to_disk(folder, rows):
+    """As Hugging Face's `Dataset.save_to_disk` lays it out."""
+    folder.mkdir(parents=True)
+    half = len(rows) // 2
+    names = [f"data-0000{n}-of-00002.arrow" for n in range(2)]
+    for name, part in zip(names, (rows[:half], rows[half:]), strict=True):
+        arrow(folder / name, part)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+@pytest.mark.parametrize("rows", [gsm8k_rows(), openr1_rows()], ids=["gsm8k", "openr1"])
+def test_every_form_gives_the_same_rows(tmp_path, rows):
+    write_lines(tmp_path / "lines.jsonl", rows)
+    with gzip.open(tmp_path / "lines.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n\n" for row in rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "one.parquet")
+    saved_to_disk(tmp_path / "saved", rows)
+    saved_to_disk(tmp_path / "both" / "train", rows)
+    saved_to_disk(tmp_path / "both" / "test", rows[:2])
+    (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    hub = tmp_path / "hub" / "main"
+    hub.mkdir(parents=True)
+    for name, part in (
+        ("train-00000-of-00002", rows[:2]),
+        ("train-00001-of-00002", rows[2:]),
+        ("test", rows[:1]),
+    ):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), hub / f"{name}.parquet")
+    for name in ("lines.jsonl", "lines.jsonl.gz", "one.parquet", "saved", "both", "hub"):
+        assert list(read_rows(tmp_path / name)) == rows, name
+    assert list(read_rows(tmp_path / "both", "test")) == rows[:2]
+    assert list(read_rows(tmp_path / "hub", "test")) == rows[:1]
+    for name in ("both", "hub"):
+        with pytest.raises(ConfigError, match="no split 'validation'"):
+            files_of(tmp_path / name, "validation")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl", '{"a": 1}\nnonsense\n', r"a\.jsonl, line 2: no JSON"),
+        ("a.jsonl", "[1]\n", r"line 1: a list"),
+        ("a.csv", "a,b\n", "cannot tell"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, content, sentence):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=sentence):
+        list(read_rows(tmp_path / name))
+
+
+def test_nothing_there_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        files_of(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="holds no JSONL"):
+        files_of(tmp_path)
+
+
+def test_layouts_go_by_the_columns():
+    def asked(rows, name="auto", **columns):
+        layout = layout_for(name, list(rows[0]), **columns)
+        return [layout(row) for row in rows]
+
+    gsm = asked(gsm8k_rows())
+    assert [problem and problem.answer for problem in gsm] == ["48", "3", "1000", None]
+    assert gsm[0].messages == [{"role": "user", "content": gsm8k_rows()[0]["question"]}]
+    openr1 = asked(openr1_rows())
+    assert [problem and problem.answer for problem in openr1] == ["-0", "-1", None, "-3"]
+    assert openr1[1].meta == {"uuid": "u1", "source": "olympiads"}
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    (verl,) = asked([{"prompt": messages, "reward_model": {"ground_truth": "7"}, "data_source": "d"}])
+    assert (verl.messages, verl.answer, verl.meta) == (messages, "7", {"data_source": "d"})
+    (plain,) = asked([{"q": "why", "a": 3}], prompt="q", answer="a")
+    assert (plain.messages[0]["content"], plain.answer) == ("why", "3")
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "sentence"),
+    [
+        ("auto", ["a", "b"], "no column 'prompt'.*there are a, b"),
+        ("gsm8k", ["problem", "answer"], "needs the columns answer, question"),
+        ("gsm", ["question"], "none of auto, plain"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_named(name, columns, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        layout_for(name, columns)

@@ -1,0 +1,130 @@
+"""The reward pool: in order, in processes, and never a number for what went wrong."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gyre.errors import ConfigError, UserCodeError
+from gyre.workloads.rewards import RewardPool, load_function, math_verify
+from gyre.workloads.rewards.settings import RewardSettings
+
+HERE = "tests.workloads.reward_functions"
+
+
+@pytest.fixture
+def pool_of():
+    made = []
+
+    def make(function="by_word", **settings):
+        made.append(
+            RewardPool(RewardSettings(function=f"{HERE}:{function}", **{"timeout_s": 30.0, **settings}))
+        )
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def says(*words):
+    return [("prompt", word, {"answer": "x"}) for word in words]
+
+
+def test_rewards_come_in_order_whoever_computes_them(pool_of):
+    pool, scored = pool_of("length", processes=3), []
+    words = ["a" * n for n in (7, 3, 9, 1, 1, 0, 4)]
+    assert pool.score(says(*words), on_scored=lambda: scored.append(1)) == [len(word) + 1.0 for word in words]
+    assert len(scored) == 7
+    assert pool.score([]) == []
+
+
+def test_processes_are_others_and_are_kept(pool_of):
+    pool = pool_of("who", processes=1)
+    (first,), (second,) = pool.score(says("a")), pool.score(says("b"))
+    assert first == second != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("raise", "it raised"),
+        ("nan", "nan"),
+        ("die", "status 7, 2 times"),
+        ("hang", "longer than 0.3 s, 2 times"),
+    ],
+)
+def test_what_goes_wrong_is_the_user_s_error_and_the_pool_goes_on(pool_of, word, sentence):
+    pool = pool_of(timeout_s=0.3 if word == "hang" else 30.0)
+    with pytest.raises(UserCodeError, match=sentence) as caught:
+        # A limit this short may be passed by anybody on a busy machine.
+        pool.score(says(word) if word == "hang" else says("fine", word, "fine"))
+    assert word in caught.value.details["traceback"]
+    if word == "raise":
+        assert "no such thing" in caught.value.details["traceback"]
+        assert "reward_functions.py" in caught.value.details["traceback"]
+    if word != "hang":
+        assert pool.score(says("fine", "fine")) == [1.0, 1.0]
+
+
+def test_a_crash_that_does_not_come_again_is_forgotten(pool_of, tmp_path):
+    pool = pool_of()
+    assert pool.score(says("fine", f"once {tmp_path / 'seen'}", "fine")) == [1.0, 1.0, 1.0]
+
+
+def test_no_process_outlives_the_pool(pool_of):
+    pool = pool_of("who", processes=2)
+    found = {int(pid) for pid in pool.score(says(*"abcdef"))}
+    pool.close()
+    for pid in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_function_of_a_file_is_found_by_its_path(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def half(prompt, completion, meta):\n    return len(completion) / 2\n")
+    pool = RewardPool(RewardSettings(function=f"{path}:half"))
+    try:
+        assert pool.score(says("four")) == [2.0]
+    finally:
+        pool.close()
+
+
+def test_a_function_that_cannot_be_loaded_in_the_process_is_told():
+    pool = RewardPool(RewardSettings(function="no_such_module_here:f"))
+    try:
+        with pytest.raises(UserCodeError, match="cannot be loaded") as caught:
+            pool.score(says("a"))
+        assert "no_such_module_here" in caught.value.details["traceback"]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("18", r"So she earns \boxed{18} dollars.", 1.0),
+        ("1/2", r"<think>\boxed{9}</think> It is $\frac{1}{2}$.", 1.0),
+        ("0.5", r"\boxed{\frac12}", 1.0),
+        (r"\frac{3}{4}", r"\boxed{0.7}", 0.0),
+        ("x^2+2x+1", r"\boxed{(x+1)^2}", 1.0),
+        ("18", "I do not know.", 0.0),
+        ("18", "", 0.0),
+        ("1,000", r"\boxed{1000}", 1.0),
+    ],
+)
+def test_answers_are_compared_as_mathematics(answer, said, reward):
+    pytest.importorskip("math_verify")
+    assert math_verify("", said, {"answer": answer}) == reward
+
+
+@pytest.mark.parametrize("wrong", [{"processes": 0}, {"attempts": 0}, {"timeout_s": 0.0}])
+def test_settings_out_of_range_are_named(wrong):
+    with pytest.raises(ConfigError, match=r"config\.reward"):
+        RewardSettings(**wrong).check()
+
+
+def test_the_builtin_functions_have_names():
+    assert load_function("math_verify") is math_verify
