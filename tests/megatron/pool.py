@@ -7,45 +7,73 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 START_WITHIN_S = 90.0
 ENDS_WITHIN_S = 60.0
+OTHERS_END_WITHIN_S = 3.0
 
 
 class RankPool:
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.megatron.preload"])
-        self._workers = []
-        for _ in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tests.megatron.preload"])
+        self._workers = [self._start() for _ in range(size)]
+
+    def _start(self) -> tuple[Any, Any]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
 
     def run(self, function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         """`function(rank, ranks, port, *args)` in each of the ranks; what they returned, in their order."""
-        return self.run_each(function, [args] * ranks)
-
-    def run_each(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The same with arguments of each rank's own."""
         port = free_port()
-        workers = self._workers[: len(args)]
-        assert len(workers) == len(args), "the pool is too small"
-        for rank, (_, pipe) in enumerate(workers):
-            pipe.send((function, (rank, len(args), port, *args[rank])))
-        answers = []
-        for rank, (_, pipe) in enumerate(workers):
-            assert pipe.poll(START_WITHIN_S + ENDS_WITHIN_S), f"rank {rank} did not answer"
-            answers.append(pipe.recv())
-        errors = [text for error, text in answers if error]
-        assert not errors, "\n".join(errors)
-        return [value for _, value in answers]
+        assert ranks <= len(self._workers), "the pool is too small"
+        for rank in range(ranks):
+            self._workers[rank][1].send((function, (rank, ranks, port, *args)))
+        answers: dict[int, Any] = {}
+        problem = self._gather(answers, ranks)
+        if problem:
+            self._renew(ranks)
+            raise AssertionError(problem)
+        return [answers[rank] for rank in range(ranks)]
+
+    def _gather(self, answers: dict[int, Any], ranks: int) -> str:
+        """What went wrong. After a first error the others, who may wait for it, have little time left."""
+        problems = []
+        deadline = time.monotonic() + START_WITHIN_S + ENDS_WITHIN_S
+        waiting = {self._workers[rank][1]: rank for rank in range(ranks)}
+        while waiting:
+            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                problems.append(f"ranks {sorted(waiting.values())} did not answer")
+                break
+            for pipe in ready:
+                rank = waiting.pop(pipe)  # type: ignore[index]
+                try:
+                    failed, answer = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    failed, answer = True, f"rank {rank} died"
+                answers[rank] = answer
+                if failed:
+                    problems.append(answer)
+                    deadline = min(deadline, time.monotonic() + OTHERS_END_WITHIN_S)
+        return "\n".join(problems)
+
+    def _renew(self, ranks: int) -> None:
+        """Who failed, or still waits for somebody who did, is of no more use."""
+        for rank in range(ranks):
+            process, pipe = self._workers[rank]
+            pipe.close()
+            process.kill()
+            process.join(10)
+            self._workers[rank] = self._start()
 
     def close(self) -> None:
         for process, pipe in self._workers:

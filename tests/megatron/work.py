@@ -185,3 +185,20 @@ def write_folder(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path
     from tests.rollouts.engines.embedded.tiny import write_checkpoint
 
     return write_checkpoint(folder, config, seed=seed, shards=2)
+
+
+def refusal_of(rank: int, ranks: int, port: int, hugging_face: dict[str, Any]) -> str:
+    """Why a model's configuration is refused at two by two ranks."""
+    import torch
+
+    from gyre.errors import ConfigError
+    from gyre.workloads.megatron.config import architecture_from, transformer_config
+    from gyre.workloads.megatron.settings import MegatronSettings
+
+    settings = MegatronSettings(tensor_parallel=2, pipeline_parallel=2)
+    try:
+        architecture = architecture_from(hugging_face, "config.json")
+        transformer_config(architecture, settings, device=torch.device("cpu"), dtype=torch.float32)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -52,9 +52,8 @@ class MegatronActor(TorchActor):
         self.device = device_of(self.layout)
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False
-        self._snapshot: Snapshot | None = None
-        self._known_digest: str | None = None
         super().setup()
+        self._changed()
 
     def build(self) -> None:
         from gyre.workloads.megatron.seam import open_seam
@@ -211,16 +210,13 @@ class MegatronActor(TorchActor):
         """The weights are new: a collective of all ranks."""
         from gyre.workloads.megatron.snapshot import Snapshot
 
-        self._snapshot = None  # before the next one is made, so that its memory can be the same
-        self._known_digest = None
+        self._snapshot: Snapshot | None = None  # before the next one, which can then have its memory
+        self._known_digest: str | None = None
         self._snapshot = Snapshot.take(self.policy)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """On the first rank, the weights after the last step by Hugging Face's names, in host memory, in the model's
-        dtype; nothing changes them. Empty on other ranks. The first call after `setup` is a collective of all ranks.
-        """
-        if self._snapshot is None:
-            self._changed()
+        dtype; nothing changes them. Empty on other ranks."""
         assert self._snapshot is not None
         return self._snapshot.tensors
 
@@ -243,10 +239,7 @@ class MegatronActor(TorchActor):
     def _digest(self) -> str:
         """The checksum of what `export_weights` gives: a collective of all ranks, where it is not known yet."""
         if self._known_digest is None:
-            found = ""
-            self.weights()
-            if self.rank == 0:
-                found = self.export_weights(version=0)[0]["checksum"]
+            found = self.export_weights(version=0)[0]["checksum"] if self.rank == 0 else ""
             self._known_digest = self.ranks.from_first(found)
         return self._known_digest
 

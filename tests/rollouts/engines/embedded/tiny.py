@@ -94,7 +94,7 @@ def write_checkpoint(
     where = {tensor: names[index % shards] for index, tensor in enumerate(tensors)}
     for name in names:
         save_file({tensor: tensors[tensor] for tensor in tensors if where[tensor] == name}, folder / name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return folder
 
 

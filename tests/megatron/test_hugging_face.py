@@ -1,0 +1,106 @@
+"""Models from folders in Hugging Face's layout: the same function as transformers', and the same bits out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gyre.errors import ConfigError
+from gyre.workloads.megatron.settings import MegatronSettings
+from tests.megatron import work
+from tests.megatron.pool import RankPool
+from tests.megatron.work import LAYOUTS, config_of
+from tests.rollouts.engines.embedded.tiny import CONFIGS
+
+# A vocabulary that is no multiple of anything: its padding must have no probability, and must not come out again.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {**CONFIGS["qwen3"], "vocab_size": 93},
+    "qwen3-tied": {**CONFIGS["qwen3"], "tie_word_embeddings": True, "vocab_size": 93},
+    "qwen2": {**CONFIGS["qwen2"], "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 14},
+    "llama": CONFIGS["llama"],
+    "llama-bias": {**CONFIGS["llama-bias"], "num_key_value_heads": 2},
+}
+SEQUENCES = [
+    [int(token) for token in np.random.default_rng(length).integers(0, 93, length)]
+    for length in (70, 2, 9, 33)
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Any]:
+    """A folder, and what transformers makes of the sequences: log-probs of every token but the first."""
+    transformers = pytest.importorskip("transformers")
+    folder = work.write_folder(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    parts = []
+    for sequence in SEQUENCES:
+        with torch.no_grad():
+            logits = theirs(torch.tensor([sequence])).logits[0, :-1].float()
+        every = torch.log_softmax(logits, dim=-1)
+        parts.append(every.gather(1, torch.tensor(sequence[1:])[:, None])[:, 0])
+    return request.param, folder, torch.cat(parts).numpy()
+
+
+@pytest.mark.parametrize("layout", ["alone", "tp2-sequence", "pp2", "tp2-pp2"])
+def test_log_probs_are_transformers_and_weights_come_out_as_they_went_in(
+    pool: RankPool, model: tuple[str, Path, Any], layout: str
+) -> None:
+    name, folder, expected = model
+    config = config_of(layout)
+    config["megatron"]["model_path"] = str(folder)
+    results = pool.run(work.forward_and_back, LAYOUTS[layout][0], config, SEQUENCES)
+    assert results[0]["passes"] == 3, "the long sequence alone, two packed, the last one for want of room"
+    np.testing.assert_allclose(results[-1]["logprobs"], expected, atol=1e-4, rtol=0)
+    weights = results[0]["weights"]
+    written = {key: t for file in folder.glob("*.safetensors") for key, t in load_file(file).items()}
+    assert weights.keys() == written.keys()
+    for key, tensor in written.items():
+        assert np.array_equal(weights[key], tensor.numpy()), f"{name}: {key}"
+
+
+def test_seeded_weights_do_not_depend_on_the_layout(pool: RankPool, tmp_path: Path) -> None:
+    folder = work.write_folder(tmp_path / "m", FAMILIES["qwen3"])
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    found = []
+    for layout in ("alone", "tp2-pp2"):
+        config = config_of(layout)
+        config["megatron"]["model_path"] = str(folder)
+        found.append(pool.run(work.forward_and_back, LAYOUTS[layout][0], config, SEQUENCES)[0]["weights"])
+    assert found[0].keys() == found[1].keys()
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+    assert 0.01 < found[0]["model.layers.0.mlp.gate_proj.weight"].std() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2'"),
+        ({"attention_bias": True}, "a bias in attention's output but not in the MLP"),
+        ({"num_key_value_heads": 1}, "tensor_parallel: 2 does not divide the model's num_key_value_heads"),
+        ({"num_hidden_layers": 3}, "pipeline_parallel: 2 does not divide the model's num_hidden_layers"),
+    ],
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused(
+    pool: RankPool, changes: dict[str, Any], sentence: str
+) -> None:
+    (refusal,) = pool.run(work.refusal_of, 1, {**CONFIGS["llama"], **changes})
+    assert sentence in refusal
+
+
+def test_settings_are_checked_with_their_path() -> None:
+    assert MegatronSettings.read({"megatron": {"tensor_parallel": 2}}).tensor_parallel == 2
+    for wrong, sentence in (
+        ({"tensor_paralel": 2}, r"config.megatron.tensor_paralel"),
+        ({"tensor_parallel": 0}, "must be at least 1"),
+        ({"sequence_parallel": True}, "needs a tensor_parallel above 1"),
+        ({"dtype": "float8"}, "one of auto, float32, bfloat16"),
+        ({"device": "tpu"}, "one of auto, cpu, cuda"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            MegatronSettings.read({"megatron": wrong})
