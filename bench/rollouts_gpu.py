@@ -415,13 +415,15 @@ class Follow:
 
 
 class Child:
-    """This script in another role."""
+    """This script in another role; a bench that has more roles sets its own."""
+
+    script = Path(__file__).resolve()
 
     def __init__(self, role: str, options: Row, output: Path) -> None:
         self.options = options
         with open(output, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), f"--{role}", json.dumps(options)],
+                [sys.executable, str(self.script), f"--{role}", json.dumps(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -1,0 +1,395 @@
+"""A Megatron actor in a process of its own, as in a job, and what the bench asks of it there.
+
+`ActorProcess` is the asking side. A process has two lines: one for what computes, in order, and one for publishing,
+which goes on while the next step computes. What both exchange is pickled: both ends are this bench's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+now = time.monotonic  # one clock for all processes of this machine
+
+LEVELS = (
+    "as it is",
+    "without torch.compile",
+    "without torch.compile, attention a sequence at a time, passes of half the tokens",
+)
+"""What is tried in turn where the actor's first step fails: a machine that is lent once is not to be wasted."""
+
+
+class ActorFailed(Exception):
+    """It failed, did not answer in time, or is gone."""
+
+
+class ActorProcess:
+    def __init__(
+        self, script: Path, options: Row, output: Path, *, level: int = 0, env: dict[str, str] | None = None
+    ) -> None:
+        self.level = level
+        self._output = output
+        self._lines: dict[str, tuple[Connection, threading.Lock]] = {}
+        self._asked = 0
+        theirs = []
+        for name in ("compute", "publish"):
+            mine, other = Pipe()
+            self._lines[name] = (mine, threading.Lock())
+            theirs.append(other)
+        told = {**options, "level": level, "lines": [line.fileno() for line in theirs]}
+        own = {**os.environ, **(env or {})}
+        if level:
+            own["TORCHDYNAMO_DISABLE"] = "1"
+        with open(output, "ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), "--actor", json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=own,
+                pass_fds=told["lines"],
+            )
+        for line in theirs:
+            line.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def call(self, what: str, within_s: float, *, line: str = "compute", **given: Any) -> Any:
+        """Raises ActorFailed with its traceback."""
+        connection, lock = self._lines[line]
+        with lock:
+            try:
+                self._asked = number = self._asked + 1
+                connection.send((number, what, given))
+                until, answered = now() + within_s, -1
+                while answered != number:  # an answer to what was given up is not this one's
+                    if not connection.poll(max(0.0, until - now())):
+                        raise ActorFailed(f"the actor did not answer {what} within {within_s:.0f} s")
+                    answered, ok, answer = connection.recv()
+            except (EOFError, OSError) as error:
+                last = self._output.read_text(errors="replace")[-3000:]
+                raise ActorFailed(
+                    f"the actor is gone ({self.process.poll()}) in {what}: {error!r}\n{last}"
+                ) from None
+        if not ok:
+            raise ActorFailed(f"{what}: {answer}")
+        return answer
+
+    def close(self) -> None:
+        for line, _ in self._lines.values():
+            line.close()
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def actor_main(options: Row) -> None:
+    """Answers until nobody asks any more."""
+    compute, publish = (Connection(number) for number in options["lines"])
+    work = Work(options)
+    thread = threading.Thread(target=_answer, args=(publish, work), daemon=True)
+    thread.start()
+    _answer(compute, work)
+    os._exit(0)  # nothing here is worth an orderly end of CUDA and NCCL
+
+
+def _answer(line: Connection, work: Work) -> None:
+    while True:
+        try:
+            number, what, given = line.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = (number, True, getattr(work, what)(**given))
+        except BaseException as error:
+            answer = (number, False, "".join(traceback.format_exception(error))[-6000:])
+        line.send(answer)
+
+
+class Work:
+    def __init__(self, options: Row) -> None:
+        self.options = options
+        self.actor: Any = None
+        self.stepped_at = 0.0
+        self.snapshot_s = 0.0
+        self._publisher: Any = None
+        import torch
+
+        self.torch = torch
+        torch.set_num_threads(options["threads"])
+        self.cuda = bool(options["cuda"])
+        self.imported = self._import()
+
+    def _now(self) -> float:
+        if self.cuda:
+            self.torch.cuda.synchronize()
+        return now()
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        began = self._now()
+        found = work()
+        return found, self._now() - began
+
+    # -- what a step is made of ------------------------------------------------------------------------
+
+    def _import(self) -> Row:
+        """At once, while the model is being written."""
+        from gyre.workloads.megatron.seam import open_seam
+
+        began = now()
+        if self.cuda:
+            self.torch.zeros(1, device="cuda")
+        open_seam(self.torch.device("cuda" if self.cuda else "cpu"))
+        import gyre.workloads.megatron.actor
+        import gyre.workloads.megatron.policy  # noqa: F401
+
+        return {"torch": self.torch.__version__, "seconds": round(now() - began, 2)}
+
+    def setup(self) -> Row:
+        from gyre.workloads.base import WorkloadContext
+        from gyre.workloads.megatron.actor import MegatronActor
+
+        began = now()
+        config = self.options["config"]
+        if self.options["level"] >= 2:
+            from gyre.workloads.megatron import model
+
+            model.varlen_attn = None  # type: ignore[assignment]
+            half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
+            config = {**config, "megatron": {**config["megatron"], **half}}
+        actor = MegatronActor()
+        actor.context = WorkloadContext("bench", "actor", 0, 1, config=config)  # type: ignore[attr-defined]
+        actor.setup()
+        changed = actor._changed
+
+        def timed() -> None:
+            self.stepped_at = self._now()
+            changed()
+            self.snapshot_s = self._now() - self.stepped_at
+
+        actor._changed = timed  # type: ignore[method-assign]
+        self.actor = actor
+        policy = actor.policy
+        return {
+            "imported": self.imported,
+            "setup_s": round(self._now() - began, 2),
+            "level": LEVELS[self.options["level"]],
+            "parameters": sum(one.numel() for one in policy.module.parameters()),
+            "dtype": str(policy.dtype),
+            "device": str(policy.device),
+            "pass_tokens": policy.settings.pass_tokens,
+        }
+
+    def begin(self, step: int) -> Row:
+        told: Row = self.actor.begin(step)
+        return told
+
+    def accumulate(self, groups: list[Any], step: int, index: int) -> Row:
+        told, seconds = self._timed(lambda: self.actor.accumulate(groups, step=step, index=index))
+        return {**told, "seconds": seconds}
+
+    def apply(self, step: int, indices: int, group_ids: list[int]) -> Row:
+        """`seconds` in all, of them `snapshot_s` from `stepped_at`, when the weights were new."""
+        told, seconds = self._timed(lambda: self.actor.apply(step=step, indices=indices, group_ids=group_ids))
+        return {
+            **told,
+            "seconds": seconds,
+            "snapshot_s": self.snapshot_s,
+            "stepped_at": self.stepped_at,
+        }
+
+    def state(self) -> Row:
+        return {"step": self.actor.step, "trained": self.actor.trained}
+
+    def memory(self) -> Row:
+        if not self.cuda:
+            return {}
+        cuda = self.torch.cuda
+        return {
+            "max_allocated_gib": round(cuda.max_memory_allocated() / 2**30, 1),
+            "max_reserved_gib": round(cuda.max_memory_reserved() / 2**30, 1),
+        }
+
+    # -- publishing, beside the next step --------------------------------------------------------------
+
+    def publish(self, version: int, path: str, way: str) -> Row:
+        """The weights after the last step as a folder that engines can load."""
+        began = now()
+        told = getattr(self, f"_publish_{way}")(version, Path(path))
+        return {"way": way, "began_at": began, **told}
+
+    def _publish_folder(self, version: int, path: Path) -> Row:
+        """Packed into one buffer, which is then written."""
+        from gyre.rollouts.model_folder import write_model_folder
+        from gyre.weights.manifest import WeightManifest
+
+        began = now()
+        config, manifest, buffer = self.actor.export_model(version=version)
+        exported = now()
+        folder = write_model_folder(path, config, WeightManifest.from_dict(manifest), buffer)
+        return {
+            "checksum": folder.checksum,
+            "size_bytes": len(buffer),
+            "export_s": exported - began,
+            "write_s": now() - exported,
+        }
+
+    def _publish_arena(self, version: int, path: Path) -> Row:
+        """Tensor by tensor into an arena's slot, checksums beside it; the folder is links to that slot's files."""
+        from gyre.rollouts.model_folder import list_model_folder
+        from gyre.weights.arena import Arena
+        from gyre.weights.manifest import layout_of
+        from gyre.weights.publisher import Publisher
+
+        began = now()
+        if self._publisher is None:
+            self._publisher = Publisher(Arena(path.parent / "arena"))
+        layout, own = layout_of(self.actor.weights())
+        config = json.dumps(self.actor.hugging_face_config).encode()
+        publication = self._publisher.begin(version, self.actor.step, layout, files={"config.json": config})
+        for name, tensor in own.items():
+            publication.put(name, tensor)
+        copied = now()
+        manifest = publication.finish().result(60.0)
+        exported = now()
+        path.mkdir()
+        for file in manifest.files:
+            os.link(self._publisher.arena.versions[version].path / file.name, path / file.name)
+        folder = list_model_folder(path, version=version, checksum=manifest.checksum)
+        return {
+            "checksum": folder.checksum,
+            "size_bytes": layout.size_bytes,
+            "export_s": exported - began,
+            "of_it_copied_s": copied - began,
+            "write_s": now() - exported,
+        }
+
+    # -- what it is compared with ----------------------------------------------------------------------
+
+    def logprobs(self, groups: list[Any]) -> Row:
+        """The engine's log-probs of these samples against Megatron's, token by token."""
+        import numpy as np
+
+        from gyre.workloads.megatron.packing import Row as Sequence
+        from gyre.workloads.megatron.packing import pack
+
+        policy = self.actor.policy
+        rows = [
+            Sequence(group.prompt_ids, sample.token_ids, {"engine": sample.logprobs})
+            for group in groups
+            for sample in group.samples
+        ]
+        passes = list(pack(rows, max_tokens=policy.settings.pass_tokens))
+        found = policy.logprobs(passes, temperature=1.0)
+        mine = np.concatenate([one.float().cpu().numpy() for one, _ in found]).astype(np.float64)
+        entropy = float(np.mean(np.concatenate([one.float().cpu().numpy() for _, one in found])))
+        engine = np.concatenate([part.values["engine"].numpy() for part in passes]).astype(np.float64)
+        apart, log_ratio = np.abs(mine - engine), mine - engine
+        return {
+            "tokens": len(mine),
+            "mean_abs": float(apart.mean()),
+            "median_abs": float(np.median(apart)),
+            "p99_abs": float(np.quantile(apart, 0.99)),
+            "max_abs": float(apart.max()),
+            "mean": float(log_ratio.mean()),
+            "kl_k3": float((np.exp(log_ratio) - 1.0 - log_ratio).mean()),
+            "correlation": float(np.corrcoef(mine, engine)[0, 1]),
+            "engine_mean": float(engine.mean()),
+            "entropy": entropy,
+        }
+
+    def bare(self, groups: list[list[Any]], steps: int) -> Row:
+        """Optimizer steps of Megatron's own parts over this very model: its schedule, its cross-entropy, its
+        optimizer, and the same passes, packed and on the device beforehand. `groups` are those of each micro-batch.
+
+        The learning rate is 0, so that the weights stay what they are.
+        """
+        from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        from gyre.workloads.megatron.gradients import policy_rows
+        from gyre.workloads.megatron.model import Segments
+        from gyre.workloads.megatron.packing import pack
+
+        torch, policy, settings = self.torch, self.actor.policy, self.actor.settings
+        device, vocab = policy.device, policy.architecture.vocab
+        batches = []
+        tokens = 0
+        for micro in groups:
+            parts = []
+            for part in pack(policy_rows(micro, settings), max_tokens=policy.settings.pass_tokens):
+                there = part.to(device)
+                labels = torch.zeros_like(there.tokens)
+                labels[there.columns] = there.targets % vocab
+                mask = torch.zeros(len(there.tokens), device=device)
+                mask[there.columns] = 1.0
+                parts.append((there, Segments.of(part.lengths, device), labels, mask))
+                tokens += len(part.tokens)
+            batches.append(parts)
+
+        def forward(queue: Any, model: Any) -> tuple[Any, Any]:
+            part, segments, labels, mask = next(queue)
+            policy.module.rotary_pos_emb.positions = part.positions
+            losses = model(
+                part.tokens[None], part.positions[None], None, labels=labels[None], packed_seq_params=segments
+            )
+
+            def loss(output: Any) -> tuple[Any, Any, Any]:
+                return (output[0].float() * mask).sum(), mask.sum().to(torch.int), {}
+
+            return losses, loss
+
+        count = sum(float(one[3].sum()) for parts in batches for one in parts)
+        rates = [group["lr"] for group in policy.optimizer.param_groups]
+        for group in policy.optimizer.param_groups:
+            group["lr"] = 0.0
+        took = []
+        with policy._seam():
+            for _ in range(steps):
+                began = self._now()
+                for parts in batches:
+                    get_forward_backward_func()(
+                        forward_step_func=forward,
+                        data_iterator=iter(parts),
+                        model=[policy.ddp],
+                        num_microbatches=len(parts),
+                        seq_length=max(len(one[0].tokens) for one in parts),
+                        micro_batch_size=1,
+                        forward_only=False,
+                    )
+                finalize_model_grads([policy.ddp])
+                policy.ddp.scale_gradients(1.0 / count)
+                policy.optimizer.step()
+                policy.zero()
+                took.append(self._now() - began)
+        for group, rate in zip(policy.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return {
+            "steps_s": [round(one, 4) for one in took],
+            "input_tokens": tokens,
+            "passes": sum(len(parts) for parts in batches),
+            **self.memory(),
+        }
+
+    def deterministic(self, on: bool) -> None:
+        from gyre.workloads.megatron.actor import make_deterministic
+
+        if on:
+            make_deterministic()
+        else:
+            self.torch.use_deterministic_algorithms(False)
