@@ -3,6 +3,7 @@
 from gyre.config.parse import apply_overrides, config_error, load_yaml, parse_job, plain_config
 from gyre.config.spec import (
     BUILTIN_ROLES,
+    LOCAL_ROLLOUT,
     ROLLOUT_MANAGER,
     TRAINER,
     Affinity,
@@ -22,6 +23,7 @@ from gyre.config.spec import (
 
 __all__ = [
     "BUILTIN_ROLES",
+    "LOCAL_ROLLOUT",
     "ROLLOUT_MANAGER",
     "TRAINER",
     "Affinity",

@@ -16,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
 """The role that a recipe adds where its rollouts are the rollout plane's instances."""
+LOCAL_ROLLOUT = "local_rollout"
+"""The role of instances on the actor's devices, added for `rollouts.local`."""
 
 BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
 """The roles with a builder method of their own. Any other name is the user's own role."""
@@ -207,6 +209,9 @@ class RolloutsSpec(Model):
 
     engine: Literal["embedded", "sglang"] = "embedded"
     """What generates: Gyre's own torch engine, or SGLang."""
+    local: Annotated[int, Field(ge=0)] = 0
+    """Instances on the actor's devices, which generate while there is nothing to train. A multiple of the actor's
+    total, or a divisor."""
     engine_args: list[str] = Field(default_factory=list)
     """Further arguments of the engine's command line."""
     engine_python: str = ""

@@ -19,7 +19,7 @@ from gyre.graph.model import (
 from gyre.graph.placement import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
-from gyre.graph.rollout_roles import elastic_of
+from gyre.graph.rollout_roles import elastic_of, local_roles
 from gyre.graph.scaling import with_vertices, without_vertices
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "compile_job",
     "elastic_of",
     "fit_to_cluster",
+    "local_roles",
     "plan_placement",
     "recipe_named",
     "with_vertices",

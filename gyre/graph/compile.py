@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
 
-from gyre.config import ROLLOUT_MANAGER, TRAINER, EdgeSpec, Entrypoint, JobSpec, Resources, RoleSpec
+from gyre.config import (
+    LOCAL_ROLLOUT,
+    ROLLOUT_MANAGER,
+    TRAINER,
+    EdgeSpec,
+    Entrypoint,
+    JobSpec,
+    Resources,
+    RoleSpec,
+)
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, repetition_vector
 from gyre.graph.execution import ExecutionGraph
@@ -60,6 +69,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
             if role.entrypoint is None and name in recipe.defaults:
                 role.entrypoint = recipe.defaults[name].model_copy()
         _add_rollout_manager(resolved, recipe.defaults[ROLLOUT_MANAGER])
+        _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
         if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by whoever reads it
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
@@ -82,6 +92,23 @@ def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:
         spec.roles[ROLLOUT_MANAGER] = RoleSpec(
             entrypoint=entrypoint.model_copy(), resources=Resources(accelerator=0.0)
         )
+
+
+def _add_local_rollouts(spec: JobSpec) -> None:
+    """Instances on the actor's devices are a role of their own, collocated with it, and need not be written down."""
+    rollout, actor = spec.roles.get("rollout"), spec.roles.get("actor")
+    count = spec.rollouts.local
+    if not count or LOCAL_ROLLOUT in spec.roles:
+        return
+    if rollout is None or rollout.entrypoint != ROLLOUT_INSTANCE or actor is None:
+        raise GraphError(
+            f"rollouts.local: {count} given, but the job's rollouts are not instances of the rollout plane.",
+            hint="Leave rollouts.local out, or the rollout role's class.",
+        )
+    spec.roles[LOCAL_ROLLOUT] = rollout.model_copy(
+        update={"total": count, "per_node": None, "elastic": None}, deep=True
+    )
+    spec.affinity.collocate.append(["actor", LOCAL_ROLLOUT])
 
 
 # -- the graph --------------------------------------------------------------------------------------

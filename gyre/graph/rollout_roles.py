@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gyre.config import JobSpec
+from gyre.config import LOCAL_ROLLOUT, JobSpec
+from gyre.graph.recipes import ROLLOUT_INSTANCE
+from gyre.graph.validate import collocated
 
 ROLLOUT = "rollout"
 
@@ -13,3 +15,12 @@ def elastic_of(spec: JobSpec) -> dict[str, Any] | None:
     """The rollout role's `elastic` section as data, for the rollout manager; None where it has none."""
     role = spec.roles.get(ROLLOUT)
     return role.elastic.model_dump(mode="json") if role is not None and role.elastic is not None else None
+
+
+def local_roles(spec: JobSpec) -> frozenset[str]:
+    """The roles whose instances stand on the trainer's devices: those that share them with the actor."""
+    found = {LOCAL_ROLLOUT} & spec.roles.keys()
+    for group in collocated(spec):
+        if "actor" in group:
+            found |= {role for role in group if spec.roles[role].entrypoint == ROLLOUT_INSTANCE}
+    return frozenset(found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
-from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, RoleSpec
+from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, TRAINER, JobSpec, RoleSpec
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, StarvedCycle, carries_tokens, repetition_vector, starved_cycle
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind
@@ -222,7 +222,7 @@ def check_every_role_used(spec: JobSpec, dcg: Dcg) -> None:
     used = {operator.role for operator in dcg.operators}
     used.update(end.partition(".")[0] for edge in dcg.role_edges for end in (edge.source, edge.target))
     if any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators):
-        used.add(ROLLOUT_MANAGER)
+        used.update((ROLLOUT_MANAGER, LOCAL_ROLLOUT))
     for name in spec.roles:
         if name not in used and name != TRAINER:
             raise GraphError(

@@ -20,6 +20,7 @@ from gyre.graph import (
     compile_job,
     elastic_of,
     fit_to_cluster,
+    local_roles,
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.protocol import Binding, Failure
@@ -270,6 +271,7 @@ class Scheduler:
             store_url=self._store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
             rollouts=self._spec.rollouts.model_dump(mode="json"),
             elastic=elastic_of(self._spec) if role == ROLLOUT_MANAGER else None,
+            local=role in local_roles(self._spec),
         )
 
     # -- stopping -----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from gyre.errors import GyreError
 from gyre.rollouts.agent_reports import Reports
 from gyre.rollouts.agent_samples import HeldSample, engine_request, request_id, version_runs
 from gyre.rollouts.agent_weights import AgentWeights
+from gyre.rollouts.agent_windows import fall_asleep, wake_up
 from gyre.rollouts.engines.client import EngineClient
 from gyre.rollouts.engines.dialect import (
     Chunk,
@@ -59,6 +60,8 @@ from gyre.rollouts.frames import (
     Progress,
     Prompt,
     Reject,
+    Sleep,
+    Wake,
     Weights,
     Welcome,
     Work,
@@ -172,6 +175,8 @@ class Agent:
         self._failed_in_a_row = 0
         self._sick = ""
         """Why the engine was ended by us."""
+        self._asleep = False
+        """The engine has given its memory back."""
         self._unsaid: list[Frame] = []
         """To be sent after the next report, by whichever connection there is then."""
 
@@ -322,6 +327,7 @@ class Agent:
             local=self.settings.local,
             node=socket.gethostname(),
             pid=os.getpid(),
+            asleep=self._asleep,
         )
 
     def _welcomed(
@@ -388,6 +394,10 @@ class Agent:
                     self._spawn(self._call_off(held))
         elif isinstance(frame, Weights):
             self._spawn(self._weights.load(frame, url, dict(session.headers)))
+        elif isinstance(frame, Sleep):
+            self._spawn(self._fall_asleep())
+        elif isinstance(frame, Wake):
+            self._spawn(self._wake_up())
         elif isinstance(frame, Drain):
             self.drain(frame.reason or "the manager asked", frame.deadline_s)
         elif isinstance(frame, Reject):
@@ -607,6 +617,20 @@ class Agent:
             self._sick = why
             self._spawn(engine.stop())
 
+    async def _fall_asleep(self) -> None:
+        said = await fall_asleep(self._client, self._now)
+        self._asleep = self._client is not None
+        self._send(said)
+
+    async def _wake_up(self) -> None:
+        try:
+            said = await wake_up(self._client, self._now)
+        except EngineError as error:
+            self._end_engine(f"it did not take its memory again: {error}"[:2000])
+            return
+        self._asleep = False
+        self._send(said)
+
     # -- the engine's end, and ours -----------------------------------------------------------------
 
     async def _watch_engine(self, engine: EngineProcess) -> None:
@@ -618,6 +642,7 @@ class Agent:
     async def _engine_died(self, engine: EngineProcess, death: EngineDeath) -> None:
         client, self._engine, self._client, self._loader = self._client, None, None, None
         self._weights.lost()
+        self._asleep = False
         self._failed_in_a_row = 0
         reason, self._sick = self._sick or death.reason, ""
         if client is not None:

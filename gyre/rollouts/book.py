@@ -660,6 +660,12 @@ class Book:
         for ticket in self.tickets.values():
             yield from ticket.samples
 
+    def unfinished(self) -> Iterator[SampleState]:
+        """Samples that somebody generates or is to generate."""
+        for ticket in self.tickets.values():
+            if ticket.left:
+                yield from (s for s in ticket.samples if not s.finish and s.key not in self.given_up)
+
     def missing_tokens(self) -> int:
         """`generated - delivered - in flight - discarded`: 0, always."""
         account = self.account

@@ -32,11 +32,15 @@ from gyre.rollouts.frames import (
     Failed,
     Frame,
     FrameError,
+    HandedBack,
+    Lend,
     Publish,
     Pulse,
+    Reclaim,
     Reject,
     Request,
     Taken,
+    WindowNews,
     decode,
     encode,
 )
@@ -81,11 +85,15 @@ class RolloutClient:
         term: int,
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[GyreError], None],
+        on_window: Callable[[HandedBack | WindowNews], None] = lambda frame: None,
     ) -> None:
         self._endpoint = endpoint
         self._term = term
         self._on_groups = on_groups
         self._on_error = on_error
+        self._on_window = on_window
+        self._lent: Lend | Reclaim | None = None
+        """Devices that the plane has, or is to give back."""
         self._asked: dict[tuple[str, int], Asked] = {}
         self._published: dict[int, Publish] = {}
         """The newest, and those before it that a pinned request still needs."""
@@ -147,6 +155,17 @@ class RolloutClient:
             if self.connected:
                 self._outbox.append(pulse)
         self._nudge()
+
+    def lend(self, frame: Lend | Reclaim) -> bool:
+        """Lend the trainer's devices, or ask for them. False where no manager is connected; one that comes hears it
+        again. What it answers goes to `on_window`, on the client's thread."""
+        with self._lock:
+            if not self.connected:
+                return False
+            self._lent = frame
+            self._outbox.append(frame)
+        self._nudge()
+        return True
 
     def close(self) -> None:
         self._closing = True
@@ -220,6 +239,8 @@ class RolloutClient:
                                 frame.message, details={"purpose": frame.purpose, "ids": list(frame.ids)}
                             )
                         )
+                    elif isinstance(frame, HandedBack | WindowNews):
+                        self._window_changed(frame)
                     elif isinstance(frame, Reject):
                         if frame.code == "fenced":
                             raise Fenced(frame.message)
@@ -235,7 +256,8 @@ class RolloutClient:
         with self._lock:
             taken = [frame for frame in self._outbox if isinstance(frame, Taken)]
             published = [frame for _, frame in sorted(self._published.items())]
-            self._outbox = [*taken, *_requests(list(self._asked.values())), *published]
+            lent = [self._lent] if self._lent is not None else []
+            self._outbox = [*taken, *_requests(list(self._asked.values())), *published, *lent]
         self._wake.set()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -254,6 +276,13 @@ class RolloutClient:
             if self._closing:
                 await socket.close()
                 return
+
+    def _window_changed(self, frame: HandedBack | WindowNews) -> None:
+        if isinstance(frame, HandedBack):
+            with self._lock:
+                if self._lent is not None and self._lent.window == frame.window:
+                    self._lent = None
+        self._on_window(frame)
 
     def _groups_came(self, frame: Done) -> None:
         groups = unpack_groups(frame.groups)

@@ -103,6 +103,8 @@ class Hello(Frame):
     held: list[Held] = Field(default_factory=list)
     local: bool = False
     """On the trainer's own devices: it works within windows."""
+    asleep: bool = False
+    """Its engine has given its memory back."""
     node: Text = ""
     pid: Count = 0
 
@@ -282,6 +284,63 @@ class Pulse(Frame):
     wanted: Annotated[int, Field(ge=0, le=1 << 20)]
 
 
+class Lend(Frame):
+    """The trainer has nothing to train: its devices may generate until they are handed back. `window` is the trainer's
+    number for it, and grows.
+
+    `begun`: a part of the present step is trained already. `arrived_tokens` wait at the trainer to be trained; a token
+    takes it `train_s_per_token`, 0 before measured; `last_share` of a step's training can begin only when its last
+    sample is there.
+    """
+
+    window: Count
+    begun: bool
+    arrived_tokens: Count
+    train_s_per_token: Seconds
+    last_share: Annotated[float, Field(ge=0, le=1)]
+
+
+class Reclaim(Frame):
+    """The trainer needs its devices now: it brings its ranks up anew, or ends."""
+
+    window: Count
+
+
+class WindowNews(Frame):
+    """The window stays open for `left_s`, None for until all is generated, if nothing changes. Told every half second:
+    a trainer that hears nothing for long takes its devices back."""
+
+    window: Count
+    left_s: Seconds | None
+    reason: Text
+
+
+class HandedBack(Frame):
+    """No local engine uses the trainer's devices."""
+
+    window: Count
+    reason: Text
+
+
+class Sleep(Frame):
+    """A local instance, which has no samples, lets its engine give memory back."""
+
+
+class Asleep(Frame):
+    """It did, in `seconds`; or its engine could not, for `error`, and does nothing."""
+
+    seconds: Seconds
+    error: Text = ""
+
+
+class Wake(Frame):
+    """A local instance's engine takes its memory again."""
+
+
+class Awake(Frame):
+    seconds: Seconds
+
+
 class Attached(Frame):
     protocol: int
     epoch: Count
@@ -328,6 +387,14 @@ KINDS: dict[str, type[Frame]] = {
     "taken": Taken,
     "publish": Publish,
     "pulse": Pulse,
+    "lend": Lend,
+    "reclaim": Reclaim,
+    "window_news": WindowNews,
+    "handed_back": HandedBack,
+    "sleep": Sleep,
+    "asleep": Asleep,
+    "wake": Wake,
+    "awake": Awake,
     "done": Done,
     "failed": Failed,
     "status": Status,

@@ -26,7 +26,7 @@ import hmac
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,9 +41,11 @@ from gyre.rollouts.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     Ack,
+    Asleep,
     Assign,
     Attach,
     Attached,
+    Awake,
     Cancel,
     Drain,
     Draining,
@@ -52,12 +54,14 @@ from gyre.rollouts.frames import (
     Frame,
     FrameError,
     Hello,
+    Lend,
     Loaded,
     LoadFailed,
     Progress,
     Prompt,
     Publish,
     Pulse,
+    Reclaim,
     Reject,
     Request,
     Taken,
@@ -66,6 +70,7 @@ from gyre.rollouts.frames import (
     decode,
     refuse,
 )
+from gyre.rollouts.local_windows import TRAINER_AWAY_S, LocalWindows
 from gyre.rollouts.manager_status import book_status, instance_status
 from gyre.rollouts.manager_weights import PolicyVersions
 from gyre.rollouts.peers import AgentSession, Peer
@@ -163,6 +168,18 @@ class RolloutManager:
         self._committed_seq = 0
         self._restored = False
         self._failures_told: set[int] = set()
+        self._windows = LocalWindows(
+            self.book,
+            self.sessions,
+            tell=self._tell,
+            call_back=self._call_back,
+            lose=self._lost,
+            refresh=self._refresh,
+            answer=self._answer,
+            on_event=on_event,
+            now=monotonic(),
+            grace_s=self.settings.restart_grace_s + TRAINER_AWAY_S,
+        )
         self.refused = 0
 
     # -- life ---------------------------------------------------------------------------------------
@@ -330,8 +347,9 @@ class RolloutManager:
         if version >= 0 and not self.weights.is_known(version, frame.checksum):
             version = -1  # the same number, other bytes: an instance of another history
         instance.version = version
+        session.resting = "asleep" if frame.asleep else ""
         weights = self.weights.served
-        if weights is not None and version == weights.version:
+        if weights is not None and (version == weights.version or not self._windows.may_load(session)):
             weights = None
         peer.send(
             Welcome(
@@ -379,6 +397,10 @@ class RolloutManager:
             self._drain(session, frame.deadline_s, frame.reason)
         elif isinstance(frame, EngineDied):
             self._engine_died(session, frame)
+        elif isinstance(frame, Asleep):
+            self._windows.asleep(session, frame, session.heard_at)
+        elif isinstance(frame, Awake):
+            self._windows.awake(session, frame, session.heard_at)
         else:
             raise refuse("unexpected", f"an agent does not send {type(frame).__name__}")
 
@@ -426,19 +448,18 @@ class RolloutManager:
     def _admit(self, session: AgentSession) -> None:
         handing_over = session.loading is not None and self.settings.update_mode == "handover"
         able = session.peer is not None and not session.draining and not handing_over
-        self.book.admit(session.name, able=able)
+        self.book.admit(session.name, able=able and self._windows.may_work(session))
 
     def _engine_died(self, session: AgentSession, frame: EngineDied) -> None:
         session.engine_deaths += 1
+        self._windows.engine_died(session)
         self.book.engine_died(session.name)
         self._on_event(
             "EngineDied",
             {"instance": session.name, "error": frame.message[:2000], "tail": frame.tail[-8000:]},
         )
-        served = self.weights.served
-        if served is not None and session.peer is not None:
-            session.loading, session.loading_since = served.version, self._now()
-            session.peer.send(served)
+        session.loading = None
+        self._update(session)
         self._commits.soon()
         self._dispatch_later()
 
@@ -559,6 +580,27 @@ class RolloutManager:
         elif session.peer is not None:
             session.peer.send(frame)
 
+    def _call_back(self, states: Iterable[SampleState]) -> None:
+        """What runs there goes on elsewhere, from its last token."""
+        called: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for state in states:
+            if state.instance is not None and state.key not in self.book.moving:
+                self.book.call_back(state)
+                called[state.instance].append((state.row, state.lease))
+        for name, rows in called.items():
+            self._tell(self.sessions[name], Cancel(rows=rows))
+
+    def _refresh(self, session: AgentSession) -> None:
+        """Of a local instance, when its window opens or closes."""
+        if session.name in self.book.instances:
+            self._update(session)
+            self._admit(session)
+            self._dispatch_later()
+
+    def _answer(self, frame: Frame) -> None:
+        if self._trainer is not None:
+            self._trainer.send(frame)
+
     def _cancel(self) -> None:
         """Stop what went on elsewhere."""
         cancelled, self.book.cancelled = self.book.cancelled, []
@@ -607,6 +649,8 @@ class RolloutManager:
         served = self.weights.served
         if served is None or session.peer is None or session.loading is not None or session.draining:
             return
+        if not self._windows.may_load(session):
+            return  # when its window opens
         if self.book.instances[session.name].version != served.version:
             session.loading, session.loading_since = served.version, self._now()
             session.peer.send(served)
@@ -633,6 +677,7 @@ class RolloutManager:
                 )
             if self._trainer is not None:
                 self._trainer.close()
+            self._windows.trainer_attached(self._now(), other=first.term != self._trainer_term)
             self._trainer, self._trainer_term = peer, first.term
             self._delivery.attached(peer)
             self._failures_told = set()
@@ -645,6 +690,7 @@ class RolloutManager:
         finally:
             if self._trainer is peer:
                 self._trainer = None
+                self._windows.trainer_left(self._now())
                 self._delivery.attached(None)
                 if self._fleet is not None:
                     self._fleet.detached()
@@ -686,6 +732,10 @@ class RolloutManager:
                 self._commits.now()
                 if self._fleet is not None:
                     self._fleet.step_done(self._now())
+        elif isinstance(frame, Lend):
+            self._windows.lend(frame, self._now())
+        elif isinstance(frame, Reclaim):
+            self._windows.reclaim(frame.window, self._now())
         elif isinstance(frame, Pulse):
             if self._fleet is not None:
                 self._fleet.pulse(frame, self._now())
@@ -753,6 +803,7 @@ class RolloutManager:
             if now - self._rebalanced_at > settings.rebalance_every_s:
                 self._rebalance(now)
                 self._dispatch_later()
+            self._windows.look(now)
             self._advise(now)
 
     def _advise(self, now: float) -> None:
@@ -760,7 +811,7 @@ class RolloutManager:
         if self._fleet is None:
             return
         own = f"{self.settings.role}-"
-        here = [session for session in self.sessions.values() if not session.draining]
+        here = [s for s in self.sessions.values() if not s.draining and not s.hello.local]
         serving = [one for s in here if (one := self.book.instances.get(s.name)) and one.version >= 0]
         placed = sum(one.name.startswith(own) and one.name[len(own) :].isdecimal() for one in serving)
         router = self.book.router
@@ -772,7 +823,7 @@ class RolloutManager:
             queued_tokens=router.queued_tokens,
             rate_tokens_s=router.fleet_rate_tokens_s,
         )
-        advice = self._fleet.look(fleet, now)
+        advice = self._fleet.look(fleet, now, window_open=self._windows.is_open)
         if advice is not None:
             self._on_event(
                 "ScaleAdvised",
@@ -826,6 +877,7 @@ class RolloutManager:
             "served_version": self.book.served_version,
             **book_status(self.book),
             "refused": self.refused,
+            "local_window": self._windows.status(self._now()),
             "instances": [
                 instance_status(session, self.book.instances[session.name], self._now())
                 for session in self.sessions.values()

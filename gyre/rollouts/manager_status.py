@@ -52,6 +52,8 @@ def _state(session: AgentSession, instance: Instance) -> str:
         return "cut"
     if session.draining:
         return "draining"
+    if session.resting:
+        return {"falling": "asleep", "asleep": "asleep", "waking": "waking"}[session.resting]
     if session.loading is not None:
         return "loading"
     return "working" if instance.held else "idle"

@@ -12,6 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from aiohttp import web
 
@@ -90,6 +91,9 @@ class AgentSession:
     used_tokens: int = 0
     rate_tokens_s: float = 0.0
     engine_deaths: int = 0
+    resting: Literal["", "falling", "asleep", "waking"] = ""
+    """Of a local instance, whose engine gives its memory back outside of windows."""
+    resting_since: float = 0.0
     acked_at: float = 0.0
     deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
     """Frames that wait until the ledger's delta of this number is committed, in order."""

@@ -41,7 +41,7 @@ from typing import Any, Literal
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, parse_job
 from gyre.errors import JobFailed, UserCodeError, VertexLost
-from gyre.graph import compile_job, elastic_of
+from gyre.graph import compile_job, elastic_of, local_roles
 from gyre.rollouts.ledger import Account, account_of
 from gyre.store import open_store
 from gyre.workloads.base import Progress, WorkloadContext
@@ -735,6 +735,7 @@ class InProcessJob:
             store_url=self.store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
             rollouts=self.spec.rollouts.model_dump(mode="json"),
             elastic=elastic_of(self.spec) if role == ROLLOUT_MANAGER else None,
+            local=role in local_roles(self.spec),
         )
 
     def _living(self, vertex: str, incarnation: int) -> InProcessVertex | None:

@@ -118,6 +118,8 @@ class WorkloadContext:
     """The job's `rollouts` section."""
     elastic: dict[str, Any] | None = None
     """Of the rollout manager only: the rollout role's `elastic` section."""
+    local: bool = False
+    """Of a rollout instance: it stands on the trainer's devices, and generates in windows."""
     store_url: str = ""
     """Of the rollout manager only, which keeps its ledger there."""
     report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from gyre.errors import Fenced, GyreError, UserCodeError, VertexLost
-from gyre.graph import compile_job
+from gyre.graph import compile_job, local_roles
 from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, EdgeKind, Operator
 from gyre.rollouts.ledger import SampleLedger
@@ -130,6 +130,7 @@ class GraphTrainer(BaseTrainer):
                 stop_token_ids=getattr(self.data, "stop_token_ids", ()),
                 hear=lambda purpose, groups: self.inbox.put(("plane", (purpose, groups))),
                 fail=lambda error: self.inbox.put(("plane_failed", error)),
+                last_share=1.0 / self.micro_batches if local_roles(self.spec) else None,
             )
         self._make_gang_keeper()
         runtime.roster.listen(lambda: self.inbox.put(("roster", None)))
@@ -192,14 +193,18 @@ class GraphTrainer(BaseTrainer):
     def _loop(self) -> None:
         runtime = self.runtime
         while not self._is_complete():
-            if runtime.should_stop and not self._busy():
+            if runtime.should_stop and not self._busy() and self._has_devices():
                 return
-            if self.keeper.form():
+            if self.keeper.gang is None and self._has_devices() and self.keeper.form():
                 self._rewind_gang()
             if not runtime.paused and not runtime.should_stop:
                 self._dispatch()
             self._take_news()
             self._tell_progress()
+
+    def _has_devices(self) -> bool:
+        """Local engines may have them: they are asked for, and come back in a moment."""
+        return self.plane is None or self.plane.needs_devices()
 
     def _is_complete(self) -> bool:
         """All has fired, and what came of it is in a checkpoint."""
@@ -312,7 +317,7 @@ class GraphTrainer(BaseTrainer):
 
     def _send_to_gang(self, operator: Operator, firing: Firing) -> None:
         gang = self.keeper.gang_of(operator.role)
-        if gang is None:
+        if gang is None or (self.plane is not None and self.plane.devices_lent):
             return
         per_rank: list[tuple[Any, ...]]
         micro_batches = self.learners[operator.role].micro_batches
@@ -501,7 +506,12 @@ class GraphTrainer(BaseTrainer):
     def _tell_progress(self) -> None:
         self.waits.look(self.flow, self.operators, time.monotonic())
         if self.plane is not None:
-            self.plane.look(self.flow, self.operators, wanted=self.runtime.roster.wanted("rollout"))
+            self.plane.look(
+                self.flow,
+                self.operators,
+                wanted=self.runtime.roster.wanted("rollout"),
+                has_gang=self.keeper.gang is not None,
+            )
         rows, metrics, published = self.evaluations.rows, self.steps.metrics, self.policies.published
         self.report_progress(
             step=self.book.step,

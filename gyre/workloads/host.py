@@ -178,6 +178,7 @@ class VertexHost:
                     job_id=binding.job_id,
                     rollouts=binding.rollouts,
                     elastic=binding.elastic,
+                    local=binding.local,
                     store_url=binding.store_url,
                     report=self.report,
                 )

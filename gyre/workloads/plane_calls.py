@@ -22,11 +22,13 @@ from typing import Any
 
 from gyre.errors import GyreError
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Operator
+from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.client import RolloutClient
+from gyre.rollouts.frames import HandedBack, WindowNews
 from gyre.rollouts.model_folder import write_model_folder
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest
+from gyre.workloads.local_windows import DeviceLending
 from gyre.workloads.plane_pulse import PlanePulse
 from gyre.workloads.rollout_plane import read_endpoint
 from gyre.workloads.torch.settings import TorchSettings
@@ -56,15 +58,44 @@ class PlaneCalls:
         stop_token_ids: Sequence[int],
         hear: Callable[[str, list[Group]], None],
         fail: Callable[[GyreError], None],
+        last_share: float | None = None,
     ) -> None:
+        """`last_share`, where the trainer's devices generate too: the part of a step's training that can begin only
+        when its last sample is there."""
         self._folder = directory / "weights"
         self._settings = TorchSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, list[_Open]] = {}
         self._pulse = PlanePulse()
+        self._hear = hear
+        self.lending: DeviceLending | None = None
+        if last_share is not None:
+            self.lending = DeviceLending(
+                lambda frame: self._client.lend(frame), last_share=last_share, now=time.monotonic()
+            )
         self._client = RolloutClient(
-            lambda: read_endpoint(directory), term=term, on_groups=hear, on_error=fail
+            lambda: read_endpoint(directory),
+            term=term,
+            on_groups=hear,
+            on_error=fail,
+            on_window=self._window_changed,
         )
+
+    def _window_changed(self, frame: HandedBack | WindowNews) -> None:
+        """On the connection's thread."""
+        if self.lending is not None:
+            self.lending.hear(frame)
+            if isinstance(frame, HandedBack):
+                self._hear(TRAIN, [])  # nothing came, but the trainer's loop looks
+
+    @property
+    def devices_lent(self) -> bool:
+        """Nothing is to be trained now: local engines generate on the trainer's devices."""
+        return self.lending is not None and self.lending.is_lent
+
+    def needs_devices(self) -> bool:
+        """The trainer wants them for what does not wait for samples. True once it has them."""
+        return self.lending is None or self.lending.need(time.monotonic())
 
     def ask(self, firing: Firing, groups: Sequence[Group], *, min_version: int) -> None:
         """Samples for a training firing, from policies of `min_version` and newer."""
@@ -106,6 +137,8 @@ class PlaneCalls:
     ) -> tuple[list[tuple[Firing, list[Group]]], list[int]]:
         """The firings that these groups complete, each with its groups in order; and the ids that nobody waits for,
         which were answers to an earlier trainer or come for the second time."""
+        if self.lending is not None and purpose == TRAIN:
+            self.lending.arrived(sum(group.token_count for group in groups))
         waiting = self._open.get(purpose, [])
         unasked = []
         for group in groups:
@@ -138,15 +171,29 @@ class PlaneCalls:
         told = WeightManifest.from_dict(manifest)
         path = self._folder / f"v{told.version:08d}"
         folder = write_model_folder(path, config, told, buffer)
+        if self.lending is not None:
+            self.lending.step_done()
         self._client.publish(told.version, folder.checksum, path)
         for old in sorted(self._folder.glob("v*"))[:-KEPT_VERSIONS]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def look(self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int) -> None:
-        """Every turn of the trainer's loop. `wanted`: rollout vertices that there are to be."""
-        pulse = self._pulse.look(flow, operators, wanted=wanted, now=time.monotonic())
+    def look(
+        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, has_gang: bool = True
+    ) -> None:
+        """Every turn of the trainer's loop. `wanted`: rollout vertices that there are to be. `has_gang`: its ranks are
+        there, and stand where the ledger does."""
+        now = time.monotonic()
+        pulse = self._pulse.look(flow, operators, wanted=wanted, now=now)
         if pulse is not None:
             self._client.pulse(pulse)
+        if self.lending is not None:
+            gangs = [ref for ref, operator in operators.items() if operator.dispatch is Dispatch.GANG]
+            self.lending.look(
+                now,
+                training=any(flow.running(ref) for ref in gangs),
+                could_train=not has_gang or any(firing.operator in gangs for firing in flow.enabled()),
+                waits=bool(self._open),
+            )
 
     def close(self) -> None:
         self._client.close()

@@ -47,6 +47,8 @@ JOURNALLED = frozenset(
         "InstanceLeft",
         "InstanceDraining",
         "EngineDied",
+        "WindowClosed",
+        "MemoryNotReleased",
         "SampleSetAside",
         "WeightsRefused",
         "PeerRefused",
@@ -218,9 +220,10 @@ class RolloutInstance(BaseWorkload):
                 cache=default_root(),
                 engine=spec.engine,
                 ready_within_s=spec.ready_timeout_s,
+                local=self.context.local,
             ),
             lambda: read_endpoint(self.context.directory),
-            engine_command(spec),
+            engine_command(spec, local=self.context.local),
             on_progress=lambda fields: self.context.progress.tick(**fields),
         )
         self._loop.begin(self.agent.run())
@@ -256,15 +259,16 @@ def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
     )
 
 
-def engine_command(spec: RolloutsSpec) -> Callable[[Path, str], EngineCommand]:
-    """How the job's engine is started over a model folder."""
+def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path, str], EngineCommand]:
+    """How the job's engine is started over a model folder. A `local` one can give its memory back."""
+    saver = ["--enable-memory-saver"] if local and spec.engine == "sglang" else []
     context = ["--context-length", str(spec.context_length)] if spec.context_length is not None else []
     return engine_commands(
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,
         python=spec.engine_python or None,
-        extra=[*context, *spec.engine_args],
+        extra=[*context, *saver, *spec.engine_args],
     )
 
 

@@ -27,7 +27,13 @@ class World:
         self.advices: list[Advice] = []
 
     def run(
-        self, seconds: float, fleet: Fleet, *, waits: bool = False, attached: bool = True, window: bool = False
+        self,
+        seconds: float,
+        fleet: Fleet,
+        *,
+        waits: bool = False,
+        attached: bool = True,
+        window: bool = False,
     ) -> None:
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
@@ -38,7 +44,10 @@ class World:
                 self.watch.pulse(pulse, self.now)
             placed = min(fleet.placed, self.wanted)
             there = replace(
-                fleet, placed=placed, serving=placed + fleet.others, busy=min(fleet.busy, placed + fleet.others)
+                fleet,
+                placed=placed,
+                serving=placed + fleet.others,
+                busy=min(fleet.busy, placed + fleet.others),
             )
             advice = self.watch.look(there, self.now, window_open=window)
             if advice is not None:

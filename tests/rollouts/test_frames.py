@@ -116,6 +116,15 @@ SELDOM: list[Frame] = [
     frames.Done(purpose="train", groups=b""),
     frames.Failed(purpose="train", ids=[4], message="no"),
     frames.Status(body={"queued": 3}),
+    frames.Pulse(at_s=12.5, waited_s=3.0, wanted=2),
+    frames.Lend(window=3, begun=False, arrived_tokens=9, train_s_per_token=1e-4, last_share=0.25),
+    frames.Reclaim(window=3),
+    frames.WindowNews(window=3, left_s=None, reason="until done"),
+    frames.HandedBack(window=3, reason="nothing is left"),
+    frames.Sleep(),
+    frames.Asleep(seconds=0.5, error="no memory saver"),
+    frames.Wake(),
+    frames.Awake(seconds=0.5),
 ]
 
 

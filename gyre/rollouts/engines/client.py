@@ -195,6 +195,13 @@ class EngineClient:
         # Emptying the allocator's cache, which SGLang does unless told, is time that it stands for nothing.
         await self._post("/continue_generation", {"torch_empty_cache": False}, self._deadlines.pause_s)
 
+    async def release_memory(self) -> None:
+        """Give the KV memory back, and what is cached there with it. No request may be open."""
+        await self._post("/release_memory_occupation", {"tags": ["kv_cache"]}, self._deadlines.pause_s)
+
+    async def resume_memory(self) -> None:
+        await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]}, self._deadlines.pause_s)
+
     async def update_weights_from_disk(self, path: Path | str, version: str, *, flush_cache: bool) -> None:
         """Load the weights in the folder `path` (as the engine sees it) and call them `version`.
 

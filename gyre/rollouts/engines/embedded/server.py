@@ -130,6 +130,8 @@ class EngineServer:
                 web.post("/abort_request", self.abort_request),
                 web.post("/pause_generation", self.pause_generation),
                 web.post("/continue_generation", self.continue_generation),
+                web.post("/release_memory_occupation", self.memory_occupation),
+                web.post("/resume_memory_occupation", self.memory_occupation),
                 web.post("/update_weights_from_disk", self.update_weights_from_disk),
                 web.post("/update_weight_version", self.update_weight_version),
                 web.get("/flush_cache", self.flush_cache),
@@ -258,6 +260,10 @@ class EngineServer:
         await self._ask(lambda core: core.pause(PauseMode(given)))
         self._paused = True
         return _reply({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def memory_occupation(self, http: web.Request) -> web.StreamResponse:
+        """Its KV memory is a few megabytes of the host's, and stays."""
+        return web.Response()
 
     async def continue_generation(self, http: web.Request) -> web.StreamResponse:
         await _json(http)

@@ -1,0 +1,329 @@
+"""When the trainer's own devices generate: windows that the rollout manager opens and closes.
+
+The trainer lends its devices while it has nothing to train (`Lend`), and holds its micro-batches until they are handed
+back (`HandedBack`). `plan_window` says from measured rates until when. At a window's end what runs on local instances
+is called back and goes on elsewhere from its last token; then their engines give their memory back, and only then the
+trainer hears of it.
+
+    closed ── Lend ──▶ open ── planned end, nothing left, Reclaim, trainer gone ──▶ closing ── all asleep ──▶ closed
+
+Invariants:
+- *lent or not*: outside of a window no local instance is given work or a policy, and its engine is asleep or absent;
+- *handed back when free*: the trainer is told after the last local engine said that it sleeps, was lost, or did not
+  answer within its deadline;
+- *nothing waits for ever*: an instance that does not give its samples back in time is lost, as one that fell silent;
+- *explained*: opening and closing say why.
+
+This module must not know about sockets, or how a plan is made; it reads no clock: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gyre.rollouts.book import Book
+from gyre.rollouts.frames import Asleep, Awake, Frame, HandedBack, Lend, Sleep, Wake, WindowNews
+from gyre.rollouts.peers import AgentSession
+from gyre.rollouts.policies.windows import Smoothed, Window, WindowSettings, WindowState, plan_window
+from gyre.rollouts.tickets import SampleState
+
+PLAN_EVERY_S = 0.5
+"""What is left is summed up over all samples for it: a few milliseconds for ten thousand."""
+
+CLOSE_WITHIN_S = 10.0
+"""For a local instance to give its samples back and to fall asleep. An engine does in well under a second."""
+
+TRAINER_AWAY_S = 3.0
+"""A trainer that is gone for longer wants its devices when it is back: it brings its ranks up on them."""
+
+
+@dataclass(slots=True)
+class _Lent:
+    frame: Lend
+    at: float
+    delivered: int
+    """Tokens that had been delivered when the devices were lent."""
+
+
+class LocalWindows:
+    """`sessions` and `book` are the manager's. `tell(session, frame)`, `call_back(states)`, `lose(session, reason)`,
+    `refresh(session)` (admit it anew, and send it what it lacks) and `answer(frame)` (to the trainer) do what they say;
+    `on_event(kind, fields)` is told what people should know."""
+
+    def __init__(
+        self,
+        book: Book,
+        sessions: Mapping[str, AgentSession],
+        *,
+        tell: Callable[[AgentSession, Frame], None],
+        call_back: Callable[[Iterable[SampleState]], None],
+        lose: Callable[[AgentSession, str], None],
+        refresh: Callable[[AgentSession], None],
+        answer: Callable[[Frame], None],
+        on_event: Callable[[str, dict[str, Any]], None],
+        now: float,
+        settings: WindowSettings | None = None,
+        grace_s: float = 0.0,
+    ) -> None:
+        self.settings = settings or WindowSettings()
+        self.window: Window | None = None
+        """The plan; None while closed or closing."""
+        self._book = book
+        self._sessions = sessions
+        self._tell = tell
+        self._call_back = call_back
+        self._lose = lose
+        self._refresh = refresh
+        self._answer = answer
+        self._on_event = on_event
+        self._lent: _Lent | None = None
+        self._opened_at = 0.0
+        self._opened_tokens = 0
+        self._planned_at = -math.inf
+        self._closing_since: float | None = None
+        self._closing_why = ""
+        self._quiet_until = now + grace_s
+        """A trainer that lent its devices to the manager before this one says so within that time."""
+        self._gone_at: float | None = None
+        self._local_rate = Smoothed(self.settings.smoothing_s)
+        self._switch_s = Smoothed(10.0 * self.settings.smoothing_s)
+
+    # -- what others ask ----------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self.window is not None
+
+    @property
+    def is_lent(self) -> bool:
+        return self._lent is not None
+
+    def may_work(self, session: AgentSession) -> bool:
+        """Whether it is no local instance, or its window is open and it is awake."""
+        return not session.hello.local or (self.is_open and not session.resting)
+
+    def may_load(self, session: AgentSession) -> bool:
+        """Whether its engine may be started, or be given a policy, now: both take memory."""
+        return self.may_work(session)
+
+    def status(self, now: float) -> dict[str, Any]:
+        window = self.window
+        if window is None:
+            state = "closing" if self._closing_since is not None else "closed"
+            return {"state": state, "reason": self._closing_why}
+        left_s = window.until_s - now
+        return {
+            "state": "open",
+            "reason": window.reason,
+            "open_s": round(now - self._opened_at, 3),
+            "left_s": round(left_s, 3) if math.isfinite(left_s) else None,
+        }
+
+    # -- the trainer --------------------------------------------------------------------------------
+
+    def lend(self, frame: Lend, now: float) -> None:
+        """The trainer's devices are free. Told again after a reconnect, which changes nothing."""
+        self._gone_at = None
+        if self._lent is not None and self._lent.frame.window == frame.window:
+            return
+        self._lent = _Lent(frame, now, self._book.account.delivered)
+        if not self._locals():
+            self._hand_back(now, "there is no local instance")
+            return
+        if self._closing_since is not None:
+            return  # of the window before; decided when that is closed
+        self._decide(now)
+
+    def reclaim(self, window: int, now: float) -> None:
+        """The trainer needs its devices now."""
+        if self._lent is None or self._lent.frame.window != window:
+            # Of a window that this manager does not know, or that it has handed back: it is free when all sleep.
+            self._lent = _Lent(
+                Lend(window=window, begun=True, arrived_tokens=0, train_s_per_token=0.0, last_share=0.0),
+                now,
+                self._book.account.delivered,
+            )
+        self._close(now, "the trainer needs its devices")
+
+    def trainer_left(self, now: float) -> None:
+        self._gone_at = now
+
+    def trainer_attached(self, now: float, *, other: bool) -> None:
+        """`other`: not the one that may have lent its devices. It says itself what it needs."""
+        self._gone_at = None
+        if other and self._lent is not None:
+            self._lent = None
+            self._close(now, "another trainer has taken over")
+
+    # -- local instances ----------------------------------------------------------------------------
+
+    def asleep(self, session: AgentSession, frame: Asleep, now: float) -> None:
+        session.resting = "asleep"
+        if frame.error:
+            self._on_event("MemoryNotReleased", {"instance": session.name, "error": frame.error[:2000]})
+        self.look(now)
+
+    def awake(self, session: AgentSession, frame: Awake, now: float) -> None:
+        session.resting = ""
+        self._refresh(session)
+        self.look(now)
+
+    def engine_died(self, session: AgentSession) -> None:
+        session.resting = ""
+
+    def _locals(self) -> list[AgentSession]:
+        return [session for session in self._sessions.values() if session.hello.local]
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Every so often, and after what changed something."""
+        if self._gone_at is not None and now - self._gone_at > TRAINER_AWAY_S:
+            self._gone_at = None
+            self._lent = None
+            self._close(now, "the trainer is gone")
+        if self.window is not None:
+            self._measure(now)
+            if now - self._planned_at >= PLAN_EVERY_S or not self.window.is_open(now):
+                self._decide(now)
+        if self.window is not None:
+            for session in self._locals():
+                if session.resting == "asleep" and session.peer is not None and not session.draining:
+                    session.resting, session.resting_since = "waking", now
+                    self._tell(session, Wake())
+        elif self._closing_since is not None or now >= self._quiet_until:
+            self._put_to_sleep(now)
+
+    def _measure(self, now: float) -> None:
+        rate = sum(s.rate_tokens_s for s in self._locals() if self._book.instances[s.name].held)
+        if rate > 0:
+            self._local_rate.observe(rate, now)
+
+    def _decide(self, now: float) -> None:
+        """Open, go on, or end, as the plan is now."""
+        lent = self._lent
+        assert lent is not None, "a window is open or opens for a trainer that lent its devices"
+        self._planned_at = now
+        before = self.window
+        plan_state = self._state(lent, now)
+        plan = plan_window(plan_state, self.settings)
+        if not plan.is_open(now):
+            if before is None:
+                self._hand_back(now, plan.reason)
+            else:
+                as_planned = before.until_s - now < 2.0 * PLAN_EVERY_S and plan_state.tokens_left > 0
+                self._close(now, before.reason if as_planned else plan.reason)
+            return
+        self.window = plan
+        if before is None:
+            self._opened_at, self._opened_tokens = now, self._made()
+            self._on_event("WindowOpened", {"window": lent.frame.window, "reason": plan.reason})
+            for session in self._locals():
+                self._refresh(session)
+        left_s = plan.until_s - now
+        self._answer(
+            WindowNews(
+                window=lent.frame.window,
+                left_s=left_s if math.isfinite(left_s) else None,
+                reason=plan.reason,
+            )
+        )
+
+    def _state(self, lent: _Lent, now: float) -> WindowState:
+        book, router = self._book, self._book.router
+        unfinished = [(state.length, state.ticket.max_new_tokens) for state in book.unfinished()]
+        outlook = router.lengths.outlook(unfinished)
+        remote = [
+            name
+            for name, session in self._sessions.items()
+            if not session.hello.local and book.instances[name].accepting
+        ]
+        frame = lent.frame
+        train_tokens = (
+            frame.arrived_tokens
+            + (book.account.delivered - lent.delivered)
+            + book.in_flight_tokens
+            + outlook.tokens_left
+        )
+        train_s = frame.train_s_per_token * train_tokens
+        generating = self.window is not None or not frame.begun
+        planned = self.window.until_s if self.window is not None else None
+        return WindowState(
+            now_s=now,
+            tokens_left=outlook.tokens_left,
+            samples_left=outlook.samples_left,
+            longest_left_tokens=outlook.longest_left_tokens,
+            sample_tokens_s=max((router.sample_tokens_s(name) for name in remote), default=0.0),
+            local_tokens_s=self._local_rate.value,
+            remote_tokens_s=sum(router.rate_tokens_s(name) for name in remote),
+            train_s=train_s,
+            last_train_s=train_s * frame.last_share,
+            switch_s=self._switch_s.value,
+            generating=generating,
+            planned_until_s=planned if planned is not None and math.isfinite(planned) else None,
+        )
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def _close(self, now: float, why: str) -> None:
+        if self.window is not None:
+            self._on_event(
+                "WindowClosed",
+                {
+                    "window": self._lent.frame.window if self._lent is not None else -1,
+                    "reason": why,
+                    "open_s": round(now - self._opened_at, 3),
+                    "tokens": max(0, self._made() - self._opened_tokens),  # without those of the lost
+                },
+            )
+        self.window = None
+        if self._closing_since is None:
+            self._closing_since = now
+        self._closing_why = why
+        for session in self._locals():
+            self._refresh(session)
+        self._put_to_sleep(now)
+
+    def _made(self) -> int:
+        return sum(
+            self._book.instances[s.name].tokens for s in self._locals() if s.name in self._book.instances
+        )
+
+    def _put_to_sleep(self, now: float) -> None:
+        late = self._closing_since is not None and now - self._closing_since > CLOSE_WITHIN_S
+        busy = 0
+        for session in self._locals():
+            instance = self._book.instances.get(session.name)
+            if session.resting == "asleep" or instance is None:
+                continue
+            if instance.held:
+                if late:
+                    self._lose(session, "window_not_closed")
+                    continue
+                self._call_back(list(instance.held.values()))
+            elif session.peer is None or session.loading is not None:
+                pass  # it is lost, or has loaded, within deadlines of their own
+            elif instance.version < 0:
+                continue  # it has no engine
+            elif not session.resting:
+                session.resting, session.resting_since = "falling", now
+                self._tell(session, Sleep())
+            elif now - session.resting_since > CLOSE_WITHIN_S:
+                self._lose(session, "window_not_closed")
+                continue
+            busy += 1
+        if busy or self._closing_since is None:
+            return
+        self._switch_s.observe(now - self._closing_since, now)
+        self._closing_since = None
+        if self._lent is not None:
+            self._hand_back(now, self._closing_why)
+
+    def _hand_back(self, now: float, why: str) -> None:
+        assert self._lent is not None
+        frame, self._lent = self._lent.frame, None
+        self._closing_why = why
+        self._answer(HandedBack(window=frame.window, reason=why))
