@@ -202,3 +202,63 @@ def refusal_of(rank: int, ranks: int, port: int, hugging_face: dict[str, Any]) -
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def train_and_checkpoint(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path, *, background: bool
+) -> dict[str, Any]:
+    """A checkpoint after the first step; `background`: its writing waits until the others are taken. `after` is what
+    those came to."""
+    import threading
+
+    from gyre.workloads.megatron import checkpoint
+
+    trained = threading.Event()
+    write = checkpoint._written
+
+    def late(*args: Any) -> Any:
+        assert trained.wait(60)
+        return write(*args)
+
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        take_step(actor, steps[0])
+        if background:
+            checkpoint._written = late
+            actor.begin_checkpoint(folder)
+            assert not actor.checkpoint_written(wait=False)
+        else:
+            actor.checkpoint(folder)
+            assert actor.checkpoint_written(wait=False)
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
+        assert not (folder / "gyre.json").exists() or not background, "it was whole before it was written"
+        trained.set()
+        assert actor.checkpoint_written(wait=True)
+        checkpoint._written = write
+        after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
+        return {"at": state, "after": after}
+
+
+def restore_and_train(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """Another seed and something accumulated, which the checkpoint must replace."""
+    with actor_on(rank, ranks, port, {**config, "seed": 99}) as actor:
+        actor.accumulate(random_groups(100, 3)[rank::ranks], step=1, index=0)
+        actor.restore(folder)
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
+        after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
+        return {"at": state, "after": after, "warm": actor.warm_start()}
+
+
+def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> str:
+    from gyre.workloads.torch.errors import CheckpointMismatch
+
+    with actor_on(rank, ranks, port, config) as actor:
+        try:
+            actor.restore(folder)
+        except CheckpointMismatch as error:
+            return str(error)
+    return ""

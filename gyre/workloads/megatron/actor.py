@@ -30,7 +30,7 @@ from gyre.workloads.base import operator
 from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import MicroBatchMismatch
+from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
 from gyre.workloads.torch.gradients import counted
 from gyre.workloads.torch.hugging_face import config_of, from_names, to_names
 from gyre.workloads.torch.model import Decoder
@@ -62,7 +62,8 @@ class MegatronActor(TorchActor):
             torch.cuda.set_device(self.device)
         if self.layout.deterministic:
             make_deterministic()
-        seam = open_seam(self.device)
+        self._seam = open_seam(self.device)
+        from gyre.workloads.megatron.checkpoint import CheckpointWriter
         from gyre.workloads.megatron.config import architecture_from
         from gyre.workloads.megatron.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
@@ -93,8 +94,9 @@ class MegatronActor(TorchActor):
             self._first_weights(),
             device=self.device,
             dtype=self.dtype,
-            seam=seam,
+            seam=self._seam,
         )
+        self._writer = CheckpointWriter(self.policy, self._seam)
 
     def _first_weights(self) -> Any:
         from gyre.workloads.megatron.config import architecture_from
@@ -242,6 +244,58 @@ class MegatronActor(TorchActor):
             found = self.export_weights(version=0)[0]["checksum"] if self.rank == 0 else ""
             self._known_digest = self.ranks.from_first(found)
         return self._known_digest
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def checkpoint(self, path: Path) -> None:
+        """Write the actor's state below `path`; it is on the disk when this returns. See `megatron.checkpoint`."""
+        self.begin_checkpoint(path)
+        self.checkpoint_written(wait=True)
+
+    @operator(kind="control")
+    def begin_checkpoint(self, path: Path) -> None:
+        """The same, begun: training goes on while it is written. `checkpoint_written` says when it is whole."""
+        self._writer.abandon()  # of a controller that died before this one was written
+        path.mkdir(parents=True, exist_ok=True)
+        self._writer.begin(
+            path,
+            {
+                "step": self.step,
+                "policy_version": self.step,
+                "trained": self.trained,
+                "metrics": self._metrics,
+                "warm": self._warm,
+                "digest": self._digest(),
+                "layout": {
+                    "ranks": self.world_size,
+                    "tensor_parallel": self.layout.tensor_parallel,
+                    "pipeline_parallel": self.layout.pipeline_parallel,
+                },
+            },
+        )
+
+    @operator(kind="control")
+    def checkpoint_written(self, *, wait: bool) -> bool:
+        """Whether what `begin_checkpoint` began is on the disk, on every rank. Raises CheckpointMismatch, on all ranks
+        together, where it cannot be written."""
+        return self._writer.is_written(wait=wait)
+
+    def restore(self, path: Path) -> None:
+        """Take back what `checkpoint` wrote, in whatever layout; drops what was accumulated.
+
+        Raises CheckpointMismatch where it is absent, of another format, or not what its digest says.
+        """
+        from gyre.workloads.megatron.checkpoint import restore
+
+        book = restore(self.policy, self._seam, path)
+        self.step = book["step"]
+        self.trained = [(start, end) for start, end in book["trained"]]
+        self._metrics = book["metrics"]
+        self._warm = book["warm"]
+        self._pending = self._accumulation(self.step + 1)
+        self._changed()
+        if self._digest() != book["digest"]:
+            raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
 
 
 def device_of(layout: MegatronSettings) -> torch.device:
