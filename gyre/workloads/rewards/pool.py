@@ -19,6 +19,7 @@ import selectors
 import subprocess
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,12 @@ class _Process:
         self.process.wait()
 
 
+def _end_all(processes: list[_Process]) -> None:
+    for process in processes:
+        process.end()
+    processes.clear()
+
+
 class RewardPool:
     """Not thread-safe; processes are started when there is work for them, and kept. Close it at the end."""
 
@@ -69,6 +76,8 @@ class RewardPool:
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._processes: list[_Process] = []
+        # Whoever forgets to close it, or is not let to: the processes are not left to themselves.
+        weakref.finalize(self, _end_all, self._processes)
 
     def score(self, work: Sequence[Texts], *, on_scored: Callable[[], None] = lambda: None) -> list[float]:
         """One reward for each, in order. `on_scored` is called after every one.
