@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from gyre.workloads.base import operator
 from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
+from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch, WeightsNotLoaded
 from gyre.workloads.torch.gradients import counted
 from gyre.workloads.torch.hugging_face import config_of, from_names, to_names
 from gyre.workloads.torch.model import Decoder
@@ -52,6 +53,10 @@ class MegatronActor(TorchActor):
         self.device = device_of(self.layout)
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False
+        self.takes_snapshots = True
+        """Set it False where weights are read from the device, by `hugging_face.export_weights`."""
+        self.timings: dict[str, float] = {}
+        """Seconds of the last step's `update` and `snapshot`, the device's work included."""
         super().setup()
         self._changed()
 
@@ -190,9 +195,18 @@ class MegatronActor(TorchActor):
     def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:
         """Steps by the gradient that Megatron holds."""
         self._spoiled = True  # it is divided and clipped where it stands
+        started = time.monotonic()
         norm = self.policy.step(count=count, lr=lr)
+        self._settle()
+        updated = time.monotonic()
         self._changed()
+        self.timings = {"update": updated - started, "snapshot": time.monotonic() - updated}
         return norm
+
+    def _settle(self) -> None:
+        """What was asked of the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def _accumulation(self, step: int) -> Accumulation:
         self.policy.zero()
@@ -214,12 +228,17 @@ class MegatronActor(TorchActor):
 
         self._snapshot: Snapshot | None = None  # before the next one, which can then have its memory
         self._known_digest: str | None = None
-        self._snapshot = Snapshot.take(self.policy)
+        if self.takes_snapshots:
+            self._snapshot = Snapshot.take(self.policy)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """On the first rank, the weights after the last step by Hugging Face's names, in host memory, in the model's
         dtype; nothing changes them. Empty on other ranks."""
-        assert self._snapshot is not None
+        if self._snapshot is None:
+            raise WeightsNotLoaded(
+                "the actor was told to keep no host copy of its weights.",
+                hint="Set takes_snapshots, or read them from the device.",
+            )
         return self._snapshot.tensors
 
     @operator(kind="weights")
@@ -240,7 +259,11 @@ class MegatronActor(TorchActor):
 
     def _digest(self) -> str:
         """The checksum of what `export_weights` gives: a collective of all ranks, where it is not known yet."""
+        from gyre.workloads.megatron.snapshot import Snapshot
+
         if self._known_digest is None:
+            if self._snapshot is None:
+                self._snapshot = Snapshot.take(self.policy)
             found = self.export_weights(version=0)[0]["checksum"] if self.rank == 0 else ""
             self._known_digest = self.ranks.from_first(found)
         return self._known_digest

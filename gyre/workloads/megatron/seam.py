@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 
 _KNOWN_WARNINGS = (
     "The .grad attribute of a Tensor that is not a leaf",  # Megatron asks its shards for theirs
+    "Please use DTensor instead",  # of its checkpoints
     "`torch.distributed.",  # it calls collectives by the names that newer torch has renamed
 )
 
