@@ -117,7 +117,7 @@ class DeviceLending:
         if self._window:
             self.lent_s += now - self._lent_at
             self.closed_because = why
-        self._not_before = now + AGAIN_S
+        self._not_before = -math.inf if self._reclaimed else now + AGAIN_S
 
     def _clock(self, now: float, training: bool) -> None:
         if self._busy_since is not None:

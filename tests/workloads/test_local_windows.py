@@ -100,7 +100,7 @@ def test_what_training_takes_is_measured() -> None:
         world.lending.arrived(1000)
         world.look(0.1, training=True)
         world.look(5.0, training=True)
-        world.look(5.0, training=False)
+        world.look(5.0, waits=False)
         world.lending.step_done()
     world.lending.arrived(70)
     world.look()
