@@ -29,6 +29,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
                 "warm_start": {"max_steps": 80, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
                 "pace_s": 0.05,
                 "collective_timeout_s": 60,
+                **overrides.pop("config", {}),
             }
         )
         .run(
@@ -62,9 +63,10 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     rollout_total = overrides.pop("rollout_total", 2)
     elastic = overrides.pop("elastic", None)
     actors = overrides.pop("actors", 2)
+    actor = overrides.pop("actor", ())
     reward = overrides.pop("reward", "PacedReward")
     assert not overrides, overrides
-    builder = builder.actor().total(actors).stall_timeout(stall_s)
+    builder = builder.actor(*actor).total(actors).stall_timeout(stall_s)
     builder = builder.rollouts(**{"max_running": 64, "kv_tokens": 4096, "report_interval_s": 0.1, **rollouts})
     own = ("gyre.workloads.torch", "TorchRollout") if own_rollouts else ()
     builder = builder.rollout(*own).total(rollout_total).stall_timeout(stall_s)

@@ -1,0 +1,39 @@
+"""A gang of Megatron ranks on a real Ray cluster: killed, restored, and the weights come out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.kill.conftest import Run
+
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
+
+STEPS = 9
+JOB: dict[str, Any] = {
+    "steps": STEPS,
+    "actor": ("gyre.workloads.megatron", "MegatronActor"),
+    "config": {
+        "model": {"layers": 2, "hidden": 48, "heads": 2, "kv_heads": 2, "mlp": 96},
+        "megatron": {"tensor_parallel": 2, "pass_tokens": 256},
+        "warm_start": {"max_steps": 20, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
+    },
+    "run": {"checkpoint_every": 4, "evaluate_every": 0},
+    "rollout_total": 1,
+    "stall_timeout_s": 60.0,
+}
+
+
+def test_a_killed_rank_of_a_tensor_parallel_gang_changes_no_weight(start: Callable[..., Run]) -> None:
+    calm = start(**JOB).end(steps=STEPS)
+    assert calm["incidents"] == []
+    run = start(**JOB)
+    run.faults.reach_step(6)  # between two checkpoints: two steps are trained again
+    (victim,) = run.faults.kill("actor-1")
+    assert run.faults.replaced(victim).pid != victim.pid
+    view = run.end(steps=STEPS)
+    assert view["job"]["result"]["digest"] == calm["job"]["result"]["digest"]
+    (incident,) = run.incidents_of(view, "actor-1")
+    assert incident["scope"] == "region"
