@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
 from gyre.rollouts.engines.client import EngineClient
 from gyre.rollouts.engines.dialect import PauseMode
-from gyre.rollouts.engines.errors import EngineUnreachable
+from gyre.rollouts.engines.errors import EngineError, EngineUnreachable, RequestUnsafe
 from gyre.rollouts.engines.supervisor import EngineProcess
 from gyre.testing.sglang_cpu import sglang_on_cpu
-from tests.rollouts.engines.conformance import EngineConformance, EngineUnderTest
+from tests.rollouts.engines.conformance import EngineConformance, EngineUnderTest, listen, prompt, request
 from tests.rollouts.engines.tiny_model import write_tiny_model
+
+
+@dataclass(frozen=True)
+class SGLangUnderTest(EngineUnderTest):
+    process: EngineProcess | None = None
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(
     tmp_path_factory: pytest.TempPathFactory, sglang_python: str
-) -> AsyncIterator[EngineUnderTest]:
+) -> AsyncIterator[SGLangUnderTest]:
     folder = tmp_path_factory.mktemp("models")
     first = write_tiny_model(folder / "first", seed=1)
     second = write_tiny_model(folder / "second", seed=2)
     command = sglang_on_cpu(first, python=sglang_python, weight_version="1")
     async with EngineProcess(command, ready_within_s=240, stop_within_s=1) as engine:
-        yield EngineUnderTest(engine.url, first, second)
-        if engine.death is not None:
-            raise engine.death.error("SGLang ended during the tests")
+        yield SGLangUnderTest(engine.url, first, second, command.limits, engine)
 
 
 class TestSGLang(EngineConformance):
     """What it does not promise is overridden here, each with the reason."""
-
-    @pytest.mark.skip(reason="SGLang 0.5.23 does not look: its scheduler dies of it, and the server with it")
-    async def test_a_token_that_the_model_does_not_have_is_refused(self, client: EngineClient) -> None:
-        raise NotImplementedError
 
     @pytest.mark.parametrize(
         "mode",
@@ -56,3 +57,20 @@ class TestSGLang(EngineConformance):
         self, client: EngineClient, mode: PauseMode
     ) -> None:
         await super().test_abort_during_a_pause_loses_and_repeats_no_token(client, mode)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sglang_dies_of_min_p_where_seeds_count(engine: SGLangUnderTest) -> None:
+    """Last: it ends the engine. That is why `gyre.rollouts.engines.limits` keeps it from it."""
+    assert engine.process is not None
+    if engine.process.death is not None:
+        raise engine.process.death.error("SGLang ended during the tests")
+    deadly = request(prompt(93), 4, min_p=0.1)
+    async with engine.process.client() as client:
+        with pytest.raises(RequestUnsafe, match="min_p"):
+            await listen(client, deadly)
+        assert len((await listen(client, request(prompt(93), 4))).tokens) == 4
+    async with EngineClient(engine.url) as unguarded:
+        with pytest.raises(EngineError):
+            await listen(unguarded, deadly)
+    await asyncio.wait_for(engine.process.died(), 60)

@@ -7,6 +7,9 @@ only the agent holds. It stops the engine, and every process that the engine sta
 agent is gone, or on SIGTERM; SIGTERM first, SIGKILL to whatever is left after GRACE_S.
 
 Invariants:
+- *no segment is left*: Python's resource trackers are ended last, when they have removed what the engine's processes
+  had in `/dev/shm`; then the guard removes what it saw these processes map there, unless it is older than the guard,
+  in a folder, or mapped by somebody else. (SGLang ends by SIGKILL, and says itself that it leaves 25 MB a time.)
 - *nothing is left*: on Linux, processes that the engine's own processes left behind become the guard's children
   (PR_SET_CHILD_SUBREAPER), also those in sessions of their own; the guard ends after all of them;
 - *the guard's death is the engine's*: the engine's first process is killed with the guard (PR_SET_PDEATHSIG). The
@@ -32,6 +35,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 1.0
 """How often to see that the agent lives, for when somebody else holds its end of the pipe too."""
+_SEGMENTS_S = 5.0
+"""How often to look what it maps: some ten milliseconds for a large engine, which has thousands of mappings."""
+_SHARED = "/dev/shm/"
+_TRACKERS_S = 3.0
+"""For Python's resource trackers to clean up after the others; on an idle machine they take some milliseconds."""
 
 
 def main(grace_s: float, command: list[str]) -> NoReturn:
@@ -44,19 +52,26 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         signal.signal(number, lambda *_: None)  # only to wake `select`, which reads the number from the pipe
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
+    others, segments, look_at = _segments(), set[str](), time.monotonic() + _LOOK_S
     engine = _start(command)
     status, stopping = None, False
     while status is None and not stopping:
         ready, _, _ = select.select([0, read_end], [], [], _LOOK_S)
+        if time.monotonic() > look_at:  # once it is dead there is nothing to see
+            look_at = time.monotonic() + _SEGMENTS_S
+            segments |= _mapped(_descendants(os.getpid()))
         numbers = os.read(read_end, 4096) if read_end in ready else b""
         asked = any(number != signal.SIGCHLD for number in numbers)
         left_alone = os.getppid() != agent or (0 in ready and not os.read(0, 4096))
         stopping = asked or left_alone
         status = _reap(engine)
+    segments |= _mapped(_descendants(os.getpid()))
     if status is None:
         os.kill(engine, signal.SIGTERM)
         status = _reap_within(engine, grace_s)
-    _end_like(_end_all(engine, status))
+    status = _end_all(engine, status)
+    _remove(segments - others)
+    _end_like(status)
 
 
 def _start(command: list[str]) -> int:
@@ -102,8 +117,12 @@ def _reap_within(engine: int, seconds: float) -> int | None:
 
 def _end_all(engine: int, status: int | None) -> int:
     """Kill every descendant and collect them; the engine's wait status."""
+    spare_until = time.monotonic() + _TRACKERS_S
     while True:
+        spare = time.monotonic() < spare_until
         for pid in _descendants(os.getpid()):
+            if spare and _is_tracker(pid):
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         ended = _reap(engine)
@@ -113,6 +132,44 @@ def _end_all(engine: int, status: int | None) -> int:
         except ChildProcessError:
             return status if status is not None else signal.SIGKILL
         time.sleep(0.01)
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether it is Python's own cleaner of shared memory and semaphores, which ends when all others have."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def _mapped(pids: list[int]) -> set[str]:
+    """The files that lie in `/dev/shm` itself and that these processes have in their memory."""
+    found = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                paths = {line.split(maxsplit=5)[-1].strip() for line in file if f" {_SHARED}" in line}
+        except OSError:
+            continue
+        found |= {path for path in paths if "/" not in path.removeprefix(_SHARED) and "(deleted)" not in path}
+    return found
+
+
+def _segments() -> set[str]:
+    try:
+        return {_SHARED + name for name in os.listdir(_SHARED)}
+    except OSError:
+        return set()
+
+
+def _remove(segments: set[str]) -> None:
+    segments &= _segments()
+    if segments:
+        segments -= _mapped([int(entry) for entry in os.listdir("/proc") if entry.isdigit()])
+    for path in segments:
+        with contextlib.suppress(OSError):  # somebody else removed it, or it is somebody else's
+            os.unlink(path)
 
 
 def _descendants(root: int) -> list[int]:

@@ -182,6 +182,8 @@ class LoadReport:
     why_disk: str = ""
     """Why the loader was not used, or what broke in it."""
     stage: str = ""
+    note: str = ""
+    """Why the version came no nearer than `stage`, where something broke."""
     size_bytes: int = 0
     map_s: float = 0.0
     verify_s: float = 0.0
@@ -222,7 +224,7 @@ class EngineLoader:
         self._key = key
         self._serves = serves
         self._slot = self._read(serves, None) if serves.is_dir() else None
-        self._stage = stage
+        self.stage = stage
         self._within_s = prepare_within_s
         self._ranks = 0
         self._has_sessions = False
@@ -304,7 +306,7 @@ class EngineLoader:
     async def _prepare(self, slot: Slot, report: LoadReport) -> None:
         """Raises WeightMismatch where a rank found other bytes than the manifest's, or could not use them."""
         began = time.perf_counter()
-        asked = {"op": "prepare", "version": report.version, "slot": slot.told(), "stage": self._stage}
+        asked = {"op": "prepare", "version": report.version, "slot": slot.told(), "stage": self.stage}
         try:
             answers = await self._ask(asked, self._within_s)
         except _NoLoader as error:
@@ -318,6 +320,7 @@ class EngineLoader:
         report.prepare_s = time.perf_counter() - began
         report.how, report.stage = "loader", answers[0]["stage"]
         report.size_bytes = answers[0]["size_bytes"]
+        report.note = next((answer["note"] for answer in answers if answer["note"]), "")
         for name in ("map_s", "verify_s", "pin_s", "copy_s"):
             setattr(report, name, max(answer[name] for answer in answers))
 

@@ -18,6 +18,7 @@ Versions: `constraints-sglang.txt`. `make test-sglang` installs them beside Gyre
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,14 @@ from gyre.rollouts.engines.sglang import sglang_command
 from gyre.rollouts.engines.supervisor import EngineCommand
 
 SHIM = Path(__file__).with_name("path")
+
+_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",  # else it imports vLLM
+    "SGLANG_CPU_OMP_THREADS_BIND": "0",
+    "SGLANG_HOST_IP": "127.0.0.1",  # else its processes meet on the machine's outer address
+    "OMP_NUM_THREADS": "1",  # two threads on two busy cores are ten times slower than one
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def sglang_on_cpu(
@@ -44,16 +53,6 @@ def sglang_on_cpu(
 
     `max_tokens` is the size of its KV cache: without a bound it takes all memory.
     """
-    own = {
-        "PYTHONPATH": str(SHIM),
-        "SGLANG_USE_CPU_ENGINE": "1",  # else it imports vLLM
-        "SGLANG_CPU_OMP_THREADS_BIND": "0",
-        "SGLANG_HOST_IP": "127.0.0.1",  # else its processes meet on the machine's outer address
-        "OMP_NUM_THREADS": "1",  # two threads on two busy cores are ten times slower than one
-        "HF_HUB_OFFLINE": "1",
-    }
-    if seeded:
-        own["TORCHDYNAMO_DISABLE"] = "1"  # else the first draw waits for a C++ compiler
     return sglang_command(
         model_path,
         python=python,
@@ -61,14 +60,37 @@ def sglang_on_cpu(
         seeded=seeded,
         stream_interval=stream_interval,
         extra=(
-            *("--device", "cpu"),
-            *("--attention-backend", "torch_native"),
-            "--disable-cuda-graph",
-            *("--max-total-tokens", str(max_tokens)),
+            *cpu_arguments(max_tokens=max_tokens, dtype=dtype),
             *("--max-running-requests", str(max_running)),
-            *("--mem-fraction-static", "0.3"),
-            *("--dtype", dtype),
             *extra,
         ),
-        env={**own, **(env or {})},
+        env={**_ENVIRONMENT, "PYTHONPATH": str(SHIM), **_seeded(seeded), **(env or {})},
     )
+
+
+def cpu_arguments(*, max_tokens: int = 65_536, dtype: str = "float32") -> list[str]:
+    """What SGLang is told to run on a CPU: `rollouts.engine_args` of a job, beside `cpu_python`."""
+    return [
+        *("--device", "cpu"),
+        *("--attention-backend", "torch_native"),
+        "--disable-cuda-graph",
+        *("--max-total-tokens", str(max_tokens)),
+        *("--mem-fraction-static", "0.3"),
+        *("--dtype", dtype),
+    ]
+
+
+def cpu_python(folder: Path, python: str) -> Path:
+    """An executable in `folder` that is `python` with the environment that SGLang needs on a CPU: for a job's
+    `rollouts.engine_python`."""
+    variables = {**_ENVIRONMENT, **_seeded(True)}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines.append(f'export PYTHONPATH={shlex.quote(str(SHIM))}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+    script = folder / "sglang-cpu-python"
+    script.write_text("\n".join(["#!/bin/sh", *lines, f'exec {shlex.quote(python)} "$@"', ""]))
+    script.chmod(0o755)
+    return script
+
+
+def _seeded(seeded: bool) -> dict[str, str]:
+    return {"TORCHDYNAMO_DISABLE": "1"} if seeded else {}  # else the first draw waits for a C++ compiler

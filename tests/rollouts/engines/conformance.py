@@ -45,6 +45,7 @@ from gyre.rollouts.engines.dialect import (
     VersionSpan,
 )
 from gyre.rollouts.engines.errors import EngineRefused
+from gyre.rollouts.engines.limits import RequestLimits
 from tests.rollouts.engines.tiny_model import CONTEXT, VOCAB
 
 SGLANG_PLAIN = json.loads((Path(__file__).parent / "recorded" / "stream_plain.json").read_text())
@@ -55,11 +56,13 @@ LONG = 600
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """A live engine at `url` over the tiny model of seed 1 in `first`; `second` holds that of seed 2."""
+    """A live engine at `url` over the tiny model of seed 1 in `first`; `second` holds that of seed 2. `limits` are
+    those that Gyre starts it with."""
 
     url: str
     first: Path
     second: Path
+    limits: RequestLimits | None = None
 
 
 @dataclass
@@ -157,7 +160,7 @@ class EngineConformance:
     @pytest_asyncio.fixture(loop_scope="module")
     async def client(self, engine: EngineUnderTest) -> AsyncIterator[EngineClient]:
         deadlines = Deadlines(answer_s=20.0, update_s=60.0, stall_s=60.0)
-        async with EngineClient(engine.url, deadlines=deadlines) as client:
+        async with EngineClient(engine.url, deadlines=deadlines, limits=engine.limits) as client:
             if (await client.info()).weight_version != "1":
                 await client.update_weights_from_disk(engine.first, "1", flush_cache=True)
             yield client

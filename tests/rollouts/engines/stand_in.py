@@ -1,6 +1,7 @@
 """A process that stands in for an engine: it takes a while, serves `/ready`, and can be told to be difficult.
 
     python stand_in.py --port N [--say TEXT] [--exit-after S CODE] [--never-ready] [--stubborn] [--children]
+                       [--segment FILE]
 
 It prints `pid N` for itself and each process that it starts.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import http.server
+import mmap
 import os
 import signal
 import subprocess
@@ -27,6 +29,7 @@ def main() -> None:
     parser.add_argument("--exit-after", type=float, nargs=2)
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
+    parser.add_argument("--segment", help="map this file, and leave it behind")
     parser.add_argument("--children", action="store_true", help="start two, one in a session of its own")
     asked = parser.parse_args()
 
@@ -34,6 +37,11 @@ def main() -> None:
     if asked.say:
         sys.stderr.write(asked.say)
         sys.stderr.flush()
+    if asked.segment:
+        with open(asked.segment, "w+b") as file:
+            file.truncate(4096)
+            mapped = mmap.mmap(file.fileno(), 4096)
+        threading.Thread(target=lambda: (time.sleep(3600), mapped), daemon=True).start()
     if asked.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if asked.children:

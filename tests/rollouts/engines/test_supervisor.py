@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import re
 import signal
 import sys
+import tempfile
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -106,6 +109,34 @@ async def test_when_an_engine_dies_its_processes_die_too(make: Make) -> None:
     death = await asyncio.wait_for(engine.died(), 10)
     assert death.reason == "killed by SIGSEGV"
     assert await all_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is in /dev/shm on Linux alone")
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+async def test_shared_memory_goes_with_the_engine(make: Make, end: str) -> None:
+    """But what is in a folder, is older than it, or is mapped by somebody else: that is somebody else's."""
+    with tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as folder:
+        name = f"/dev/shm/gyre-test-{uuid.uuid4().hex}"
+        old, shared, inside = Path(f"{name}-old"), Path(f"{name}-shared"), Path(folder, "slot")
+        old.touch()  # noqa: ASYNC240
+        own = [Path(f"{name}-own-{number}") for number in range(2)]
+        engines = [make("--segment", str(path)) for path in (*own, old, shared, inside)]
+        try:
+            for engine in engines:
+                await engine.start()
+            with open(shared, "r+b") as file, mmap.mmap(file.fileno(), 4096):  # noqa: ASYNC230
+                if end == "killed":
+                    await asyncio.sleep(2.5)  # the guard looks once a second
+                for engine in engines:
+                    if end == "killed":
+                        os.kill(pids_in(engine.tail)[0], signal.SIGKILL)
+                        await asyncio.wait_for(engine.died(), 10)
+                    await engine.stop()
+                assert [path for path in own if path.exists()] == []
+                assert all(path.exists() for path in (old, shared, inside))
+        finally:
+            for path in (old, shared, *own):
+                path.unlink(missing_ok=True)
 
 
 async def test_stop_ends_the_stubborn_and_what_left_the_group(make: Make) -> None:

@@ -133,21 +133,28 @@ class _Rank:
             mappings[file].verify(offset, size, checksum)
         times["verify_s"] += time.perf_counter()
         size_bytes = sum(mapping.size for mapping in mappings)
-        stage = self._choose(stage, size_bytes)
-        times["pin_s"] = -time.perf_counter()
-        if stage == "pinned":
-            for mapping in mappings:
-                mapping.pin()
-            self._keep(mappings)
-        times["pin_s"] += time.perf_counter()
-        times["copy_s"] = -time.perf_counter()
-        buffers = [
-            self._to_device(mapping.buffer) if stage == "device" else mapping.buffer for mapping in mappings
-        ]
-        times["copy_s"] += time.perf_counter()
+        buffers = [mapping.buffer for mapping in mappings]
+        times |= {"pin_s": 0.0, "copy_s": 0.0}
+        note = ""
+        began = time.perf_counter()
+        try:
+            stage = self._choose(stage, size_bytes)
+            if stage == "pinned":
+                for mapping in mappings:
+                    mapping.pin()
+                self._keep(mappings)
+                times["pin_s"] = time.perf_counter() - began
+            elif stage == "device":
+                buffers = [self._to_device(mapping.buffer) for mapping in mappings]
+                times["copy_s"] = time.perf_counter() - began
+        except (
+            Exception
+        ) as error:  # no memory for it, say: from where the version is, it is copied all the same
+            stage, note = "host", _told(error)
+            buffers = [mapping.buffer for mapping in mappings]
         with self._lock:
             self._prepared = _Prepared(version, slot["tensors"], buffers, mappings)
-        return {"ok": True, "stage": stage, "size_bytes": size_bytes} | times
+        return {"ok": True, "stage": stage, "size_bytes": size_bytes, "note": note} | times
 
     def _map(self, path: str) -> _Mapping:
         with open(path, "r+b") as file:

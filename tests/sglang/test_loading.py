@@ -1,0 +1,177 @@
+"""Weights come into the real SGLang by Gyre's loader, on two tensor-parallel ranks, while it generates.
+
+The engine's own checksums of its memory are the judge: they are those of the same folder read by SGLang itself. At the
+end the engine is killed, by what `gyre.rollouts.engines.limits` keeps from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gyre.rollouts.engines.client import EngineClient
+from gyre.rollouts.engines.dialect import FinishKind
+from gyre.rollouts.engines.errors import EngineError, RequestUnsafe
+from gyre.rollouts.engines.loading import EngineLoader
+from gyre.rollouts.engines.supervisor import EngineProcess
+from gyre.rollouts.model_folder import list_model_folder
+from gyre.testing.sglang_cpu import sglang_on_cpu
+from gyre.weights.manifest import WeightMismatch
+from tests.rollouts.engines.conformance import LONG, listen, listening, prompt, request
+from tests.rollouts.engines.tiny_model import VOCAB, write_tiny_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclass
+class Bench:
+    process: EngineProcess
+    client: EngineClient
+    loader: EngineLoader
+    first: Path
+    second: Path
+
+    async def held(self) -> list[dict[str, str]]:
+        """SGLang's checksum of each tensor in its memory, by rank."""
+        return [rank["checksums"] for rank in await self.client.weights_checksum()]
+
+    async def read_from_disk(self, folder: Path) -> list[dict[str, str]]:
+        await self.client.update_weights_from_disk(folder, "disk", flush_cache=True)
+        return await self.held()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory, sglang_python: str) -> AsyncIterator[Bench]:
+    folder = tmp_path_factory.mktemp("loading")
+    for name, seed in (("first", 1), ("second", 2)):
+        list_model_folder(write_tiny_model(folder / name, seed=seed), version=seed)
+    command = sglang_on_cpu(
+        folder / "first",
+        python=sglang_python,
+        weight_version="1",
+        extra=("--tp-size", "2"),
+        env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+    )
+    async with (
+        EngineProcess(command, ready_within_s=280, stop_within_s=1) as process,
+        process.client() as client,
+    ):
+        loader = EngineLoader(client, folder / "first", key=process.loader_key)
+        assert await loader.arm(), loader.why_not
+        yield Bench(process, client, loader, folder / "first", folder / "second")
+
+
+async def test_every_rank_holds_what_sglang_reads_from_the_same_folder(bench: Bench) -> None:
+    began = await bench.held()
+    report = await bench.loader.load("2", bench.second)
+    assert (report.how, report.why_disk) == ("loader", "")
+    loaded = await bench.held()
+    assert (await bench.client.info()).weight_version == "2"
+    assert len(loaded) == 2
+    assert loaded == await bench.read_from_disk(bench.second)
+    assert loaded[0] != loaded[1], "each rank has its part"
+    assert loaded != began
+    assert (await bench.loader.load("1", bench.first)).how == "loader"
+    assert await bench.held() == began
+
+
+async def test_it_generates_until_the_pause_and_goes_on_after_it(bench: Bench) -> None:
+    key = bench.loader.cache_key
+    before = await listen(bench.client, request(prompt(71), LONG, temperature=0.0))
+    asked = replace(request(prompt(71), LONG, temperature=0.0), cache_key=key)
+    async with listening(bench.client, [asked]) as running:
+        report = await bench.loader.load("2", bench.second)
+        (heard,) = await running.end()
+    assert report.how == "loader"
+    assert len(heard.tokens) == LONG
+    old, new = heard.spans
+    assert (old.version, new.version, new.end) == ("1", "2", LONG)
+    assert 0 < old.end == new.start < LONG
+    assert heard.tokens[: old.end] == before.tokens[: old.end]
+    assert heard.tokens[old.end :] != before.tokens[old.end :]
+
+
+async def test_a_prompt_that_was_cached_by_older_weights_is_computed_anew(bench: Bench) -> None:
+    """SGLang has it cached and keeps it over the load; what a request carries keeps them apart."""
+
+    async def asks(key: str) -> tuple[list[int], list[float]]:
+        heard = await listen(
+            bench.client, replace(request(prompt(72, 200), 24, temperature=0.0), cache_key=key)
+        )
+        return heard.tokens, heard.logprobs
+
+    await bench.loader.load("1", bench.first)
+    await asks(bench.loader.cache_key)
+    await bench.loader.load("2", bench.second)
+    new = await asks(bench.loader.cache_key)
+    await bench.client.flush_cache()
+    tokens, logprobs = await asks(bench.loader.cache_key)
+    assert new[0] == tokens
+    assert new[1] == pytest.approx(logprobs, abs=1e-3)
+
+
+async def test_what_is_put_back_is_computed_anew_with_nothing_cached(bench: Bench) -> None:
+    await bench.loader.load("1", bench.first)
+    asked = replace(request(prompt(73, 200), LONG, temperature=0.0), cache_key=bench.loader.cache_key)
+    async with listening(bench.client, [asked]) as running:
+        report = await bench.loader.load("2", bench.second, keep=False)
+        (heard,) = await running.end()
+    assert report.how == "loader"
+    old, new = heard.spans
+    assert (old.version, new.version) == ("1", "2")
+    prefix = [*prompt(73, 200), *heard.tokens[: old.end]]
+    fresh = await listen(bench.client, request(prefix, LONG - old.end, temperature=0.0))
+    assert heard.tokens[new.start :] == fresh.tokens
+
+
+async def test_a_load_that_is_rejected_leaves_the_version_of_before(bench: Bench, tmp_path: Path) -> None:
+    await bench.loader.load("1", bench.first)
+    held = await bench.held()
+    broken = shutil.copytree(bench.second, tmp_path / "broken")
+    content = bytearray((broken / "model.safetensors").read_bytes())
+    content[-1] ^= 4
+    (broken / "model.safetensors").write_bytes(content)
+    async with listening(bench.client, [request(prompt(74), LONG)]) as running:
+        with pytest.raises(WeightMismatch, match="holds other bytes"):
+            await bench.loader.load("3", broken)
+        (heard,) = await running.end()
+    assert heard.finish.kind is FinishKind.LENGTH
+    assert {span.version for span in heard.spans} == {"1"}
+    assert await bench.held() == held
+
+
+async def test_a_load_that_breaks_in_the_engine_is_made_whole_from_disk(bench: Bench) -> None:
+    """The pause comes, and nothing was prepared: nothing leaves the loader that would end SGLang."""
+    ask = bench.loader._ask
+
+    async def forgetful(what: dict[str, Any], within_s: float) -> list[dict[str, Any]]:
+        answers = await ask(what, within_s)
+        if what["op"] == "prepare":
+            await ask({"op": "forget"}, 10.0)
+        return answers
+
+    bench.loader._ask = forgetful  # type: ignore[method-assign]
+    report = await bench.loader.load("2", bench.second)
+    bench.loader._ask = ask  # type: ignore[method-assign]
+    assert (report.how, report.why_disk) == ("disk", "no version was prepared")
+    assert (await bench.client.info()).weight_version == "2"
+    assert await bench.held() == await bench.read_from_disk(bench.second)
+
+
+async def test_sglang_dies_of_what_is_kept_from_it(bench: Bench) -> None:
+    """Last: it ends the engine."""
+    deadly = request([1, VOCAB + 5], 4)
+    with pytest.raises(RequestUnsafe, match=f"token {VOCAB + 5}"):
+        await listen(bench.client, deadly)
+    assert len((await listen(bench.client, request(prompt(75), 4))).tokens) == 4
+    async with EngineClient(bench.process.url) as unguarded:
+        with pytest.raises(EngineError):
+            await listen(unguarded, deadly)
+    await asyncio.wait_for(bench.process.died(), 60)
