@@ -78,3 +78,55 @@ def test_so_is_the_next_step(pool: RankPool, adam: dict[str, Any], layout: str) 
     results = pool.run(work.train, LAYOUTS[layout][0], config_of(layout), STEPS)
     same(results[0], adam)
     assert results[0]["state"]["trained"] == [[0, 14]]
+
+
+def test_every_term_of_the_loss_is_the_same_over_split_ranks(pool: RankPool) -> None:
+    """Means of sequences, a KL term, an entropy bonus, truncated importance sampling, other advantages."""
+    changes = {"loss": TERMS, "optim": STRAIGHT}
+    expected = plain_torch({**CONFIG, **changes}, STEPS[:1])
+    results = pool.run(work.train, 4, config_of("tp2-dp2", **changes), STEPS[:1])
+    same(results[0], expected)
+    assert {"kl", "tis_weight", "rollout_kl"} <= expected["metrics"][0].keys()
+
+
+@pytest.mark.parametrize("layout", ["alone", "tp2-dp2"])
+def test_calls_that_come_again_or_wrong_change_nothing(pool: RankPool, layout: str) -> None:
+    results = pool.run(work.protocol, LAYOUTS[layout][0], config_of(layout))
+    mismatch = "actor.micro_batch_mismatch"
+    for told in results:
+        assert told["too early"] == ["actor.step_gap"] * 2
+        assert told["again"]
+        assert told["groups"] == (4 if layout == "alone" else 2), "its own replica's"
+        assert told["twice in a step"] == "trained_twice"
+        assert told["other micro-batches"] == [mismatch] * 2
+        assert told["unchanged"]
+        assert told["begun anew"] == {"step": 1, "dropped": 1}
+        assert "has samples without a reward" in told["unscored"]
+        assert told["changed"]
+        assert told["applied again"] == [True] * 3
+        assert told["trained twice"] == "trained_twice"
+        assert told["half way"] == "a loss that fails half way"
+        assert told["spoiled"] == [mismatch] * 2
+        assert told["not finite"] == "actor.not_finite"
+        assert told["still"]
+        assert told["state"] == results[0]["state"]
+        assert told["state"]["trained"] == [[0, 4]]
+
+
+def test_bfloat16_weights_learn_by_float32_ones(pool: RankPool) -> None:
+    """Steps too small for bfloat16 add up: after six of them weights move that no single one would have moved."""
+    steps = [[random_groups(at * 4, 4)] for at in range(6)]
+    optim = {"lr": 2e-4, "warmup_steps": 0}
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        config = config_of("tp2-dp2", optim=optim)
+        config["megatron"]["dtype"] = dtype
+        found[dtype] = pool.run(work.train_as_float, 4, config, steps)[0]
+    start, full, rounded = (
+        np.concatenate([found[dtype][what][name].ravel() for name in found["float32"]["start"]])
+        for dtype, what in (("float32", "start"), ("float32", "weights"), ("bfloat16", "weights"))
+    )
+    # Where half a unit in the last place is more than a step, and the steps went one way.
+    heavy = (np.abs(start) > 0.13) & (np.abs(full - start) > 1e-3)
+    assert heavy.sum() > 100
+    assert np.median((rounded - start)[heavy] / (full - start)[heavy]) == pytest.approx(1.0, abs=0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,18 @@ def test_seeded_weights_do_not_depend_on_the_layout(pool: RankPool, tmp_path: Pa
     assert found[0].keys() == found[1].keys()
     assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
     assert 0.01 < found[0]["model.layers.0.mlp.gate_proj.weight"].std() < 0.03
+
+
+def test_a_model_is_saved_as_it_was_loaded(pool: RankPool, tmp_path: Path) -> None:
+    folder = work.write_folder(tmp_path / "m", FAMILIES["qwen3-tied"])
+    config = config_of("tp2-pp2")
+    config["megatron"]["model_path"] = str(folder)
+    pool.run(work.save_folder, 4, config, tmp_path / "saved")
+    written = {key: t for file in folder.glob("*.safetensors") for key, t in load_file(file).items()}
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() == written.keys()
+    assert all(torch.equal(saved[key], tensor) for key, tensor in written.items())
+    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == FAMILIES["qwen3-tied"]
 
 
 @pytest.mark.parametrize(

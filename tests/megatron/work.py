@@ -31,6 +31,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2-dp2": (4, {"tensor_parallel": 2}),
     "tp2-pp2": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}),
     "pp2-dp2": (4, {"pipeline_parallel": 2}),
+    "recompute": (2, {"pipeline_parallel": 2, "recompute": True}),
 }
 """By name: how many ranks, and what `config.megatron` says."""
 
@@ -262,3 +263,87 @@ def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], fo
         except CheckpointMismatch as error:
             return str(error)
     return ""
+
+
+def save_folder(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> None:
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.save_model(folder)
+
+
+def protocol(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
+    """Calls that come again, too early, or with something wrong; what each was answered with."""
+    from gyre.errors import GyreError
+
+    def refusal(call: Any) -> str:
+        try:
+            call()
+        except (GyreError, ValueError) as error:
+            return getattr(error, "code", "") if isinstance(error, GyreError) else str(error)
+        return "none"
+
+    groups, others, told = random_groups(0, 4), random_groups(4, 4), {}
+    with actor_on(rank, ranks, port, config) as actor:
+
+        def accumulate(some: list[Group], step: int, index: int) -> Any:
+            return actor.accumulate(some[rank::ranks], step=step, index=index)
+
+        def digest() -> str:
+            return str(actor.state()["digest"])
+
+        start = digest()
+        told["too early"] = [refusal(lambda: actor.begin(2)), refusal(lambda: accumulate(groups, 2, 0))]
+        first = accumulate(groups, 1, 0)
+        told["again"] = accumulate(groups, 1, 0) == first
+        told["groups"] = first["groups"]
+        told["twice in a step"] = refusal(lambda: accumulate(groups, 1, 1))
+        told["other micro-batches"] = [
+            refusal(lambda: actor.apply(step=1, indices=2, group_ids=ids(groups))),
+            refusal(lambda: actor.apply(step=1, indices=1, group_ids=ids(groups)[:-1])),
+        ]
+        told["unchanged"] = digest() == start
+        told["begun anew"] = actor.begin(1)
+        unscored = random_groups(8, 4)
+        for group in unscored:
+            group.samples[0].reward = None
+        told["unscored"] = refusal(lambda: accumulate(unscored, 1, 0))
+        accumulate(groups, 1, 0)
+        metrics = actor.apply(step=1, indices=1, group_ids=ids(groups))
+        after = digest()
+        told["changed"] = after != start
+        told["applied again"] = [
+            actor.apply(step=1, indices=1, group_ids=ids(groups)) == metrics,
+            accumulate(groups, 1, 0) == actor.begin(1) == {"already_applied": True},
+            digest() == after,
+        ]
+        told["trained twice"] = refusal(lambda: accumulate(groups, 2, 0))
+
+        def broken(*args: Any, **kwargs: Any) -> Any:
+            raise ValueError("a loss that fails half way")
+
+        accumulate(others[:2], 2, 0)
+        gradient = actor.policy.backward
+        actor.policy.backward = broken
+        told["half way"] = refusal(lambda: accumulate(others[2:], 2, 1))
+        actor.policy.backward = gradient
+        told["spoiled"] = [
+            refusal(lambda: accumulate(others[2:], 2, 1)),
+            refusal(lambda: actor.apply(step=2, indices=1, group_ids=ids(others[:2]))),
+        ]
+        actor.begin(2)
+        for sample in (sample for group in others for sample in group.samples):
+            sample.logprobs[:] = float("-inf")
+        accumulate(others, 2, 0)
+        told["not finite"] = refusal(lambda: actor.apply(step=2, indices=1, group_ids=ids(others)))
+        told["still"] = digest() == after
+        told["state"] = actor.state()
+    return told
+
+
+def train_as_float(rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps) -> dict[str, Any]:
+    """Weights before and after, on the first rank, as float32 whatever they are."""
+    with actor_on(rank, ranks, port, config) as actor:
+        start = {name: tensor.float().numpy().copy() for name, tensor in actor.weights().items()}
+        for micro_batches in steps:
+            take_step(actor, micro_batches)
+        weights = {name: tensor.float().numpy().copy() for name, tensor in actor.weights().items()}
+        return {"start": start, "weights": weights}

@@ -15,14 +15,17 @@ This module imports Megatron when it is set up, not before: naming the class cos
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group
@@ -256,6 +259,19 @@ class MegatronActor(TorchActor):
         Hugging Face's names. The first rank has them."""
         manifest, buffer = pack_weights(self.weights(), version=version, step=self.step)
         return self.hugging_face_config, manifest.to_dict(), buffer
+
+    @operator(kind="weights")
+    def save_model(self, path: Path) -> None:
+        """Write the weights after the last step as a folder in Hugging Face's layout. The first rank does it; the
+        folder is there when it is whole, and must not be there before."""
+        if self.rank != 0:
+            return
+        partial = path.with_name(f".{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(self.weights(), partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(self.hugging_face_config, indent=1))
+        partial.rename(path)
 
     def _digest(self) -> str:
         """The checksum of what `export_weights` gives: a collective of all ranks, where it is not known yet."""
