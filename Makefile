@@ -32,8 +32,9 @@ $(SGLANG)/.installed: constraints-sglang.txt
 	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints-sglang.txt
 	touch $@
 
+# One worker has the job, the other what needs an engine alone: an engine takes half a minute of a core to start.
 test-sglang: install sglang
-	$(BIN)/python -m pytest -m sglang tests/sglang $(ARGS)
+	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

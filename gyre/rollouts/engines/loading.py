@@ -304,7 +304,8 @@ class EngineLoader:
     # -- before the pause -----------------------------------------------------------------------------
 
     async def _prepare(self, slot: Slot, report: LoadReport) -> None:
-        """Raises WeightMismatch where a rank found other bytes than the manifest's, or could not use them."""
+        """Raises WeightMismatch where a rank found other bytes than the manifest's. What a rank cannot map at all is
+        left to the disk."""
         began = time.perf_counter()
         asked = {"op": "prepare", "version": report.version, "slot": slot.told(), "stage": self.stage}
         try:
@@ -312,11 +313,15 @@ class EngineLoader:
         except _NoLoader as error:
             report.why_disk = str(error)
             return
-        refused = [answer["error"] for answer in answers if not answer["ok"]]
+        refused = [answer for answer in answers if not answer["ok"]]
         if refused:
             with contextlib.suppress(_NoLoader):
                 await self._ask({"op": "forget"}, 10.0)
-            raise WeightMismatch(f"The engine did not take version {report.version}: {refused[0]}")
+            report.why_disk = refused[0]["error"]
+            wrong = [answer["error"] for answer in refused if answer["wrong"]]
+            if wrong:
+                raise WeightMismatch(f"The engine did not take version {report.version}: {wrong[0]}")
+            return
         report.prepare_s = time.perf_counter() - began
         report.how, report.stage = "loader", answers[0]["stage"]
         report.size_bytes = answers[0]["size_bytes"]

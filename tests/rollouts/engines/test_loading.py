@@ -215,6 +215,20 @@ async def test_without_the_loader_versions_are_read_from_disk(bench: Bench) -> N
     assert (await bench.serves())[0] == "2"
 
 
+async def test_what_the_loader_may_not_map_is_read_from_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Slot.told
+    elsewhere = str(bench.second / "moved.safetensors")
+    monkeypatch.setattr(Slot, "told", lambda slot: told(slot) | {"files": [elsewhere]})
+    report = await bench.loader.load("2", bench.second)
+    assert report.how == "disk"
+    assert "FileNotFoundError" in report.why_disk
+    version, sums = await bench.serves()
+    assert version == "2"
+    assert sums == await disk(bench, bench.second)
+
+
 async def test_each_pause_has_a_cache_of_its_own_also_when_the_load_fails(bench: Bench) -> None:
     """Requests that came in the pause run on what was served before, under the new key: the next load needs another."""
     keys = [bench.loader.cache_key]

@@ -114,9 +114,11 @@ class _Rank:
                 with self._lock:
                     self._prepared = None
                 return {"ok": True}
-            return {"ok": False, "error": f"{op!r} is nothing that this loader does"}
+            return {"ok": False, "wrong": False, "error": f"{op!r} is nothing that this loader does"}
+        except ValueError as error:  # the version is not what was said of it
+            return {"ok": False, "wrong": True, "error": _told(error)}
         except BaseException as error:
-            return {"ok": False, "error": _told(error)}
+            return {"ok": False, "wrong": False, "error": _told(error)}
 
     def _prepare(self, version: str, slot: dict[str, Any], stage: str) -> dict[str, Any]:
         if self.device.type == "cuda":
