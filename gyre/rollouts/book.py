@@ -35,7 +35,7 @@ from gyre.rollouts.philox import words
 from gyre.rollouts.policies.routing import Router
 from gyre.rollouts.sample_rows import SampleRows
 from gyre.rollouts.samples import Group, unpack_groups
-from gyre.rollouts.tickets import INDEX_BITS, SampleState, Ticket
+from gyre.rollouts.tickets import INDEX_BITS, Record, SampleState, Ticket
 from gyre.rollouts.unwritten import Batch, Unwritten
 
 MOST_RESETS = 3
@@ -43,6 +43,9 @@ MOST_RESETS = 3
 
 LOST_LEASES = 100_000
 """Leases that ended, with how far their samples were: what a former holder has beyond that is known to be lost."""
+
+BLAMED_INCARNATIONS = 256
+"""Lost ones that are remembered with their samples: the network may have been cut, and they come back."""
 
 _SEED_STREAM = 32
 
@@ -92,6 +95,8 @@ class Book:
         self._rows = SampleRows()
         self._unwritten = Unwritten()
         self._lost_leases: dict[int, int] = {}
+        self._blamed: dict[str, dict[int, tuple[Record, Record]]] = {}
+        """What samples answered for before and after an incarnation was lost with them, by key: it may come back."""
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -262,6 +267,10 @@ class Book:
             self.cancelled.append((state.instance, state.row, state.lease))
             self._detach(state)
         self._unqueue(state)
+        before, after = self._blamed.get(instance.incarnation, {}).pop(state.key, (None, None))
+        if before is not None and state.record == after:
+            state.record = before  # it was the network, and nobody died
+            self._note_record(state)
         if state.length >= state.ticket.max_new_tokens:
             self._queue(state)
             return None
@@ -290,8 +299,9 @@ class Book:
     def _offer(self, instance: Instance) -> None:
         self.router.set_accepting(instance.name, instance.accepting and instance.suspect is None)
 
-    def leave(self, name: str) -> list[SampleState]:
-        """The instance is gone: its samples are queued again as far as they got."""
+    def leave(self, name: str, *, died: str = "") -> list[SampleState]:
+        """The instance is gone: its samples are queued again as far as they got. `died` says how, where it did not go
+        in order: what takes a whole machine down, agent and all, is found as what takes an engine down."""
         instance = self.instances.pop(name, None)
         if instance is None:
             return []
@@ -301,7 +311,19 @@ class Book:
             self._end_lease(state)
             if self.moving.pop(state.key, None) is not None:
                 self.router.withdraw(state.key)
-            self._queue(state)
+        if not died:
+            for state in orphans:
+                self._queue(state)
+            return orphans
+        if len(self._blamed) >= BLAMED_INCARNATIONS:
+            del self._blamed[next(iter(self._blamed))]
+        before = [state.record for state in orphans]
+        for state in orphans:
+            state.add_evidence(f"{name}: {died}")
+        self._blame(orphans, instance.suspect)
+        self._blamed[instance.incarnation] = {
+            state.key: (record, state.record) for state, record in zip(orphans, before, strict=True)
+        }
         return orphans
 
     def engine_died(self, name: str) -> None:
@@ -315,9 +337,14 @@ class Book:
         for state in blame(dead, suspect):
             self._set_aside(state)
         for state in dead:
+            self._note_record(state)
             self.moving.pop(state.key, None)
             self.router.withdraw(state.key)
             self._queue(state)
+
+    def _note_record(self, state: SampleState) -> None:
+        """What it answers for outlasts this manager."""
+        self._note_end(state, "record", *state.record, list(state.evidence))
 
     def _set_aside(self, state: SampleState) -> None:
         self.account.discarded["poison"] += state.clear()
@@ -447,11 +474,10 @@ class Book:
         if frame.ends:
             self._unwritten.ended.add(instance.number)
         self.router.observe(name, rate_tokens_s=frame.rate_tokens_s, kv_used_tokens=frame.used_tokens)
-        if instance.suspect is not None:
-            acquit(instance.suspect)
-            if not instance.suspect.deaths:
-                instance.suspect = None
-                self._offer(instance)
+        if instance.suspect is not None and acquit(instance.suspect):
+            self._note_record(instance.suspect)
+            instance.suspect = None
+            self._offer(instance)
         if not frame.ends:
             return []
         suspect = instance.suspect
@@ -543,7 +569,7 @@ class Book:
             self._finish(state, end.kind)
             return None
         if end.kind in ("failed", "died"):
-            state.evidence = (*state.evidence[1 - POISON_AFTER :], f"{instance.name}: {end.message[:2000]}")
+            state.add_evidence(f"{instance.name}: {end.message[:2000]}")
         if end.kind == "died":
             dead.append(state)
             return state
@@ -551,6 +577,7 @@ class Book:
             acquit(state)
             if strike(state, instance.name):
                 self._set_aside(state)
+            self._note_record(state)
             self.router.withdraw(state.key)
             self.moving.pop(state.key, None)
         if state.key not in self.moving:
@@ -637,6 +664,10 @@ class Book:
             if kind == "reset":
                 state.clear()
                 state.resets += 1
+            elif kind == "record":
+                *record, evidence = more
+                state.record = Record(*record)
+                state.evidence = tuple(evidence)
             elif kind == "runs":
                 state.correct(*more)
             elif not state.finish:

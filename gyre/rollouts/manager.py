@@ -89,6 +89,9 @@ WORK_PORTION_BYTES = 4 << 20
 ASSIGN_PER_TURN = 2048
 """Samples given out before the loop looks at its sockets again: about 20 ms."""
 
+DEATHS = frozenset(("connection_lost", "silent", "replaced"))
+"""Ways to leave that a sample may be to blame for."""
+
 TICK_S = 0.1
 
 
@@ -333,10 +336,12 @@ class RolloutManager:
         peer.name = frame.instance
         before = self.sessions.get(frame.instance)
         back = before is not None and before.hello.incarnation == frame.incarnation
-        if before is not None and before.peer is not None:
-            if not back:
+        if before is not None and not back:
+            if before.peer is not None:
                 message = f"another process has joined as {frame.instance}"
                 before.peer.send(Reject(code="superseded", message=message))
+            self._lost(before, "drained" if before.draining else "superseded" if before.peer else "replaced")
+        elif before is not None and before.peer is not None:
             before.peer.close()
         now = self._now()
         keep = self.book.join(frame)
@@ -498,7 +503,9 @@ class RolloutManager:
         instance = self.book.instances.get(session.name)
         if instance is None or instance.number != session.number:
             return
-        orphans = self.book.leave(session.name)
+        died = f"its machine or agent was lost ({reason})" if reason in DEATHS else ""
+        orphans = self.book.leave(session.name, died=died)
+        self._failures()
         self._on_event(
             "InstanceLeft",
             {

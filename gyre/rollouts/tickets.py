@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,19 @@ from numpy.typing import NDArray
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.tokens import TokenTable
 
+KEPT_EVIDENCE = 3
+"""Of the last so many deaths of a sample it is kept what was said."""
+
 INDEX_BITS = 16
 """A sample's key is its ticket and, in the low bits, its index in the group."""
+
+
+class Record(NamedTuple):
+    """What a sample answers for: see `gyre.rollouts.blame`."""
+
+    deaths: int
+    died_at: int
+    failed_at: str
 
 
 class SampleState:
@@ -78,6 +89,17 @@ class SampleState:
     def correct(self, since: int, runs: Iterable[tuple[int, int]]) -> None:
         """The tokens from `since` on have these versions, as (version, tokens) one after another."""
         self.table.correct(self.row, since, runs)
+
+    @property
+    def record(self) -> Record:
+        return Record(self.deaths, self.died_at, self.failed_at)
+
+    @record.setter
+    def record(self, record: Record) -> None:
+        self.deaths, self.died_at, self.failed_at = record
+
+    def add_evidence(self, said: str) -> None:
+        self.evidence = (*self.evidence[-(KEPT_EVIDENCE - 1) :], said)
 
     def clear(self) -> int:
         """Forget the tokens; how many there were."""

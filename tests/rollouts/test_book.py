@@ -245,6 +245,8 @@ def picture(book: Book) -> dict[str, Any]:
                 state.tokens()[1].tobytes(),
                 [run for run in state.runs if run[1] != run[2]],
                 book.seed_of(state),
+                state.record,
+                state.evidence,
             )
             for state in book.samples()
         },
@@ -381,13 +383,13 @@ class Fleet(RuleBasedStateMachine):
             if name in self.book.instances:
                 self.book.admit(name, able=False)
 
-    @rule(name=NAMES)
-    def lose(self, name: str) -> None:
-        """Its grace is over, or it was silent for too long."""
+    @rule(name=NAMES, died=st.sampled_from(["", "connection_lost"]))
+    def lose(self, name: str, died: str) -> None:
+        """Its grace is over, or it was silent for too long; or it left in order."""
         if name in self.book.instances and (agent := self.agents.get(name)) is not None:
             agent.connected = False
             self.pending[name] = []
-            self.book.leave(name)
+            self.book.leave(name, died=died)
 
     @rule(name=NAMES)
     def redial(self, name: str) -> None:
@@ -466,7 +468,7 @@ class Fleet(RuleBasedStateMachine):
         self.a_while_passes([3, 3], True, True)
         agent = self.agents[name]
         helper = self.agents["b" if name == "a" else "a"]
-        self.lose(name)
+        self.lose(name, "connection_lost")
         for sim in agent.samples.values():
             if agent.version >= 0:
                 sim.advance(data.draw(st.integers(0, 12)), agent.version, agent.maker)
@@ -819,6 +821,95 @@ def die(book: Book, name: str) -> None:
 
 def all_samples(book: Book) -> Iterator[SampleState]:
     return book.samples()
+
+
+def test_what_takes_a_whole_machine_down_is_found_too() -> None:
+    """Sample 0 ends agent, engine and machine at once, each time under another name."""
+    book = book_with("m0", "m1")
+    tickets = book.open(asked(24, limit=200))
+    poison = tickets[0].samples[0]
+    machines = 2
+    for _ in range(2000):
+        book.assign()
+        for name in list(book.instances):
+            held = list(book.instances[name].held.values())
+            if poison in held:
+                book.leave(name, died="its machine or agent was lost (connection_lost)")
+                join(book, f"m{machines}")
+                machines += 1
+            elif held:
+                ends = {state: "length" for state in held if state.length + 20 >= 200}
+                report(book, name, {state: min(20, 200 - state.length) for state in held}, ends)
+        if poison.key in book.given_up and all(s.finish for s in book.samples() if s is not poison):
+            break
+    assert set(book.given_up) == {poison.key}
+    assert {state.key for state in book.set_aside} == {poison.key}
+    assert machines - 2 <= POISON_AFTER * (MOST_RESETS + 1)
+    assert all("connection_lost" in text for text in poison.evidence)
+
+
+def test_machines_that_go_by_themselves_set_nothing_aside() -> None:
+    """Preempted every hundred tokens, without notice."""
+    book = book_with("m0")
+    book.open(asked(16, limit=1000))
+    for turn in range(1, 200):
+        book.assign()
+        (name,) = book.instances
+        held = list(book.instances[name].held.values())
+        if not held:
+            break
+        ends = {state: "length" for state in held if state.length + 20 >= 1000}
+        report(book, name, {state: min(20, 1000 - state.length) for state in held}, ends)
+        if turn % 5 == 0:
+            book.leave(name, died="connection_lost")
+            join(book, f"m{turn}")
+    assert all(state.finish for state in book.samples())
+    assert book.account.samples_set_aside == 0
+
+
+def test_who_comes_back_after_a_cut_had_not_died() -> None:
+    book = book_with("a")
+    (ticket,) = book.open(asked(1))
+    (state,) = ticket.samples
+    for _ in range(2 * POISON_AFTER):
+        book.assign()
+        lease = state.lease
+        book.leave("a", died="connection_lost")
+        assert state.deaths == 1
+        hello = SimAgent("a", 0, 0).hello()
+        held = [Held(key=state.key, lease=lease, start=0, length=state.length)]
+        book.join(hello.model_copy(update={"held": held, "kv_tokens": 1 << 30}))
+        book.serve("a", 0)
+        assert state.instance == "a"
+        assert state.deaths == 0
+    assert book.missing_tokens() == 0
+
+
+def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
+    """It kills an engine under each of three managers, and is set aside by the third."""
+    rows: tuple[dict[str, Any], dict[int, bytes], dict[int, bytes]] = ({}, {}, {})
+    counters, groups, deltas = rows
+    for term in range(1, POISON_AFTER + 1):
+        book = Book(epoch=term)
+        book.newest_version = 5
+        book.promote(0)
+        book.restore(counters, groups, sorted(deltas.items()))
+        if term == 1:
+            book.open(asked(1))
+        (state,) = book.samples()
+        join(book, "a")
+        book.assign()
+        assert state.deaths == term - 1
+        assert len(state.evidence) == term - 1
+        die(book, "a")
+        batch = book.take_batch()
+        counters |= batch.counters
+        groups |= batch.opened
+        deltas |= dict(batch.encoded())
+        for gone in batch.forgotten:
+            deltas.pop(gone, None)
+    assert book.account.samples_set_aside == 1
+    assert len(state.evidence) == POISON_AFTER
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abcd"])

@@ -394,6 +394,30 @@ async def test_who_dials_twice_is_there_once(plane: Plane) -> None:
     await third.dial()
     assert (await second.wire.expect(Reject)).code == "superseded"
     assert plane.manager.sessions["a"].hello.incarnation == "2"
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["superseded"]
+
+
+async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gone(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, reconnect_grace_s=60.0) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        first = await plane.working("a")
+        await trainer.ask([0])
+        (sample,) = await first.work(1)
+        await first.report({sample.work.row: 5})
+        await until(lambda: plane.manager.book.account.generated == 5)
+        first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+        await until(lambda: plane.manager.sessions["a"].peer is None)
+        second = ScriptedAgent(plane, "a", incarnation="2")
+        await second.dial()
+        (left,) = plane.told("InstanceLeft")
+        assert (left["instance"], left["reason"], left["moved"], left["tokens"]) == ("a", "replaced", 1, 5)
+        (state,) = plane.manager.book.samples()
+        assert state.deaths == 1  # it may have been the sample that took the machine down
+        await second.load()
+        (again,) = await second.work(1)
+        assert again.tokens == [1, 2, 3, 4, 5]
+        plane.exact()
 
 
 async def test_a_restarted_agent_of_the_same_name_gets_the_work_from_the_last_token(plane: Plane) -> None:
