@@ -78,6 +78,8 @@ class _Rank:
         self._prepared: _Prepared | None = None
         self._pinned: dict[tuple[int, int, int], _Mapping] = {}
         """By file system, inode and size: the last used at the end."""
+        self._stream: torch.cuda.Stream | None = None
+        """One for all copies: memory that was given back is used again by the stream that had it, and by no other."""
         self._lock = threading.Lock()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"\0gyre-{os.environ[KEY]}-{self.rank}")
@@ -181,7 +183,9 @@ class _Rank:
         return "device" if free > size_bytes + _SPARE_BYTES else "pinned"
 
     def _to_device(self, buffer: torch.Tensor) -> torch.Tensor:
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         with torch.cuda.stream(stream):
             copy = torch.empty(buffer.numel(), dtype=torch.uint8, device=self.device)
             for at in range(0, buffer.numel(), _COPY_BYTES):
