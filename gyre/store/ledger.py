@@ -29,6 +29,7 @@ from gyre.errors import Fenced, StoreError
 from gyre.store import tables
 from gyre.store.engine import Database
 from gyre.store.tables import check_text, decode_body, encode_body
+from gyre.store.terms import raise_term
 
 STATUSES = ("queued", "done", "delivered", "trained", "set_aside")
 
@@ -151,19 +152,8 @@ class LedgerStore:
     def take_over(self, *, term: int) -> None:
         """Become the writer. Fenced if a greater term is stored; the same term again is accepted, for the
         term is handed out by the one who starts writers (the master's epoch and a count)."""
-        ledgers = tables.ledgers
         with self._database.write("ledger_take_over") as connection:
-            connection.execute(
-                text(
-                    "INSERT INTO gyre_ledgers (job_id, term, cursor) VALUES (:job_id, :term, 0) "
-                    "ON CONFLICT (job_id) DO UPDATE SET term = excluded.term "
-                    "WHERE gyre_ledgers.term < excluded.term"
-                ),
-                {"job_id": self.job_id, "term": term},
-            )
-            stored = connection.execute(
-                select(ledgers.c.term).where(ledgers.c.job_id == self.job_id)
-            ).scalar_one()
+            stored = raise_term(connection, tables.ledgers, self.job_id, term, cursor=0)
             if stored != term:
                 raise self._fenced(term, stored)
 

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, text, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from gyre.errors import Fenced
 from gyre.store import tables
 from gyre.store.engine import Database
 from gyre.store.tables import decode_body, encode_body
+from gyre.store.terms import raise_term
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,8 @@ class RolloutStore:
 
     def take_over(self, *, term: int) -> None:
         """Become the writer. Fenced if a greater term is stored; the same term again is accepted."""
-        rollouts = tables.rollouts
         with self._database.write("rollouts_take_over") as connection:
-            connection.execute(
-                text(
-                    "INSERT INTO gyre_rollouts (job_id, term, counters) VALUES (:job_id, :term, '{}') "
-                    "ON CONFLICT (job_id) DO UPDATE SET term = excluded.term "
-                    "WHERE gyre_rollouts.term < excluded.term"
-                ),
-                {"job_id": self.job_id, "term": term},
-            )
-            stored = connection.execute(
-                select(rollouts.c.term).where(rollouts.c.job_id == self.job_id)
-            ).scalar_one()
+            stored = raise_term(connection, tables.rollouts, self.job_id, term, counters="{}")
             if stored != term:
                 raise self._fenced(term, stored)
 
