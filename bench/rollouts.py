@@ -127,14 +127,11 @@ def plane(load: dict[str, Any], **options: Any) -> Iterator[tuple[Child, Child]]
 
 def published(folder: Path) -> dict[str, str]:
     """A policy for the simulated engines."""
-    from gyre.rollouts.model_folder import LISTING, file_checksum
+    from gyre.rollouts.model_folder import list_model_folder
 
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    checksum, size_bytes = file_checksum(folder / "config.json")
-    file = {"name": "config.json", "size_bytes": size_bytes, "checksum": checksum}
-    (folder / LISTING).write_text(json.dumps({"files": [file], "checksum": "bench"}))
-    return {"path": str(folder), "checksum": "bench"}
+    return {"path": str(folder), "checksum": list_model_folder(folder, version=0).checksum}
 
 
 def measured(

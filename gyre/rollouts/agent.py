@@ -116,7 +116,7 @@ class AgentSettings:
     engine: str = "embedded"
     ready_within_s: float = 600.0
     fetch_timeout_s: float = 600.0
-    """Between two blocks of a file: a manager that stalls is dialled again."""
+    """Nothing of a version came from anybody for so long: the manager is told."""
     local: bool = False
 
 
@@ -158,7 +158,6 @@ class Agent:
         self._report_now = asyncio.Event()
         self._weights = AgentWeights(
             settings.cache,
-            self.incarnation,
             serve=self._serve,
             is_serving=lambda: self._client is not None,
             send=self._send,
@@ -319,6 +318,7 @@ class Agent:
             kv_tokens=self.settings.kv_tokens,
             version=self.version,
             checksum=self._weights.checksum,
+            source=self._weights.source,
             held=[
                 Held(key=held.key, lease=held.lease, start=held.start, length=held.start + held.made)
                 for held in self._samples.values()

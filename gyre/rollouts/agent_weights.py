@@ -1,10 +1,12 @@
 """How an agent gets a policy version, and how its engine gets to serve it.
 
 Invariants:
-- *first the weights*: a version is loaded after every byte of it was compared with the manager's checksums, and only
-  then the manager is told that it is loaded;
-- *one at a time*: of the versions that were published meanwhile, only the newest is loaded;
-- *a folder of its own*: the publisher's is removed when newer versions are there, and an engine takes its time.
+- *first the weights*: a version is loaded after every byte of it was compared with its checksums, and only then the
+  manager is told that it is loaded;
+- *one at a time*: of the versions that were published meanwhile, only the newest is loaded; a fetch that a newer one
+  overtakes ends, and nothing of it is served;
+- *what is served stays*: the pages of the version that the engine has are not written to until it has another;
+- *a source too*: chunks that were verified are served to other agents while the rest is fetched.
 
 This module must not know about samples, or how an engine is started.
 """
@@ -12,34 +14,66 @@ This module must not know about samples, or how an engine is started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import aiohttp
-
+from gyre.errors import GyreError
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
 from gyre.rollouts.engines.loading import LoadReport
-from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights
-from gyre.rollouts.model_folder import ModelFolder, file_checksum
-from gyre.rollouts.weight_cache import WeightCache
-from gyre.weights.manifest import WeightMismatch
+from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.weights.arena import Arena
+from gyre.weights.claims import Claim
+from gyre.weights.receiver import Fetched, Receiver, Superseded
+from gyre.weights.server import ChunkServer
+from gyre.weights.transport import Source
+from gyre.weights.wire import address_towards
 
 ENGINE_STARTS = 3
 """Starts in a row that may fail before the agent gives up: its machine is not able."""
 
 
+class Holdings:
+    """What this agent has of weights: a folder, its server, and the receiver that fills it."""
+
+    def __init__(
+        self,
+        root: Path,
+        token: str,
+        url: str,
+        *,
+        give_up_s: float,
+        incident: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self.token = token
+        self._claim = Claim(root, f"instance of {token}")
+        self.arena = Arena(self._claim.path)
+        self.server = ChunkServer(self.arena, token, host=address_towards(url))
+        self.receiver = Receiver(
+            self.arena,
+            token,
+            server=self.server,
+            address=self.server.address,
+            give_up_s=give_up_s,
+            incident=incident,
+        )
+
+    def close(self) -> None:
+        self.server.close()
+        self.arena.close(remove=False)
+        self._claim.close()
+
+
 class AgentWeights:
     """`serve(folder, weights)` brings the engine to serve a verified folder and says how (None: by starting it),
-    `is_serving()` says whether there is an engine, `send(frame)` tells the manager. `cache` is where folders are made,
-    one below it for each `incarnation`."""
+    `is_serving()` says whether there is an engine, `send(frame)` tells the manager. `cache` is where folders are made.
+    """
 
     def __init__(
         self,
         cache: Path,
-        incarnation: str,
         *,
         serve: Callable[[Path, Weights], Awaitable[LoadReport | None]],
         is_serving: Callable[[], bool],
@@ -51,7 +85,6 @@ class AgentWeights:
         """What the engine serves; -1 without."""
         self.checksum = ""
         self._root = cache
-        self._incarnation = incarnation
         self._serve = serve
         self._is_serving = is_serving
         self._send = send
@@ -59,38 +92,46 @@ class AgentWeights:
         self._now = monotonic
         self._loading = asyncio.Lock()
         self._wanted: Weights | None = None
-        self._cache: WeightCache | None = None
+        self._holdings: Holdings | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._failed_starts = 0
+
+    @property
+    def source(self) -> str:
+        """Where others can fetch what this agent has; "" before it has anything."""
+        return self._holdings.server.address if self._holdings is not None else ""
 
     def lost(self) -> None:
         """There is no engine any more."""
         self.version, self.checksum = -1, ""
 
     def close(self) -> None:
-        if self._cache is not None:
-            self._cache.close()
+        self._wanted = None  # ends a fetch that is under way
+        if self._holdings is not None:
+            self._holdings.close()
 
     def load(self, weights: Weights, url: str, headers: Mapping[str, str]) -> Awaitable[None]:
         """Fetch, verify, load, and tell. What is awaited raises EngineError where no engine can be started, time
         after time."""
         self._wanted = weights  # now, and not when its turn comes
-        return self._load(weights, url, headers)
+        return self._load(weights, url, headers.get("Authorization", "").removeprefix("Bearer "))
 
-    async def _load(self, weights: Weights, url: str, headers: Mapping[str, str]) -> None:
+    async def _load(self, weights: Weights, url: str, token: str) -> None:
         async with self._loading:
             if self._wanted is not weights:
                 return  # a newer one was published meanwhile
             began = self._now()
             if self._is_serving() and (self.version, self.checksum) == (weights.version, weights.checksum):
-                self._send(
-                    Loaded(version=self.version, checksum=self.checksum, fetch_s=0.0, load_s=0.0)
-                )  # told over another connection, or not heard
+                self._tell_loaded(weights)  # told over another connection, or not heard
                 return
             try:
-                folder = await self._fetch(weights, url, headers)
-                fetched = self._now()
-                report = await self._serve(folder.path, weights)
-            except (WeightMismatch, EngineRefused, OSError, aiohttp.ClientError, TimeoutError) as error:
+                self._loop = asyncio.get_running_loop()
+                fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
+                came = self._now()
+                report = await self._serve(fetched.slot.path, weights)
+            except Superseded:
+                return
+            except EngineRefused as error:
                 self._failed(weights, error)
                 return
             except EngineError as error:
@@ -99,50 +140,71 @@ class AgentWeights:
                     raise
                 self._failed(weights, error)
                 return
+            except (GyreError, OSError) as error:
+                self._failed(weights, error)
+                return
             self._failed_starts = 0
             self.version, self.checksum = weights.version, weights.checksum
-            self._send(
-                Loaded(
-                    version=weights.version,
-                    checksum=weights.checksum,
-                    fetch_s=round(fetched - began, 4),
-                    load_s=round(self._now() - fetched, 4),
-                    pause_s=round(report.pause_s, 4) if report is not None else 0.0,
-                    how=report.how if report is not None else "start",
-                    note=report.why_disk[:1000] if report is not None else "",
-                )
+            self._tell_loaded(
+                weights,
+                fetch_s=round(came - began, 4),
+                load_s=round(self._now() - came, 4),
+                pause_s=round(report.pause_s, 4) if report is not None else 0.0,
+                how=report.how if report is not None else "start",
+                note=report.why_disk[:1000] if report is not None else "",
+                fetched=_told(fetched),
             )
+
+    def _tell_loaded(self, weights: Weights, **told: Any) -> None:
+        known: dict[str, Any] = {"fetch_s": 0.0, "load_s": 0.0, **told}
+        self._send(Loaded(version=weights.version, checksum=weights.checksum, source=self.source, **known))
 
     def _failed(self, weights: Weights, error: BaseException) -> None:
         self._send(LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000]))
 
-    async def _fetch(self, weights: Weights, url: str, headers: Mapping[str, str]) -> ModelFolder:
-        """The version's folder, verified. Raises WeightMismatch."""
-        loop = asyncio.get_running_loop()
-        if self._cache is None:
-            self._cache = WeightCache(self._root, self._incarnation)
-        target = self._cache.path / f"v{weights.version:08d}"
-        target.mkdir(parents=True, exist_ok=True)
-        for old in target.parent.glob("v*"):  # what is served is gone back to where a load breaks
-            if old.name not in (target.name, f"v{self.version:08d}"):
-                shutil.rmtree(old, ignore_errors=True)
-        mine = ModelFolder(target, weights.files, weights.checksum)
-        if weights.local_path:
-            with contextlib.suppress(WeightMismatch):  # then this is another machine
-                await loop.run_in_executor(None, mine.copy_of, Path(weights.local_path))
-                return mine
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._fetch_timeout_s)
-        async with aiohttp.ClientSession(headers=dict(headers), timeout=timeout) as session:
-            for file in weights.files:
-                async with session.get(f"{url.rstrip('/')}{weights.path}/{file.name}") as response:
-                    if response.status != 200:
-                        raise WeightMismatch(
-                            f"version {weights.version} is no longer at the manager: {response.status}."
-                        )
-                    with open(target / file.name, "wb") as out:  # noqa: ASYNC230 - memory-backed, a block at a time
-                        async for block in response.content.iter_chunked(1 << 22):
-                            out.write(block)
-                digest, size_bytes = await loop.run_in_executor(None, file_checksum, target / file.name)
-                if digest != file.checksum or size_bytes != file.size_bytes:
-                    raise WeightMismatch(f"{file.name} of version {weights.version} came damaged: {digest}.")
-        return mine
+    # -- the fetching thread ---------------------------------------------------------------------------
+
+    def _fetch(self, weights: Weights, url: str, token: str) -> Fetched:
+        """The version, verified, in this agent's own folder. Raises Superseded, WeightsUnreachable, ArenaFull."""
+        holdings = self._holdings
+        if holdings is None or holdings.token != token:
+            if holdings is not None:
+                holdings.close()
+            holdings = self._holdings = Holdings(
+                self._root,
+                token,
+                url,
+                give_up_s=self._fetch_timeout_s,
+                incident=lambda what, evidence: self._trouble(weights.version, what, evidence),
+            )
+
+        def superseded() -> bool:
+            wanted = self._wanted
+            return wanted is None or (wanted.version, wanted.checksum) != (weights.version, weights.checksum)
+
+        def sources() -> list[Source]:
+            wanted = self._wanted or weights  # the same version, told again with other sources
+            told = [Source(address) for address in wanted.sources if address != holdings.server.address]
+            return [Source("", wanted.local_path), *told] if wanted.local_path else told
+
+        receiver = holdings.receiver
+        manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
+        serving = self.version if self.version >= 0 else None
+        return receiver.fetch(manifest, sources, serving=serving, superseded=superseded)
+
+    def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:
+        """On any thread."""
+        frame = WeightsTrouble(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._send, frame)
+
+
+def _told(fetched: Fetched) -> str:
+    """One line for the log: which way, how much, in which codec and why."""
+    codecs = ", ".join(f"{count} {codec}" for codec, count in sorted(fetched.codecs.items()))
+    return (
+        f"{fetched.way}: {fetched.wire_bytes} bytes in {fetched.seconds:.3f} s from {len(fetched.by)} sources"
+        + (f"; chunks: {codecs}" if codecs else "")
+        + (f"; {fetched.resumed} were there" if fetched.resumed else "")
+        + (f"; {fetched.reason}" if fetched.reason else "")
+    )[:1000]

@@ -137,10 +137,15 @@ class RolloutClient:
             self._outbox.append(Taken(purpose=purpose, ids=list(ids)))
         self._nudge()
 
-    def publish(self, version: int, checksum: str, path: Path) -> None:
-        """A policy version, in a folder that the manager can read and that stays until two newer ones are there."""
+    def publish(
+        self, version: int, checksum: str, path: Path, *, sources: Sequence[str] = (), model: str = ""
+    ) -> None:
+        """A policy version in a folder that stays until two newer ones are there, and at `sources` (host:port).
+        `model` is its fingerprint, for a manager that cannot read the folder."""
         with self._lock:
-            frame = Publish(version=version, checksum=checksum, path=str(path))
+            frame = Publish(
+                version=version, checksum=checksum, path=str(path), sources=list(sources), model=model
+            )
             needed = {one.min_version for one in self._asked.values() if one.pinned}
             self._published = {old: it for old, it in self._published.items() if old in needed} | {
                 version: frame

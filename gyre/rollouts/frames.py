@@ -100,6 +100,8 @@ class Hello(Frame):
     version: Version = -1
     """The policy version loaded and verified; -1 for none."""
     checksum: Text = ""
+    source: Text = ""
+    """host:port where others can fetch that version; "" where nobody can."""
     held: list[Held] = Field(default_factory=list)
     local: bool = False
     """On the trainer's own devices: it works within windows."""
@@ -122,22 +124,16 @@ class Keep(Frame):
     lineage: Text = ""
 
 
-class WeightFile(Frame):
-    name: FileName
-    size_bytes: Count
-    checksum: Name
-    """xxh3-128 of the file in hexadecimal."""
-
-
 class Weights(Frame):
-    """A policy version, to be fetched and loaded. `path` is below the manager's address."""
+    """A policy version, to be fetched, verified and loaded. `checksum` stands for all its bytes: whoever serves it has
+    the manifest that it is the checksum of."""
 
     version: Version
     checksum: Name
-    files: list[WeightFile]
-    path: Text
+    sources: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
+    """host:port of those who serve it, the publisher first."""
     local_path: Text = ""
-    """Where the files are if the agent is on the manager's machine; their checksums hold there as well."""
+    """Its folder, on the machine that published it; the checksums hold there as well."""
 
 
 class Welcome(Frame):
@@ -215,6 +211,19 @@ class Loaded(Frame):
     pause_s: Seconds = 0.0
     how: Literal["", "start", "loader", "disk"] = ""
     note: Text = ""
+    source: Text = ""
+    """host:port where others can fetch it; "" where nobody can."""
+    fetched: Text = ""
+    """By which way it came, from how many sources, in which codec and why."""
+
+
+class WeightsTrouble(Frame):
+    """Something went wrong while a version was fetched, and was mended: a source died, stalled or sent other bytes, a
+    fetch was gone on with. `evidence` is JSON."""
+
+    version: Version
+    what: Name
+    evidence: Text
 
 
 class LoadFailed(Frame):
@@ -268,11 +277,14 @@ class Taken(Frame):
 
 
 class Publish(Frame):
-    """A policy version in the folder `path`, which the manager can read."""
+    """A policy version: in the folder `path` of the machine that published it, and at `sources` (host:port). `model` is
+    the fingerprint of its shape; it may be left out where the manager can read the folder."""
 
     version: Version
     checksum: Name
     path: Text
+    sources: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
+    model: Text = ""
 
 
 class Pulse(Frame):
@@ -379,6 +391,7 @@ KINDS: dict[str, type[Frame]] = {
     "weights": Weights,
     "loaded": Loaded,
     "load_failed": LoadFailed,
+    "weights_trouble": WeightsTrouble,
     "draining": Draining,
     "engine_died": EngineDied,
     "attach": Attach,

@@ -65,6 +65,8 @@ from gyre.rollouts.frames import (
     Reject,
     Request,
     Taken,
+    Weights,
+    WeightsTrouble,
     Welcome,
     Work,
     decode,
@@ -93,6 +95,9 @@ DEATHS = frozenset(("connection_lost", "silent", "replaced"))
 """Ways to leave that a sample may be to blame for."""
 
 TICK_S = 0.1
+
+SOURCES_TOLD = 16
+"""Of those who have a version; more find each other."""
 
 
 def calm_collector() -> None:
@@ -198,7 +203,6 @@ class RolloutManager:
             [
                 web.get("/v1/agent", self._agent_route),
                 web.get("/v1/trainer", self._trainer_route),
-                web.get("/v1/weights/{version}/{name}", self._weights_route),
                 web.post("/v1/drain", self._drain_route),
                 web.get("/v1/status", self._status_route),
             ]
@@ -346,7 +350,7 @@ class RolloutManager:
         now = self._now()
         keep = self.book.join(frame)
         instance = self.book.instances[frame.instance]
-        session = AgentSession(frame, peer, instance.number, heard_at=now, joined_at=now)
+        session = AgentSession(frame, peer, instance.number, heard_at=now, joined_at=now, source=frame.source)
         self.sessions[frame.instance] = session
         version = frame.version
         if version >= 0 and not self.weights.is_known(version, frame.checksum):
@@ -362,7 +366,7 @@ class RolloutManager:
                 epoch=self._term,
                 interval_s=self.settings.report_interval_s,
                 keep=keep,
-                weights=weights,
+                weights=self._with_sources(weights) if weights is not None else None,
                 update_mode=self.settings.update_mode,  # type: ignore[arg-type]
             )
         )
@@ -398,6 +402,9 @@ class RolloutManager:
             )
             assert session.peer is not None
             session.peer.close()  # it dials again, and is given the version again
+        elif isinstance(frame, WeightsTrouble):
+            told = {"instance": session.name, "version": frame.version, "what": frame.what}
+            self._on_event("WeightsTrouble", {**told, "evidence": frame.evidence[:4000]})
         elif isinstance(frame, Draining):
             self._drain(session, frame.deadline_s, frame.reason)
         elif isinstance(frame, EngineDied):
@@ -426,13 +433,15 @@ class RolloutManager:
         self._commits.soon()
 
     def _loaded(self, session: AgentSession, frame: Loaded) -> None:
-        session.loading = None
+        if session.loading is not None and frame.version >= session.loading:
+            session.loading = None  # else it is on its way to a newer one already
         if frame.version > self.book.newest_version:
             raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
         if not self.weights.is_known(frame.version, frame.checksum):
             raise refuse(
                 "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"
             )
+        session.source = frame.source
         self.book.serve(session.name, frame.version)
         self._on_event(
             "WeightsLoaded",
@@ -441,6 +450,7 @@ class RolloutManager:
                 "version": frame.version,
                 "fetch_s": frame.fetch_s,
                 "load_s": frame.load_s,
+                "fetched": frame.fetched,
                 "pause_s": frame.pause_s,
                 "how": frame.how,
                 "note": frame.note,
@@ -652,16 +662,37 @@ class RolloutManager:
         self._dispatch_later()
 
     def _update(self, session: AgentSession) -> None:
-        """Send the served version, unless the instance has it or is loading one."""
+        """Send the served version, unless the instance has it or is loading it. One that it is still fetching is not
+        finished then: the agent goes on with the newer."""
         served = self.weights.served
-        if served is None or session.peer is None or session.loading is not None or session.draining:
+        if served is None or session.peer is None or session.draining:
+            return
+        if session.loading is not None and session.loading >= served.version:
             return
         if not self._windows.may_load(session):
             return  # when its window opens
         if self.book.instances[session.name].version != served.version:
             session.loading, session.loading_since = served.version, self._now()
-            session.peer.send(served)
+            session.peer.send(self._with_sources(served))
             self._admit(session)
+
+    def _with_sources(self, weights: Weights) -> Weights:
+        """Instances that have it serve it as well: the publisher may be gone."""
+        others = [
+            session.source
+            for session in self.sessions.values()
+            if session.source
+            and session.peer is not None
+            and self.book.instances[session.name].version == weights.version
+        ]
+        return weights.model_copy(update={"sources": [*weights.sources, *others][:SOURCES_TOLD]})
+
+    def _sources_moved(self) -> None:
+        """The publisher serves the version from elsewhere now: who is fetching it hears of it."""
+        served = self.weights.served
+        for session in self.sessions.values():
+            if served is not None and session.loading == served.version and session.peer is not None:
+                session.peer.send(self._with_sources(served))
 
     # -- the trainer --------------------------------------------------------------------------------
 
@@ -734,11 +765,14 @@ class RolloutManager:
             self._commits.soon()
             self._promote()
         elif isinstance(frame, Publish):
+            known = self.weights.served
             if self.weights.publish(frame):
                 self.book.newest_version = self.weights.newest
                 self._commits.now()
                 if self._fleet is not None:
                     self._fleet.step_done(self._now())
+            elif self.weights.served is not known:
+                self._sources_moved()
         elif isinstance(frame, Lend):
             self._windows.lend(frame, self._now())
         elif isinstance(frame, Reclaim):
@@ -844,11 +878,6 @@ class RolloutManager:
             )
 
     # -- HTTP ---------------------------------------------------------------------------------------
-
-    async def _weights_route(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return self._refuse_http()
-        return self.weights.file(request.match_info["version"], request.match_info["name"])
 
     async def _drain_route(self, request: web.Request) -> web.StreamResponse:
         if not self._authorised(request):

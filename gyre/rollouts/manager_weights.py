@@ -1,11 +1,11 @@
-"""The policy versions that a rollout manager knows, and where their bytes are.
+"""The policy versions that a rollout manager knows, and who has their bytes.
 
 Invariants:
 - *published means durable*: a version is served after the commit that holds it, so none is ever heard of that the
   next manager does not know;
 - *pinned waits*: no version newer than a pinned one is served while the pin stands;
 - *one number, one policy*: a version that was published stays what it was; the same number with other bytes is
-  refused, from a trainer and from an instance.
+  refused, from a trainer and from an instance. Only where it is to be had may change.
 
 This module must not know about samples, sessions or who loads a version.
 """
@@ -15,16 +15,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from gyre.rollouts.frames import Publish, Weights, refuse
-from gyre.rollouts.model_folder import LISTING, ModelFolder
+from gyre.rollouts.model_folder import ModelFolder
+from gyre.weights.arena import MANIFEST
 from gyre.weights.manifest import WeightMismatch
 
 CHECKSUMS_KEPT = 64
-
-FOLDERS_KEPT = 4
-"""Those that an instance may still be fetching."""
 
 
 class PolicyVersions:
@@ -40,7 +36,6 @@ class PolicyVersions:
         """There is something for the ledger."""
         self.model: str | None = None
         """Fingerprint of what is published, weights apart; None before it is known."""
-        self._folders: dict[int, ModelFolder] = {}
         self._versions: dict[int, Weights] = {}
         """The served version and those after it."""
         self._checksums: dict[int, str] = {}
@@ -51,9 +46,13 @@ class PolicyVersions:
         """As `take_counters` gave them."""
         self._checksums = {int(version): text for version, text in counters.get("checksums", {}).items()}
         for known in counters.get("weights", []):
-            self.add(Weights.model_validate(known))
+            # A ledger of before has the names of files as well, which are the manifest's matter now.
+            self.add(
+                Weights.model_validate({key: known[key] for key in Weights.model_fields if key in known})
+            )
         self.served = self._versions.get(counters.get("served_version", -1))
         self.durable = self.newest
+        self.model = counters.get("model") or self.model
 
     def take_counters(self) -> dict[str, Any]:
         """What is to be committed. `committed` is told when it was."""
@@ -63,6 +62,7 @@ class PolicyVersions:
             "served_version": self.served.version if self.served is not None else -1,
             "newest_version": self.newest,
             "checksums": {str(version): text for version, text in self._checksums.items()},
+            "model": self.model or "",
         }
 
     def committed(self, counters: dict[str, Any]) -> bool:
@@ -81,7 +81,8 @@ class PolicyVersions:
         return self._checksums.get(version) == checksum
 
     def publish(self, frame: Publish) -> bool:
-        """False where it is known or older. Raises FrameError where the folder is not what the trainer says."""
+        """Whether it is a new version. Raises FrameError where it is not what the trainer says, or was something else
+        before."""
         newest = self.published
         if newest is not None and frame.version <= newest.version:
             if frame.version == newest.version and frame.checksum != newest.checksum:
@@ -89,41 +90,57 @@ class PolicyVersions:
                     "checksum",
                     f"version {frame.version} was published with checksum {newest.checksum}, now {frame.checksum}",
                 )
+            self._move(frame)
             return False
+        model = self._look(frame)
+        self.add(
+            Weights(
+                version=frame.version,
+                checksum=frame.checksum,
+                sources=frame.sources,
+                local_path=frame.path,
+            )
+        )
+        if self.model is None and model not in ("", "unset"):
+            self.model = model
+        self.changed = True
+        return True
+
+    def _look(self, frame: Publish) -> str:
+        """The model's fingerprint; read from the folder where it is on this machine, and then the checksum too."""
+        path = Path(frame.path)
+        if frame.sources and not (frame.path and path.is_dir()):
+            return frame.model
         try:
-            folder = ModelFolder.read(Path(frame.path))
+            folder = ModelFolder.read(path)
         except WeightMismatch as error:
             raise refuse("weights", str(error)) from None
         if folder.checksum != frame.checksum:
             raise refuse(
                 "checksum",
-                f"{frame.path}/{LISTING} says {folder.checksum}, the trainer published {frame.checksum}",
+                f"{frame.path}/{MANIFEST} says {folder.checksum}, the trainer published {frame.checksum}",
             )
-        self.add(
-            Weights(
-                version=frame.version,
-                checksum=frame.checksum,
-                files=folder.files,
-                path=f"/v1/weights/{frame.version}",
-                local_path=str(folder.path),
-            )
-        )
+        return folder.fingerprint()
+
+    def _move(self, frame: Publish) -> None:
+        """A trainer that was started again serves what it has published from elsewhere."""
+        known = self._versions.get(frame.version)
+        if known is None or known.checksum != frame.checksum:
+            return
+        moved = known.model_copy(update={"sources": frame.sources, "local_path": frame.path})
+        if moved == known:
+            return
+        self._versions[frame.version] = moved
+        self.published = moved if self.published is known else self.published
+        self.served = moved if self.served is known else self.served
         self.changed = True
-        return True
 
     def add(self, weights: Weights) -> None:
-        folder = ModelFolder(Path(weights.local_path), weights.files, weights.checksum)
         self.published = weights
         self._versions[weights.version] = weights
-        self._folders[weights.version] = folder
         self._checksums[weights.version] = weights.checksum
         for old in sorted(self._checksums)[:-CHECKSUMS_KEPT]:
             del self._checksums[old]
-        for old in sorted(self._folders)[:-FOLDERS_KEPT]:
-            if self.served is None or old != self.served.version:
-                del self._folders[old]
-        if self.model is None and (model := folder.fingerprint()) != "unset":
-            self.model = model
 
     def promote(self, pinned: int | None) -> Weights | None:
         """Serve the newest version that is in the ledger and not beyond `pinned`; None where that is no newer one."""
@@ -137,14 +154,3 @@ class PolicyVersions:
             del self._versions[version]
         self.changed = True
         return self.served
-
-    # -- HTTP ---------------------------------------------------------------------------------------
-
-    def file(self, version: str, name: str) -> web.StreamResponse:
-        """The answer to `GET /v1/weights/{version}/{name}`."""
-        folder = self._folders.get(int(version)) if version.isdecimal() and len(version) < 12 else None
-        if folder is None or name not in {file.name for file in folder.files}:
-            return web.json_response(
-                {"code": "not_found", "message": f"version {version} has no file {name} here"}, status=404
-            )
-        return web.FileResponse(folder.path / name)

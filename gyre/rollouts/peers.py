@@ -81,6 +81,8 @@ class AgentSession:
     number: int
     heard_at: float
     joined_at: float
+    source: str = ""
+    """host:port where others can fetch the version that it has."""
     lost_at: float | None = None
     draining: bool = False
     drain_until: float | None = None

@@ -1,4 +1,5 @@
-"""Where versions lie on a machine: a folder, in memory where there is such a one, with at most two versions in it.
+"""Where versions lie on a machine: a folder, in memory where there is such a one, with two versions in it at most,
+unless its owner wants more.
 
 A version is a folder `v00000012` with its files and the manifest in `gyre.json`. The one that is being written is
 `.staging`; it has the manifest of what it is to become, where that is known, and a journal with a byte for each chunk
@@ -74,6 +75,8 @@ class Slot:
         self.have: set[int] = set()
         self._manifest: WeightManifest | None = None
         self.revoked = False
+        self.is_verified = False
+        """Its bytes were compared with the checksums by this process."""
         self._readers = 0
         self._lock = threading.Lock()
         self._journal: int | None = None
@@ -169,8 +172,12 @@ class Slot:
 class Arena:
     """`versions` are those that are whole, oldest first. One owner stages; any thread may read."""
 
-    def __init__(self, root: Path, *, reserve: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, root: Path, *, held: int = 2, reserve: Callable[[int, int], None] | None = None
+    ) -> None:
+        """`held` counts the version that is being written."""
         self.root = root
+        self._held = held
         self.versions: dict[int, Slot] = {}
         self.staging: Slot | None = None
         self._reserve = reserve or _take_space
@@ -191,12 +198,14 @@ class Arena:
 
     def find(self, checksum: str) -> Slot | None:
         """The slot that has, or is getting, the bytes of this checksum."""
-        with self._lock:
-            slots = [*self.versions.values(), *([self.staging] if self.staging is not None else [])]
-        for slot in reversed(slots):
+        for slot in reversed(self.slots()):
             if slot.manifest is not None and slot.manifest.checksum == checksum and not slot.revoked:
                 return slot
         return None
+
+    def slots(self) -> list[Slot]:
+        with self._lock:
+            return [*self.versions.values(), *([self.staging] if self.staging is not None else [])]
 
     def newest(self) -> Slot | None:
         with self._lock:
@@ -209,15 +218,14 @@ class Arena:
     # -- staging -----------------------------------------------------------------------------------------
 
     def stage(self, files: Sequence[FileSpec], *, keep: int | None, chunk_bytes: int = CHUNK_BYTES) -> Slot:
-        """A slot for a version with these files, whose bytes are anything. Of the whole versions the newest stays, or
-        `keep` where it is given. Raises ArenaFull; what was whole before is then still there, but for those that had
-        to make room."""
+        """A slot for a version with these files, whose bytes are anything. Of the whole versions `keep` stays, and the
+        newest as far as there is room. Raises ArenaFull; what was whole before is then still there, but for those that
+        had to make room."""
         with self._lock:
             self.abandon(keep_files=True)
-            stays = keep if keep in self.versions else max(self.versions, default=None)
             path = self.root / STAGING
             path.mkdir(exist_ok=True)
-            for version in [version for version in self.versions if version != stays]:
+            for version in self._surplus(self._held - 1, keep):
                 self._recycle(self.versions.pop(version), path, files)
             spare = self.root / SPARE
             if spare.is_dir():
@@ -263,6 +271,7 @@ class Arena:
             slot.path = target
             slot.manifest = manifest
             slot.have = set(range(len(manifest.digests)))
+            slot.is_verified = True
             self.versions[manifest.version] = slot
             self.staging = None
             return slot
@@ -294,11 +303,21 @@ class Arena:
                 )
         with self._lock:
             slot = self.commit(manifest)
-            stays = {manifest.version, keep if keep is not None else manifest.version}
-            older = sorted(version for version in self.versions if version not in stays)
-            for version in older[: max(0, len(self.versions) - 2)]:
+            for version in self._surplus(self._held, keep):
                 self._drop(self.versions.pop(version))
             return slot
+
+    def check(self, version: int) -> Slot | None:
+        """The version, if its bytes are right; it is removed where they are not. A process that was killed left it."""
+        with self._lock:
+            slot = self.versions.get(version)
+            if slot is None or slot.is_verified:
+                return slot
+            if all(slot.is_right(chunk) for chunk in slot.chunks):
+                slot.is_verified = True
+                return slot
+            self._drop(self.versions.pop(version))
+            return None
 
     def abandon(self, *, keep_files: bool = False) -> None:
         """Forget what is staged. Its pages go to the next one where `keep_files` says so and nobody reads them."""
@@ -371,6 +390,11 @@ class Arena:
             _reuse(slot.path, into, files)
         slot.close()
         shutil.rmtree(slot.path, ignore_errors=True)
+
+    def _surplus(self, room: int, keep: int | None) -> list[int]:
+        """The oldest versions, `keep` not among them, so that no more than `room` stay."""
+        others = sorted(version for version in self.versions if version != keep)
+        return others[: max(0, len(self.versions) - room)]
 
     def _keep_mapped(self, slot: Slot) -> None:
         for file, view in zip(slot.files, slot.views, strict=True):

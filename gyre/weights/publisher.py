@@ -94,6 +94,19 @@ class Publisher:
         slot = self.arena.stage(specs, keep=newest if newest >= 0 else None, chunk_bytes=size)
         return Publication(self, slot, version, step, base, layout, side, rounding)
 
+    def publish_packed(
+        self,
+        manifest: WeightManifest,
+        buffer: bytes | memoryview,
+        *,
+        files: Mapping[str, bytes] | None = None,
+    ) -> WeightManifest:
+        """Weights that `pack_weights` put into one buffer, under the version that their manifest says."""
+        layout = Layout(manifest.tensors, b"", len(buffer))
+        publication = self.begin(manifest.version, manifest.step, layout, files=files, base=manifest.base)
+        publication.put_packed(buffer)
+        return publication.finish().result()
+
     def publish(
         self,
         version: int,
@@ -161,6 +174,13 @@ class Publication:
         self._filled(0, spec.offset, spec.nbytes)
         self.copy_s += time.monotonic() - began
 
+    def put_packed(self, buffer: bytes | memoryview) -> None:
+        """The whole tensor file at once. Raises WeightMismatch for another size."""
+        if len(buffer) != self._layout.size_bytes:
+            raise WeightMismatch(f"{len(buffer)} bytes came, the layout has {self._layout.size_bytes}.")
+        self._due.clear()
+        self._fill(0, 0, buffer)
+
     def _copy(self, spec: TensorSpec, tensor: torch.Tensor) -> None:
         import torch
 
@@ -174,7 +194,7 @@ class Publication:
         else:
             flat.view(spec.shape).copy_(source)
 
-    def _fill(self, file: int, offset: int, content: bytes) -> None:
+    def _fill(self, file: int, offset: int, content: bytes | memoryview) -> None:
         self._slot.views[file][offset : offset + len(content)] = content
         self._filled(file, offset, len(content))
 

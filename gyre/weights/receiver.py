@@ -18,15 +18,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import GyreError, Unauthorized
-from gyre.weights.arena import Arena, ArenaFull, Slot
-from gyre.weights.choice import PRIOR, CodecChoice, Cost, blend, choose_codec
+from gyre.weights.arena import Arena, ArenaFull, Slot, read_manifest
+from gyre.weights.choice import PRIOR, CodecChoice, Cost, blend, choose_codec, choose_transport
 from gyre.weights.codecs import Codec
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
+from gyre.weights.mooncake import MooncakeEngine, MooncakeTransport
 from gyre.weights.server import ChunkServer, are_alike, word_of
 from gyre.weights.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
 from gyre.weights.wire import Abandoned, Stalled
@@ -116,9 +117,11 @@ class Receiver:
         forced_codec: Codec | None = None,
         incident: Callable[[str, dict[str, Any]], None] = lambda kind, evidence: None,
         remote: Callable[[str, Callable[[], bool]], Transport] | None = None,
+        mooncake: MooncakeEngine | None = None,
         seed: int | None = None,
     ) -> None:
-        """`address` is where others reach `server`. `remote(address, abandoned)` makes a transport (None: plain TCP);
+        """`address` is where others reach `server`. `remote(address, abandoned)` makes a transport (None: plain TCP).
+        With `mooncake` its reads are measured beside TCP, and the faster is used; the network must be a trusted one.
         `seed` decides the order of chunks."""
         self.arena = arena
         self.server = server
@@ -134,6 +137,13 @@ class Receiver:
         self._incident = incident
         self._remote = remote or self._tcp
         self._random = random.Random(seed)
+        self._mooncake = mooncake
+        self.rates: dict[str, float | None] = {"tcp": None}
+        """Bytes a second of one stream."""
+        if mooncake is not None:
+            self.rates["mooncake"] = None
+        self.broken: dict[str, str] = {}
+        """Transports that failed here, and how: they are not tried again."""
         self._other_bytes: set[str] = set()
         """Folders that have the name of a version and are not it: of another machine, or another job."""
 
@@ -154,6 +164,8 @@ class Receiver:
         the version that must not make room. Raises Superseded, WeightsUnreachable, ArenaFull, Unauthorized."""
         began = time.monotonic()
         found = self.arena.versions.get(manifest.version)
+        if found is not None and found.manifest == manifest:
+            found = self.arena.check(manifest.version)
         if found is not None and found.manifest == manifest:
             return Fetched(found, 0.0, 0, len(manifest.digests), "here", {}, {})
         try:
@@ -180,8 +192,66 @@ class Receiver:
             "+".join(sorted(work.ways)) or "here",
             work.by,
             work.codecs,
-            work.choice.reason,
+            "; ".join([work.choice.reason, *([work.transport.reason] if len(self.rates) > 1 else [])]),
         )
+
+    def manifest_of(
+        self,
+        version: int,
+        checksum: str,
+        sources: Callable[[], Sequence[Source]],
+        *,
+        superseded: Callable[[], bool] = lambda: False,
+    ) -> WeightManifest:
+        """What belongs to `checksum`, from whichever source has it: it proves itself. Raises Superseded, and
+        WeightsUnreachable after `give_up_s`."""
+        until = time.monotonic() + self.give_up_s
+        told: set[str] = set()
+        while True:
+            for source in sources():
+                try:
+                    found = self._ask_manifest(source, checksum, superseded)
+                    if found is not None:
+                        return replace(found, version=version)
+                except (OSError, GyreError) as error:
+                    if superseded():
+                        break
+                    if str(source) not in told:
+                        told.add(str(source))
+                        kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
+                        evidence = {"version": version, "source": str(source), "error": str(error)[:500]}
+                        self._incident(kind, evidence)
+            if superseded():
+                raise Superseded(f"version {version} is not wanted any more.")
+            if time.monotonic() > until:
+                raise WeightsUnreachable(
+                    f"nobody has the manifest of version {version} ({checksum}).",
+                    hint="Are its sources alive, and can this machine open their addresses?",
+                    details={"sources": [str(source) for source in sources()]},
+                )
+            time.sleep(10 * ASK_AGAIN_S)
+
+    def _ask_manifest(
+        self, source: Source, checksum: str, abandoned: Callable[[], bool]
+    ) -> WeightManifest | None:
+        if source.path:
+            with contextlib.suppress(WeightMismatch):  # another machine's path, or a version that is gone
+                manifest = read_manifest(Path(source.path))
+                if manifest.checksum == checksum:
+                    return manifest
+        if not source.address:
+            return None
+        transport = TcpTransport(source.address, self._token, stall_s=self.stall_s, abandoned=abandoned)
+        try:
+            reply = transport.ask({"op": "manifest", "checksum": checksum})
+        finally:
+            transport.close()
+        if reply.get("status") != "ok":
+            return None
+        manifest = WeightManifest.from_dict(reply.get("manifest") or {})
+        if manifest.checksum != checksum:
+            raise WeightMismatch(f"{source} has another manifest under {checksum}.")
+        return manifest
 
     def _is_here(self, source: Source) -> bool:
         return bool(source.path) and source.path not in self._other_bytes and Path(source.path).is_dir()
@@ -221,6 +291,7 @@ class _Fetch:
         self.codecs: dict[str, int] = {}
         self.ways: set[str] = set()
         self.choice = CodecChoice("none", "")
+        self.transport = choose_transport(receiver.rates, receiver.broken)
         self._superseded = superseded
         self._sources = sources
         self._word = word_of(manifest.tensors)
@@ -342,7 +413,18 @@ class _Fetch:
     def _transport(self, source: Source) -> Transport:
         if self.receiver._is_here(source):
             return SharedTransport(source.path, abandoned=self._abandoned)
-        return self.receiver._remote(source.address, self._abandoned)
+        receiver = self.receiver
+        if receiver._mooncake is not None and self._way() == "mooncake":
+            return MooncakeTransport(
+                source.address,
+                receiver._token,
+                receiver._mooncake,
+                self.slot,
+                relay=receiver.address,
+                stall_s=receiver.stall_s,
+                abandoned=self._abandoned,
+            )
+        return receiver._remote(source.address, self._abandoned)
 
     # -- what next ---------------------------------------------------------------------------------------
 
@@ -384,6 +466,10 @@ class _Fetch:
             2 * self.receiver.streams * self.manifest.chunk_bytes / rate if rate else 0.0
         )
 
+    def _way(self) -> str:
+        """Only TCP carries codecs."""
+        return self.transport.name if self.choice.codec == "none" else "tcp"
+
     def _want(self, chunk: Chunk, peer: _Peer) -> Want:
         receiver = self.receiver
         able: list[Codec] = [codec for codec in receiver._codecs if codec != "delta"]
@@ -416,6 +502,8 @@ class _Fetch:
                 return True
             chunk = self.slot.chunks[index]
             want = self._want(chunk, peer)
+            if transport.name != "tcp":
+                want = replace(want, codec="none", base="", base_view=None)
             with (
                 self._base.reading()
                 if want.base_view is not None and self._base
@@ -423,21 +511,21 @@ class _Fetch:
             ):
                 pulled = transport.pull(want, self.slot.view(chunk))
             self._take(peer, chunk, want, pulled, transport.name)
-            return pulled.status != "gone"
+            return pulled.status != "gone" and transport.name in (self._way(), "shared")
         except Abandoned:
             raise
-        except Stalled as error:
-            self._rest(peer, "source_stalled", error, index)
-        except Unauthorized as error:
-            self._rest(peer, "source_refused", error, index)
-        except WeightMismatch as error:
-            self._damaged(peer, index, str(error), want)
         except (OSError, GyreError) as error:
-            self._rest(peer, "source_lost", error, index)
+            if transport.name == "mooncake" and not isinstance(error, WeightMismatch):
+                self._do_without(transport.name, error)
+            elif isinstance(error, WeightMismatch):
+                self._damaged(peer, index, str(error), want)
+            else:
+                kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
+                self._rest(peer, "source_refused" if isinstance(error, Unauthorized) else kind, error, index)
         return False
 
     def _ask_what(self, peer: _Peer, transport: Transport) -> None:
-        if isinstance(transport, TcpTransport):
+        if isinstance(transport, TcpTransport | MooncakeTransport):
             reply = transport.ask({"op": "have", "checksum": self.manifest.checksum})
             self._learn(peer, reply)
 
@@ -476,13 +564,18 @@ class _Fetch:
             self.by[where] = self.by.get(where, 0) + pulled.wire_bytes
             self.codecs[pulled.codec] = self.codecs.get(pulled.codec, 0) + 1
             self.ways.add(way)
-            self._measure(chunk, want, pulled)
+            self._measure(chunk, want, pulled, way)
             self._lock.notify_all()
 
-    def _measure(self, chunk: Chunk, want: Want, pulled: Pulled) -> None:
+    def _measure(self, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
         """Under the lock. The link's rate is of all streams together."""
         receiver = self.receiver
         if pulled.seconds > 0 and pulled.wire_bytes >= 1 << 16:
+            if way in receiver.rates:
+                known = receiver.rates[way]
+                found = pulled.wire_bytes / pulled.seconds
+                receiver.rates[way] = found if known is None else 0.7 * known + 0.3 * found
+                self._choose_again()
             rate = pulled.wire_bytes / pulled.seconds * max(1, len(self._flying))
             before = receiver.link_bytes_s
             receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
@@ -493,6 +586,21 @@ class _Fetch:
             encode_s = pulled.encode_s / chunk.nbytes or before_cost.encode_s  # 0: it was encoded before
             measured = Cost(ratio, encode_s, pulled.decode_s / chunk.nbytes or before_cost.decode_s)
             receiver.costs[asked] = blend(before_cost, measured, 0.5)
+
+    def _choose_again(self) -> None:
+        """Under the lock."""
+        receiver = self.receiver
+        rates = {name: rate for name, rate in receiver.rates.items() if name not in receiver.broken}
+        self.transport = choose_transport(rates, receiver.broken)
+
+    def _do_without(self, name: str, error: BaseException) -> None:
+        with self._lock:
+            first = name not in self.receiver.broken
+            self.receiver.broken[name] = f"{type(error).__name__}: {error}"[:500]
+            self._choose_again()
+        if first:
+            evidence = {"version": self.manifest.version, "transport": name, "error": str(error)[:500]}
+            self.receiver._incident("transport_failed", evidence)
 
     # -- what went wrong -----------------------------------------------------------------------------------
 

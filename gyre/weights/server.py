@@ -97,8 +97,8 @@ class ChunkServer:
         """Of chunks, as they went over the wire."""
         self.origin_of: set[str] = set()
         """Checksums of versions that were made here."""
-        self.extra: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda request: None
-        """Answers requests that are another transport's."""
+        self.memory: Callable[[Slot, Chunk], dict[str, Any]] | None = None
+        """Says where a chunk lies for those who read it from memory themselves, by Mooncake."""
         self._token = token
         self._networks = tuple(networks)
         self._stall_s = stall_s
@@ -113,6 +113,7 @@ class ChunkServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=256)
         self.port: int = self._listener.getsockname()[1]
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._thread = threading.Thread(target=self._accept, name="gyre-chunks", daemon=True)
         self._thread.start()
 
@@ -177,15 +178,13 @@ class ChunkServer:
 
     def _answer(self, line: Line, request: dict[str, Any]) -> None:
         what = request.get("op")
-        if what == "manifest":
-            newest = self.arena.newest()
-            manifest = newest.manifest if newest is not None else None
-            line.send_json({"status": "ok", "manifest": manifest.to_dict() if manifest else None})
-            return
-        checksum = str(request.get("checksum"))
-        slot = self.arena.find(checksum)
+        checksum = str(request.get("checksum", ""))
+        slot = self.arena.find(checksum) if checksum else self.arena.newest()
         if slot is None or slot.manifest is None:
             line.send_json({"status": "gone"})
+            return
+        if what == "manifest":
+            line.send_json({"status": "ok", "manifest": slot.manifest.to_dict()})
             return
         relay = str(request.get("relay", ""))[:100]
         told = {
@@ -198,7 +197,7 @@ class ChunkServer:
         elif what == "chunk":
             self._send_chunk(line, request, slot, relay, told)
         else:
-            line.send_json(self.extra(request) or {"status": "unknown"})
+            line.send_json({"status": "unknown"})
 
     def _peers(self, checksum: str, relay: str) -> list[str]:
         """Who asked for this version lately and serves it too."""
@@ -232,6 +231,12 @@ class ChunkServer:
                 line.send_json({"status": "elsewhere", **told})
                 return
         try:
+            if request.get("via") == "memory":
+                where = self.memory(slot, slot.chunks[index]) if self.memory is not None else None
+                line.send_json(
+                    {"status": "ok", **where, **told} if where is not None else {"status": "unknown"}
+                )
+                return
             with slot.reading():
                 chunk = slot.chunks[index]
                 codec, data, spent = self._encoded(request, slot, chunk)

@@ -21,6 +21,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from gyre.errors import GyreError, Unauthorized
 
@@ -209,3 +210,17 @@ def is_allowed(host: str, networks: Sequence[str]) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return any(address in ipaddress.ip_network(network, strict=False) for network in networks)
+
+
+def address_towards(url: str) -> str:
+    """This machine's address on the way to `url`: where to listen for those who are on that network. Nothing is sent.
+    Loopback where the way is not known."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 9
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

@@ -13,7 +13,6 @@ This module must not know how the plane generates, or what the flow does with a 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,18 +24,16 @@ from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.client import RolloutClient
 from gyre.rollouts.frames import HandedBack, WindowNews
-from gyre.rollouts.model_folder import write_model_folder
+from gyre.rollouts.model_folder import config_bytes, fingerprint_of
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest
 from gyre.workloads.local_windows import DeviceLending
 from gyre.workloads.plane_pulse import PlanePulse
 from gyre.workloads.rollout_plane import read_endpoint
 from gyre.workloads.torch.settings import TorchSettings
+from gyre.workloads.weight_source import WeightSource
 
 TRAIN = "train"
-
-KEPT_VERSIONS = 3
-"""Folders of published policies: the newest, and those that an instance may still be loading."""
 
 
 @dataclass(slots=True)
@@ -62,7 +59,8 @@ class PlaneCalls:
     ) -> None:
         """`last_share`, where the trainer's devices generate too: the part of a step's training that can begin only
         when its last sample is there."""
-        self._folder = directory / "weights"
+        self._directory = directory
+        self._source: WeightSource | None = None
         self._settings = TorchSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, list[_Open]] = {}
@@ -168,14 +166,20 @@ class PlaneCalls:
         self._client.taken(f"evaluate/{version}", list(ids))
 
     def publish(self, config: dict[str, Any], manifest: dict[str, Any], buffer: bytes) -> None:
-        told = WeightManifest.from_dict(manifest)
-        path = self._folder / f"v{told.version:08d}"
-        folder = write_model_folder(path, config, told, buffer)
+        if self._source is None:
+            self._source = WeightSource(self._directory, lambda: read_endpoint(self._directory))
+        told = self._source.publisher.publish_packed(
+            WeightManifest.from_dict(manifest), buffer, files={"config.json": config_bytes(config)}
+        )
         if self.lending is not None:
             self.lending.step_done()
-        self._client.publish(told.version, folder.checksum, path)
-        for old in sorted(self._folder.glob("v*"))[:-KEPT_VERSIONS]:
-            shutil.rmtree(old, ignore_errors=True)
+        self._client.publish(
+            told.version,
+            told.checksum,
+            self._source.path(told.version),
+            sources=[self._source.address],
+            model=fingerprint_of(config),
+        )
 
     def look(
         self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, has_gang: bool = True
@@ -197,3 +201,5 @@ class PlaneCalls:
 
     def close(self) -> None:
         self._client.close()
+        if self._source is not None:
+            self._source.close()

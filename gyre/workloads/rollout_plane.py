@@ -30,7 +30,7 @@ from gyre.rollouts.join import engine_commands
 from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.policies.elasticity import ElasticSettings
-from gyre.rollouts.weight_cache import default_root
+from gyre.weights.claims import default_root
 from gyre.workloads.base import BaseWorkload, operator
 
 ENDPOINT_FILE = "rollouts.json"
@@ -51,6 +51,7 @@ JOURNALLED = frozenset(
         "MemoryNotReleased",
         "SampleSetAside",
         "WeightsRefused",
+        "WeightsTrouble",
         "PeerRefused",
     )
 )

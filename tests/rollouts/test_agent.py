@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts import manager as manager_module
@@ -21,8 +22,11 @@ from gyre.rollouts.agent import Agent, AgentSettings, Refused
 from gyre.rollouts.agent_samples import HeldSample
 from gyre.rollouts.engines.dialect import Chunk
 from gyre.rollouts.engines.supervisor import EngineCommand
+from gyre.rollouts.frames import Publish
 from gyre.rollouts.join import NotTaken, run_agent
 from gyre.rollouts.samples import Group
+from gyre.weights import pack_weights
+from gyre.workloads.weight_source import WeightSource
 from tests.rollouts.plane import TOKEN, Plane, ScriptedTrainer, live_plane, until
 
 ENGINE = Path(__file__).parent / "engines" / "plane_engine.py"
@@ -270,6 +274,28 @@ async def test_new_weights_come_under_running_samples(tmp_path: Path, mode: str)
         plane.exact()
 
 
+async def test_where_no_cache_is_dropped_while_requests_wait_they_are_handed_over_first(
+    tmp_path: Path,
+) -> None:
+    """SGLang 0.5.17: what is put back would find prefixes that older weights computed."""
+    async with live_plane(tmp_path, update_mode="retract") as plane:
+        crew = Crew(plane, tmp_path)
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        crew.start("a")
+        await crew.serving("a")
+        crew.tell("a", "no_flush")
+        await trainer.ask([0, 1], n=2, limit=80)
+        await crew.generated(40)
+        await trainer.publish(1)
+        groups = await all_groups(trainer, 2)
+        runs = [[run.version for run in sample.versions] for g in groups.values() for sample in g.samples]
+        assert runs == [[0, 1]] * 4
+        assert (tmp_path / "a" / "modes").read_text().split() == ["retract", "retract", "flush"]
+        await crew.stop()
+        plane.exact()
+
+
 async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Crew) -> None:
     plane = crew.plane
     trainer = await plane.trainer()
@@ -287,35 +313,70 @@ async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Cr
     assert [run.version for run in group.samples[0].versions] == [0, 1]
 
 
-async def test_weights_from_another_machine_are_fetched_and_a_flipped_byte_is_refused(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def publisher(crew: Crew) -> Iterator[WeightSource]:
+    """Serves chunks, as a trainer on another machine does: nobody is told of its folder."""
+    source = WeightSource(crew.tmp_path, crew.endpoint, root=crew.tmp_path / "published")
+    yield source
+    source.close()
+
+
+async def published_far_away(trainer: ScriptedTrainer, publisher: WeightSource, version: int) -> None:
+    manifest, buffer = pack_weights({"x": torch.full((999,), float(version))}, version=version, step=version)
+    told = publisher.publisher.publish_packed(manifest, buffer, files={"config.json": b"{}"})
+    await trainer.wire.send(
+        Publish(version=version, checksum=told.checksum, path="", sources=[publisher.address])
+    )
+
+
+async def test_weights_from_another_machine_are_fetched_and_a_flipped_bit_is_never_loaded(
+    crew: Crew, publisher: WeightSource
 ) -> None:
     plane = crew.plane
-    versions = plane.manager.weights
-    add = versions.add
-
-    def elsewhere(weights: Any) -> None:
-        add(weights)
-        versions._versions[weights.version] = weights.model_copy(update={"local_path": "/nowhere"})
-
-    monkeypatch.setattr(versions, "add", elsewhere)
     trainer = await plane.trainer()
-    folder = await trainer.publish(0)
-    file = folder.path / "model.safetensors"
-    good = file.read_bytes()
-    file.write_bytes(good[:500] + b"\xff" + good[501:])
+    await published_far_away(trainer, publisher, 0)
+    slot = publisher.arena.versions[0]
+    good = (slot.path / "model.safetensors").read_bytes()
+    slot.views[0][500] ^= 1
     agent = crew.start("a")
-    await until(lambda: plane.told("WeightsRefused"), 10.0)
-    assert "damaged" in plane.told("WeightsRefused")[0]["error"]
+    await until(lambda: plane.told("WeightsTrouble"), 10.0)
+    assert plane.told("WeightsTrouble")[0]["what"] == "chunk_damaged"
     assert agent.version == -1
+    slot.views[0][500] ^= 1
     await trainer.ask([0], limit=5)
-    file.write_bytes(good)
     assert len((await all_groups(trainer, 1))[0].samples[0].token_ids) == 5
-    assert (
-        crew.tmp_path / "cache" / f"gyre-weights-{agent.incarnation}" / "v00000000" / "model.safetensors"
-    ).read_bytes() == good
+    (folder,) = (crew.tmp_path / "cache").glob("gyre-weights-*/v00000000")
+    assert (folder / "model.safetensors").read_bytes() == good
     await crew.stop()
     assert not list((crew.tmp_path / "cache").iterdir())
+
+
+async def test_an_agent_has_the_weights_from_another_agent_when_the_publisher_is_gone(
+    crew: Crew, publisher: WeightSource
+) -> None:
+    plane = crew.plane
+    trainer = await plane.trainer()
+    await published_far_away(trainer, publisher, 0)
+    crew.start("a")
+    await crew.serving("a")
+    publisher.close()
+    crew.start("b")
+    await crew.serving("b")
+    assert plane.told("WeightsLoaded")[-1]["fetched"].startswith("tcp")
+
+
+async def test_a_version_that_is_overtaken_while_it_is_fetched_is_never_served(
+    crew: Crew, publisher: WeightSource
+) -> None:
+    plane = crew.plane
+    trainer = await plane.trainer()
+    await published_far_away(trainer, publisher, 0)
+    publisher.arena.versions[0].have.clear()  # it is there, and nobody gets any chunk of it
+    agent = crew.start("a")
+    await until(lambda: agent._weights.source, 10.0)
+    await published_far_away(trainer, publisher, 1)
+    await crew.serving("a", version=1)
+    assert [told["version"] for told in plane.told("WeightsLoaded")] == [1]
 
 
 async def test_a_request_that_no_engine_takes_is_told_and_harms_no_other(crew: Crew) -> None:

@@ -31,7 +31,6 @@ from gyre.rollouts.frames import (
     Progress,
     Prompt,
     Request,
-    WeightFile,
     Weights,
     Welcome,
     Work,
@@ -66,8 +65,7 @@ def progress(**changed: Any) -> Progress:
 WEIGHTS = Weights(
     version=3,
     checksum="abc",
-    files=[WeightFile(name="model.safetensors", size_bytes=9, checksum="00ff")],
-    path="/v1/weights/3",
+    sources=["10.0.0.5:7001"],
 )
 HELLO = Hello(
     protocol=1,
@@ -125,6 +123,7 @@ SELDOM: list[Frame] = [
     frames.Asleep(seconds=0.5, error="no memory saver"),
     frames.Wake(),
     frames.Awake(seconds=0.5),
+    frames.WeightsTrouble(version=3, what="source_lost", evidence="{}"),
 ]
 
 
@@ -195,8 +194,8 @@ MALFORMED: list[tuple[str, bytes, str]] = [
     ("a name without end", changed(HELLO, instance="a" * 300), "invalid"),
     ("an instance without slots", changed(HELLO, max_running=0), "invalid"),
     (
-        "a file elsewhere",
-        changed(WEIGHTS, files=[{"name": "../x", "size_bytes": 1, "checksum": "a"}]),
+        "a source with a space in it",
+        changed(WEIGHTS, sources=["10.0.0.5 :7001"]),
         "invalid",
     ),
     ("a deadline that never comes", changed(frames.Drain(deadline_s=1.0), deadline_s=INFINITE), "invalid"),

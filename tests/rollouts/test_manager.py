@@ -26,10 +26,13 @@ from gyre.rollouts.frames import (
     EngineDied,
     Failed,
     Hello,
+    Loaded,
     LoadFailed,
+    Publish,
     Reject,
     Taken,
     Weights,
+    WeightsTrouble,
     encode,
 )
 from gyre.rollouts.manager import RolloutManager
@@ -57,8 +60,7 @@ async def test_without_the_token_nothing_is_open(plane: Plane, token: str) -> No
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
             await plane.dial(route, token)
         assert caught.value.status == 401
-    for path in ("/v1/status", "/v1/weights/0/config.json"):
-        assert (await plane.get(path, token))[0] == 401
+    assert (await plane.get("/v1/status", token))[0] == 401
     status, body = await plane.post("/v1/drain", {"instance": "a"}, token)
     assert (status, body["code"]) == (401, "unauthorised")
     assert not plane.manager.sessions
@@ -230,8 +232,6 @@ async def test_a_folder_that_is_none_is_refused(plane: Plane, tmp_path: Path) ->
     trainer = await plane.trainer()
     (tmp_path / "v0").mkdir()
     (tmp_path / "v0" / "gyre.json").write_text("[]")
-    from gyre.rollouts.frames import Publish
-
     await trainer.wire.send(Publish(version=0, checksum="a", path=str(tmp_path / "v0")))
     assert (await trainer.wire.expect(Reject)).code == "weights"
 
@@ -525,16 +525,36 @@ async def test_a_drain_that_makes_no_sense_is_refused(plane: Plane, body: Any, s
     assert not agent.wire.socket.closed
 
 
-async def test_weights_are_served_by_name_and_nothing_else_is(plane: Plane) -> None:
+async def test_an_instance_is_told_who_else_has_the_version(plane: Plane) -> None:
     trainer = await plane.trainer()
     folder = await trainer.publish(0)
-    await until(lambda: plane.manager.weights.published is not None)
-    assert await plane.get("/v1/weights/0/model.safetensors") == (
-        200,
-        (folder.path / "model.safetensors").read_bytes(),
+    first = await plane.agent("a")
+    await first.wire.send(
+        Loaded(version=0, checksum=folder.checksum, fetch_s=0.0, load_s=0.0, source="10.0.0.7:4000")
     )
-    for path in ("0/gyre.json", "0/..%2fgyre.db", "1/model.safetensors", "x/y", f"{'9' * 5000}/config.json"):
-        assert (await plane.get(f"/v1/weights/{path}"))[0] == 404
+    await until(lambda: plane.told("WeightsLoaded"))
+    second = await plane.agent("b")
+    assert second.weights is not None
+    assert second.weights.sources == ["10.0.0.7:4000"]
+
+
+async def test_a_publisher_that_has_moved_is_told_to_those_who_fetch(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    agent = await plane.agent("a")
+    for port in (1000, 2000):
+        frame = Publish(version=0, checksum="abc", path="", sources=[f"10.0.0.5:{port}"], model="qwen3-1234")
+        await trainer.wire.send(frame)
+        told = await agent.wire.expect(Weights)
+        assert told.sources == [f"10.0.0.5:{port}"]
+    assert plane.manager.weights.model == "qwen3-1234"
+    assert not plane.told("PeerRefused")
+
+
+async def test_what_went_wrong_with_weights_is_told(plane: Plane) -> None:
+    agent = await plane.agent("a")
+    await agent.wire.send(WeightsTrouble(version=3, what="chunk_damaged", evidence='{"chunk": 4}'))
+    await until(lambda: plane.told("WeightsTrouble"))
+    assert plane.told("WeightsTrouble")[0]["what"] == "chunk_damaged"
 
 
 # -- failures ---------------------------------------------------------------------------------------

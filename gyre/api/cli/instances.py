@@ -77,7 +77,7 @@ def join(
 
     from gyre.rollouts.agent import AgentSettings
     from gyre.rollouts.join import engine_commands, run_agent
-    from gyre.rollouts.weight_cache import default_root
+    from gyre.weights.claims import default_root
 
     instance = name or f"{socket.gethostname()}-{os.getpid()}"
     if not instance.isascii() or not instance.isprintable() or " " in instance or len(instance) > 200:

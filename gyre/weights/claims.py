@@ -1,0 +1,86 @@
+"""Folders of weights on a machine, each of one living process.
+
+A folder is locked while its owner lives; the kernel lets go of the lock however the owner dies. Who comes next for the
+same purpose takes the folder over, with what is in it; folders of other purposes that nobody holds are removed.
+
+Invariant *nothing outlives its purpose for long*.
+
+This module must not know what is in a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+PREFIX = "gyre-weights-"
+
+
+def default_root() -> Path:
+    """Memory-backed where the system has such a folder."""
+    shared = Path("/dev/shm")
+    usable = sys.platform == "linux" and shared.is_dir() and os.access(shared, os.W_OK)
+    return shared if usable else Path(tempfile.gettempdir())
+
+
+class Claim:
+    """The folder `path`, below `root`. `purpose` is a text that only processes of the same work know; it is not shown.
+    Removed by `close`, or left for a successor."""
+
+    def __init__(self, root: Path, purpose: str) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
+        found = _take_over(root, key)
+        if found is None:
+            # Locked before it is there under its name, so that nobody takes it in between.
+            partial = root / f".{PREFIX}{key}-{uuid.uuid4().hex[:12]}"
+            partial.mkdir(mode=0o700)
+            lock = _try_lock(partial)
+            path = root / partial.name[1:]
+            partial.rename(path)
+            found = path, lock
+        self.path, self._lock = found
+
+    def close(self, *, keep: bool = False) -> None:
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _take_over(root: Path, key: str) -> tuple[Path, int | None] | None:
+    """A folder of this key that nobody holds, locked; other folders that nobody holds are removed."""
+    mine: tuple[Path, int | None] | None = None
+    for folder in sorted(root.glob(f"{PREFIX}*")):
+        lock = _try_lock(folder)
+        if lock is None:
+            continue
+        if mine is None and folder.name.startswith(f"{PREFIX}{key}-") and folder.is_dir():
+            mine = folder, lock
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+    return mine
+
+
+def _try_lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock; None where somebody else holds it, or it is gone or not ours."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        if folder.exists():  # another may have removed it, and then let go
+            return descriptor
+        os.close(descriptor)
+    return None
