@@ -20,7 +20,7 @@ This module must not import Ray: building and planning need no cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
@@ -39,6 +39,7 @@ from gyre.config import (
     RoleSpec,
     RolloutsSpec,
     RunSpec,
+    StalenessSpec,
     config_error,
     plain_config,
 )
@@ -91,6 +92,23 @@ class RLJobBuilder:
     def max_staleness(self, versions: int) -> RLJobBuilder:
         """How many policy versions a trained token may be behind."""
         return self._set("max_staleness", versions)
+
+    def staleness(
+        self,
+        policy: str | Callable[[Any], Any],
+        *,
+        ahead: int | None = None,
+        dropped: str | None = None,
+    ) -> RLJobBuilder:
+        """`"in_order"`, or fully asynchronous: `"wait"`, `"drop"`, or a function of one's own, as itself or as
+        `"module:function"`; see `StalenessSpec`. What is not given stays."""
+        with _mistakes_at("staleness.", StalenessSpec):
+            self._spec.staleness.policy = policy  # type: ignore[assignment]  # the validator reads functions
+            if ahead is not None:
+                self._spec.staleness.ahead = ahead
+            if dropped is not None:
+                self._spec.staleness.dropped = dropped  # type: ignore[assignment]  # checked by the model
+        return self
 
     def run(self, **fields: Any) -> RLJobBuilder:
         """Fields of `RunSpec`: `steps`, `prompts_per_step`, …"""
@@ -193,6 +211,8 @@ class RLJobBuilder:
         if self._collocate_all_but is not None:
             spec.affinity.collocate.append(self._all_but(self._collocate_all_but))
         given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
+        if spec.staleness.function is not None:
+            given.append(spec.staleness.function)
         for root in import_roots(given):
             _append(spec.python_path, root)
         job = RLJob(spec)

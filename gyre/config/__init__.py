@@ -17,6 +17,7 @@ from gyre.config.spec import (
     RoleSpec,
     RolloutsSpec,
     RunSpec,
+    StalenessSpec,
     StoreSpec,
     parse_size,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "RoleSpec",
     "RolloutsSpec",
     "RunSpec",
+    "StalenessSpec",
     "StoreSpec",
     "apply_overrides",
     "config_error",

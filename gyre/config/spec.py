@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
@@ -190,9 +190,21 @@ class RunSpec(Model):
     prompts_per_step: PositiveInt = 64
     """Groups in one optimizer step."""
     groups_per_firing: PositiveInt = 16
-    """Groups in one call of a rollout, reward or reference operator: the unit of repetition."""
+    """Groups in one call of a rollout, reward or reference operator: the unit of repetition. Where micro-batches are
+    streamed, at most so many: a call takes what is there."""
+    micro_batches: Literal["fixed", "streamed"] = "fixed"
+    """`fixed` by the groups' numbers, the same in every run; or `streamed`: made of the groups that are whole first,
+    as soon as there are enough of them."""
     groups_per_micro_batch: PositiveInt = 16
-    """Groups in one forward and backward pass of the actor gang."""
+    """Groups in one forward and backward pass of the actor gang, over its ranks. Streamed: at most so many."""
+    min_samples_per_micro_batch: PositiveInt = 1
+    """Streamed: a micro-batch is sent as soon as it has so many samples, a group for each rank, and …"""
+    min_tokens_per_micro_batch: Annotated[int, Field(ge=0)] = 0
+    """… so many tokens of prompts and answers."""
+    max_samples_per_micro_batch: PositiveInt | None = None
+    """Streamed: samples that a micro-batch has at most; a group of more goes alone."""
+    max_tokens_per_micro_batch: PositiveInt | None = None
+    """Streamed: the same in tokens of prompts and answers, over all ranks."""
     checkpoint_every: PositiveInt = 10
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
@@ -202,6 +214,36 @@ class RunSpec(Model):
     `held_out(count)`, which give groups without samples; the same index always gives the same prompt."""
     call_timeout_s: Seconds = 1800.0
     """Deadline of one operator call, retries and waiting for a replacement included."""
+
+
+class StalenessSpec(Model):
+    """Which groups make up a step, where generation runs ahead of training."""
+
+    policy: Annotated[str, Field(pattern=r"^(in_order|wait|drop|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "in_order"
+    """`in_order`: a step's groups are those that were drawn for it; the trainer waits for all of them. The others take
+    the groups that are whole first (fully asynchronous): `wait` keeps places for those that would become older than
+    `max_staleness`; `drop` gives those up that did; `module:function` asks that function, with
+    `gyre.rollouts.policies.staleness.Ages`, for a `Verdict` about each sample."""
+    ahead: Annotated[int, Field(ge=0)] | None = None
+    """How many steps generation may run ahead of training; None takes `max_staleness`. With less than that, a sample
+    may last over several policies before it is too old."""
+    dropped: Literal["again", "replace"] = "again"
+    """What becomes of the prompt of a group that was dropped: the newest policy answers it `again`, or it is set aside
+    and another prompt takes its place (`replace`)."""
+
+    @property
+    def function(self) -> Entrypoint | None:
+        """The user's function, if that is the policy."""
+        return Entrypoint.parse(self.policy) if ":" in self.policy else None
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _policy_from_function(cls, value: Any) -> Any:
+        if not callable(value):
+            return value
+        if value.__module__ == "__main__":
+            raise ValueError("expected a function that can be imported: put it into a module of its own")
+        return f"{value.__module__}:{value.__qualname__}"
 
 
 class RolloutsSpec(Model):
@@ -226,6 +268,10 @@ class RolloutsSpec(Model):
     """Where the manager listens. Instances on other machines need an address that they can reach."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free one, and the same again after a restart."""
+    tls_cert: str = ""
+    """PEM file with the manager's certificate: it then speaks TLS. "" for none."""
+    tls_key: str = ""
+    """PEM file with its key, without a password."""
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
     """What happens to running samples when a new policy is loaded: they go on as they are, have their KV cache
     recomputed, or go on elsewhere."""
@@ -239,6 +285,12 @@ class RolloutsSpec(Model):
     """From the start of an engine to its first answer."""
     rebalance_every_s: Seconds = 1.0
     """How often queued and running samples are looked at for a better place."""
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> RolloutsSpec:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key belong together: give both, or neither")
+        return self
 
 
 class StoreSpec(Model):
@@ -264,6 +316,7 @@ class JobSpec(Model):
     """The name of a built-in graph; None for a job whose trainer's `fit()` is the flow."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many policy versions a trained token may be behind."""
+    staleness: StalenessSpec = Field(default_factory=StalenessSpec)
     run: RunSpec = Field(default_factory=RunSpec)
     failover: FailoverSpec = Field(default_factory=FailoverSpec)
     rollouts: RolloutsSpec = Field(default_factory=RolloutsSpec)

@@ -615,6 +615,10 @@ class FailoverCoordinator:
     def _evaluated(self, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
         return ()
 
+    def _set_aside(self, draft: Draft, event: e.GroupSetAside, now: float) -> Iterable[c.Command]:
+        """The trainer has replaced it; the journal keeps the evidence."""
+        return ()
+
     def _rollouts(self, draft: Draft, event: e.RolloutsChanged, now: float) -> Iterable[c.Command]:
         """The rollout plane repairs itself; the journal keeps what happened."""
         return ()
@@ -797,6 +801,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.WeightsPublished: FailoverCoordinator._published,
     e.CheckpointCommitted: FailoverCoordinator._checkpoint,
     e.Evaluated: FailoverCoordinator._evaluated,
+    e.GroupSetAside: FailoverCoordinator._set_aside,
     e.MasterHung: FailoverCoordinator._master_hung,
     e.RolloutsChanged: FailoverCoordinator._rollouts,
     e.ScaleAdvised: FailoverCoordinator._advised,

@@ -152,6 +152,20 @@ class CheckpointCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSetAside(Event):
+    """The trainer gave a group up, and another prompt took its place. `reason` is `poison` where nobody could generate
+    it, with the engines' last words as evidence, or `stale`; `tokens` are those that the trainer had of it."""
+
+    incarnation: int
+    group: int
+    replaced_by: int
+    reason: str
+    tokens: int = 0
+    evidence: str = ""
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MasterHung(Event):
     """A vertex ended a master that lived but did not answer, and tells its successor."""
 
@@ -244,6 +258,7 @@ _KINDS: dict[str, type[Event]] = {
         WeightsPublished,
         CheckpointCommitted,
         Evaluated,
+        GroupSetAside,
         MasterHung,
         RolloutsChanged,
         ScaleAdvised,
@@ -265,6 +280,7 @@ REPORTED = (
     WeightsPublished,
     CheckpointCommitted,
     Evaluated,
+    GroupSetAside,
     RolloutsChanged,
     ScaleAdvised,
 )

@@ -101,6 +101,7 @@ class GangKeeper:
 
     def drop(self, lost: GangLost) -> None:
         self.gang = None
+        self._checkpoints.give_up()
         self._not_before = 0.0
         if lost.blamed is not None:
             self._failures += 1
@@ -112,11 +113,15 @@ class GangKeeper:
         self._failures = 0
 
     def checkpoint_if_due(self, gang: Gang) -> None:
-        if self._book.step % self._run.checkpoint_every == 0 or self._book.step == self._run.steps:
-            self.checkpoint(gang)
+        """And commit an earlier one, if it is written by now. The last one of the job is waited for."""
+        last = self._book.step == self._run.steps
+        self._checkpoints.settle(wait=last)
+        if last or self._book.step % self._run.checkpoint_every == 0:
+            self._checkpoints.write(gang, self._beside, wait=last)
 
     def checkpoint(self, gang: Gang) -> None:
-        self._checkpoints.write(gang, self._beside)
+        """Written when this returns."""
+        self._checkpoints.write(gang, self._beside, wait=True)
 
     # -- from whatever state to the ledger's --------------------------------------------------------
 
@@ -192,16 +197,15 @@ class GangKeeper:
         """Train a step again that the restored checkpoint does not cover: same groups, same micro-batches."""
         book, timeout_s = self._book, self._run.call_timeout_s
         gang.call("begin", step, timeout_s=timeout_s)
-        micro_batches = book.micro_batches_of(step)
-        for index, ids in enumerate(micro_batches):
-            groups = [book.groups[group_id] for group_id in ids]
-            per_rank = [(groups[rank :: gang.size],) for rank in range(gang.size)]
-            futures = gang.submit(learner.taker.method, per_rank, _gyre_step=step, _gyre_index=index)
+        batches = book.batches[step]
+        for batch in batches:
+            per_rank = [(share,) for share in book.shares(batch, gang.size)]
+            futures = gang.submit(learner.taker.method, per_rank, _gyre_step=step, _gyre_index=batch.index)
             gang.gather(learner.taker.method, futures, timeout_s=timeout_s)
         gang.call(
             learner.pace.method,
             _gyre_step=step,
-            _gyre_indices=len(micro_batches),
+            _gyre_indices=len(batches),
             _gyre_group_ids=book.ids_of(step),
             timeout_s=timeout_s,
         )

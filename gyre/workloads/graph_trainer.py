@@ -1,11 +1,14 @@
 """The built-in trainer: walks whatever graph it is given.
 
-It fires an operator when its inputs are there and its outputs have room (`gyre.graph.flow`), sends the firing to
-a free vertex or to the whole gang, writes what comes back into the sample ledger, and closes the cycle over the
-weights edge. It holds no recipe: GRPO is the graph in `gyre.graph.recipes`.
+It fires an operator when its inputs are there and its outputs have room (`gyre.graph.flow`), sends firings to a free
+vertex or to the rollout plane, writes what comes back into the sample ledger, feeds the gangs with micro-batches
+(`gyre.workloads.step_assembly`), and closes the cycle over the weights edge. It holds no recipe: GRPO is the graph in
+`gyre.graph.recipes`.
+
+A firing takes places of the run; which group stands in a place is the book's to know (`gyre.workloads.places`).
 
 Invariants:
-- *written before trained*, *batches are fixed*: see `gyre.rollouts.ledger`;
+- *written before trained*, *batches are recorded*, *nothing vanishes*: see `gyre.rollouts.ledger`;
 - *no old weights*: what an operator returns is checked against the staleness bound, token by token;
 - *a firing is repeated whole*: on another vertex, with the same groups.
 
@@ -19,8 +22,9 @@ import contextlib
 import importlib
 import queue
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,7 +32,10 @@ from gyre.errors import Fenced, GyreError, UserCodeError, VertexLost
 from gyre.graph import compile_job, local_roles
 from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, EdgeKind, Operator
-from gyre.rollouts.ledger import SampleLedger
+from gyre.rollouts.client import CannotGenerate
+from gyre.rollouts.ledger import RecordedBatch, SampleLedger
+from gyre.rollouts.policies.arrival import ArrivalOrder
+from gyre.rollouts.policies.staleness import StalenessPolicy, Verdict
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.checkpoints import Checkpoints
@@ -37,7 +44,7 @@ from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.gang_keeper import GangKeeper
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.judging import Judging
-from gyre.workloads.learners import learners_of
+from gyre.workloads.learners import Learner, learners_of
 from gyre.workloads.optimizer_steps import OptimizerSteps
 from gyre.workloads.plane_calls import TRAIN, PlaneCalls
 from gyre.workloads.protocol import Failure
@@ -45,6 +52,7 @@ from gyre.workloads.retries import Retries
 from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
 from gyre.workloads.roster import Member
 from gyre.workloads.served_policies import ServedPolicies
+from gyre.workloads.step_assembly import FixedBatches, StepAssembly, StreamedBatches, is_made
 from gyre.workloads.vertex_calls import VertexCalls
 from gyre.workloads.waits import WaitClock
 
@@ -52,11 +60,30 @@ IDLE_POLL_S = 0.25
 """How long the loop sleeps without news; it bounds how late a pause or stop is noticed."""
 
 
+GANG_CALLS = 2
+"""Micro-batches that a gang has at a time: one in work, one waiting. What comes meanwhile makes the next one larger."""
+
+
 @dataclass(slots=True)
-class _GangFiring:
+class _GangCall:
+    """`batch` is the micro-batch that is taken; None where the optimizer steps."""
+
     firing: Firing
+    batch: RecordedBatch | None
     gang: Gang
     outcomes: list[Outcome | VertexLost | None]
+
+
+@dataclass(slots=True)
+class _Fed:
+    """The micro-batches of the current step, by index, that a gang was sent, and those that it has taken."""
+
+    sent: set[int] = field(default_factory=set)
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.sent) - len(self.taken) < GANG_CALLS
 
 
 class GraphTrainer(BaseTrainer):
@@ -105,7 +132,16 @@ class GraphTrainer(BaseTrainer):
         self.batch = self.run.prompts_per_step
         self.micro_batches = self.leader.micro_batches
         self.uses_plane = any(op.dispatch is Dispatch.PLANE for op in self.dcg.operators)
+        self.streamed = self.run.micro_batches == "streamed"
+        self.in_order = self.spec.staleness.policy == "in_order"
         self.last_edges = [e for e in self.dcg.into(self.taker.ref) if e.kind is EdgeKind.SAMPLES]
+        self.made_by = [
+            operator.ref
+            for operator in self.dcg.operators
+            if operator.dispatch in (Dispatch.ONE, Dispatch.PLANE)
+            and any(edge.kind is EdgeKind.SAMPLES for edge in self.dcg.into(operator.ref))
+        ]
+        """The operators that a group goes through between being drawn and being whole."""
         self.flow = Flow(self.dcg, pace=self.pace.ref, count=self.run.steps)
 
     def _recover(self) -> None:
@@ -114,8 +150,15 @@ class GraphTrainer(BaseTrainer):
         directory.mkdir(parents=True, exist_ok=True)
         self.evaluations = Evaluations(directory / "evaluations.jsonl")
         self.evaluations.load()
-        self.book = GroupBook(self.ledger, per_step=self.batch, micro_batches=self.micro_batches)
-        self.gang_firings: dict[tuple[str, int], _GangFiring] = {}
+        self.book = GroupBook(self.ledger, per_step=self.batch)
+        self.discarded = self.ledger.account().discarded
+        """Tokens that were not trained on, by reason."""
+        self.set_aside_at: list[int] = []
+        """The step at which each group was set aside that this trainer did so with for poison."""
+        self.gang_calls: dict[tuple[str, int], _GangCall] = {}
+        self.fed: dict[str, _Fed] = {}
+        self.arrival: ArrivalOrder | None = None if self.in_order else self._arrival_order()
+        self.assembly = self._assembly()
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.waits = WaitClock()
         self.retries = Retries()
@@ -130,7 +173,7 @@ class GraphTrainer(BaseTrainer):
                 stop_token_ids=getattr(self.data, "stop_token_ids", ()),
                 hear=lambda purpose, groups: self.inbox.put(("plane", (purpose, groups))),
                 fail=lambda error: self.inbox.put(("plane_failed", error)),
-                last_share=1.0 / self.micro_batches if local_roles(self.spec) else None,
+                last_share=self.run.groups_per_micro_batch / self.batch if local_roles(self.spec) else None,
             )
         self._make_gang_keeper()
         runtime.roster.listen(lambda: self.inbox.put(("roster", None)))
@@ -158,26 +201,44 @@ class GraphTrainer(BaseTrainer):
             blame=self._blame,
         )
 
+    def _arrival_order(self) -> ArrivalOrder:
+        staleness, function = self.spec.staleness, self.spec.staleness.function
+        judge = None
+        if function is not None:
+            judge = getattr(importlib.import_module(function.module), function.name)
+        order = ArrivalOrder(
+            StalenessPolicy(self.spec.max_staleness, judge),
+            per_step=self.batch,
+            keeps_places=staleness.policy == "wait",
+        )
+        for group_id, version in self.book.asked_of.items():
+            order.asked(group_id, version)
+        return order
+
+    def _assembly(self) -> StepAssembly:
+        ranks = self.spec.roles[self.leader.role].total
+        if self.streamed:
+            return StreamedBatches(self.book, self.run, ranks=ranks, arrival=self.arrival)
+        return FixedBatches(self.book, self.run, ranks=ranks, ordered=self.taker.ordered)
+
     def _mark_done(self) -> None:
         """The firings whose groups the ledger has."""
-        have, step = self.book.groups.keys(), self.book.step
-        trained = step * self.batch
+        book = self.book
+        total = book.step * self.batch
+        while total < self.run.steps * self.batch and book.is_drawn(total):
+            total += 1
+        missing = {book.place_of(group_id) for group_id in book.queued}
         for operator in self.dcg.operators:
             ref = operator.ref
             if operator.dispatch is Dispatch.GANG:
                 continue
             if not any(edge.kind is EdgeKind.SAMPLES for edge in self._edges_of(ref)):
                 every = max(1, self.dcg.into(ref)[0].consume)
-                self.flow.mark_done(ref, range(-(-step // every)))
+                self.flow.mark_done(ref, range(-(-book.step // every)))
                 continue
-            self.flow.mark_done(
-                ref,
-                (
-                    index
-                    for index in range(self.flow.total(ref))
-                    if all(g < trained or g in have for g in self.flow.firing(ref, index).groups)
-                ),
-            )
+            size = len(self.flow.firing(ref, 0).groups)
+            open_firings = {place // size for place in missing}
+            self.flow.mark_done(ref, (index for index in range(total // size) if index not in open_firings))
 
     def _edges_of(self, ref: str) -> tuple[Any, ...]:
         return (*self.dcg.into(ref), *self.dcg.out_of(ref))
@@ -188,7 +249,8 @@ class GraphTrainer(BaseTrainer):
             self.flow.mark_done(learner.taker.ref, range(self.book.step * learner.micro_batches))
             self.flow.rewind(learner.pace.ref, 0)
             self.flow.mark_done(learner.pace.ref, range(self.book.step))
-        self.gang_firings.clear()
+        self.gang_calls.clear()
+        self.fed = {role: _Fed() for role in self.learners}
 
     def _loop(self) -> None:
         runtime = self.runtime
@@ -199,6 +261,7 @@ class GraphTrainer(BaseTrainer):
                 self._rewind_gang()
             if not runtime.paused and not runtime.should_stop:
                 self._dispatch()
+                self._check_progress()
             self._take_news()
             self._tell_progress()
 
@@ -211,7 +274,12 @@ class GraphTrainer(BaseTrainer):
         return self.flow.finished and self.book.checkpoint_step == self.book.step
 
     def _busy(self) -> bool:
-        return any(self.flow.running(ref) for ref in self.operators)
+        """Calls are in flight. What the rollout plane generates is in its own ledger, and nobody waits for it."""
+        return any(
+            self.flow.running(ref)
+            for ref, operator in self.operators.items()
+            if operator.dispatch is not Dispatch.PLANE
+        )
 
     def _take_news(self) -> None:
         try:
@@ -228,7 +296,7 @@ class GraphTrainer(BaseTrainer):
             elif kind == "judged":
                 self._judged(*content)
             elif kind == "plane_failed":
-                raise content
+                self._plane_failed(content)
             elif not self.keeper.is_current():
                 self._drop_gang(GangLost())
             try:
@@ -241,42 +309,55 @@ class GraphTrainer(BaseTrainer):
     def _dispatch(self) -> None:
         now = time.monotonic()
         self.judging.send(step=self.book.step, now=now)
+        self._feed_gangs()
         again = True
         while again:
             again = False
+            together: dict[tuple[str, int], list[Firing]] = {}
             for firing in sorted(self.flow.enabled(), key=self._urgency):
-                if not self.retries.may((firing.operator, firing.index), now):
-                    continue
                 operator = self.operators[firing.operator]
                 if operator.dispatch is Dispatch.CONTROLLER:
                     self._draw(firing)
                     again = True
                 elif operator.dispatch is Dispatch.GANG:
-                    self._send_to_gang(operator, firing)
-                elif operator.dispatch is Dispatch.PLANE:
-                    self._send_to_plane(firing)
+                    self._step_optimizer(operator, firing)
+                elif self.retries.may((firing.operator, firing.index), now):
+                    together.setdefault((firing.operator, self._step_of(firing)), []).append(firing)
+            for (ref, step), firings in together.items():
+                if self.operators[ref].dispatch is Dispatch.PLANE:
+                    self._send_to_plane(firings, step)
                 else:
-                    self._send_to_one(operator, firing)
+                    self._send_to_ones(self.operators[ref], firings, step)
 
     def _urgency(self, firing: Firing) -> tuple[int, int]:
         """Evaluations first, for they must see their own version; then in the order of the samples."""
         return (0 if not firing.groups and firing.operator != self.pace.ref else 1, firing.index)
 
+    def _step_of(self, firing: Firing) -> int:
+        """The step that its groups are for; without groups, the last one."""
+        if not firing.groups:
+            return self.book.step
+        return firing.groups[0] // self.batch + 1 if self.in_order else self.book.step + 1
+
+    def _ids(self, firings: Sequence[Firing]) -> list[int]:
+        return [self.book.id_at(place) for firing in firings for place in firing.groups]
+
     def _draw(self, firing: Firing) -> None:
         self.flow.start(firing)
-        groups = []
-        for group_id in firing.groups:
-            group = self.prompt(group_id)
-            if group.id != group_id:
-                raise UserCodeError(
-                    f"prompt({group_id}) gave a group with the id {group.id}.",
-                    hint="A group's id is the index that it was asked for by.",
-                )
-            groups.append(group)
-        self.book.drawn(groups)
+        self.book.drawn([self._prompt(self.book.id_at(place)) for place in firing.groups])
         self.flow.complete(firing)
 
-    def _send_to_one(self, operator: Operator, firing: Firing) -> None:
+    def _prompt(self, group_id: int) -> Group:
+        group = self.prompt(group_id)
+        if group.id != group_id:
+            raise UserCodeError(
+                f"prompt({group_id}) gave a group with the id {group.id}.",
+                hint="A group's id is the index that it was asked for by.",
+            )
+        return group
+
+    def _send_to_ones(self, operator: Operator, firings: list[Firing], step: int) -> None:
+        """As many firings in a call as make `groups_per_firing` groups, as long as somebody has room."""
         fed = any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
         policy = None
         if (fed or operator.initial_policy) and operator.role not in self.learners:
@@ -285,66 +366,147 @@ class GraphTrainer(BaseTrainer):
                 return
         if operator.role in self.learners and self.keeper.gang is None:
             return  # its ranks have not been brought to the present step
-        member = self.calls.free_member(operator.role)
-        if member is None:
-            return
-        groups = [self.book.groups[group_id] for group_id in firing.groups]
-        if not firing.groups:
-            groups = self.held_out(self.run.held_out)
-        self.flow.start(firing)
-        step = firing.groups[0] // self.batch + 1 if firing.groups else self.book.step
-        future = self.calls.submit(
-            member, operator.method, groups, policy=policy, _gyre_step=step, _gyre_index=firing.index
-        )
-        future.add_done_callback(partial(self._hear_one, firing, member))
+        rate = len(firings[0].groups)
+        size = max(1, self.run.groups_per_firing // rate) if rate else 1
+        for first in range(0, len(firings), size):
+            member = self.calls.free_member(operator.role)
+            if member is None:
+                return
+            some = firings[first : first + size]
+            ids = self._ids(some)
+            groups = [self.book.groups[group_id] for group_id in ids] or self.held_out(self.run.held_out)
+            if self.arrival is not None and policy is not None and fed:
+                for group_id in ids:
+                    self.arrival.asked(group_id, policy.version)
+            for firing in some:
+                self.flow.start(firing)
+            future = self.calls.submit(
+                member, operator.method, groups, policy=policy, _gyre_step=step, _gyre_index=some[0].index
+            )
+            future.add_done_callback(partial(self._hear_one, some, ids, member))
 
-    def _send_to_plane(self, firing: Firing) -> None:
+    def _send_to_plane(self, firings: list[Firing], step: int) -> None:
         """No policy is sent along: the plane has what was published, and each request says how old it may be."""
         plane, published = self.plane, self.policies.published
         if plane is None or published is None:
             return
-        self.flow.start(firing)
-        if firing.groups:
-            step = firing.groups[0] // self.batch + 1
-            oldest = max(0, step - 1 - self.spec.max_staleness)
-            plane.ask(firing, [self.book.groups[group_id] for group_id in firing.groups], min_version=oldest)
-        else:
-            plane.evaluate(firing, self.held_out(self.run.held_out), version=published.version)
-
-    def _hear_one(self, firing: Firing, member: Member, done: Future[Outcome]) -> None:
-        """On the transport's thread."""
-        self.inbox.put(("one", (firing, member, outcome_of(done))))
-
-    def _send_to_gang(self, operator: Operator, firing: Firing) -> None:
-        gang = self.keeper.gang_of(operator.role)
-        if gang is None or (self.plane is not None and self.plane.devices_lent):
+        for firing in firings:
+            self.flow.start(firing)
+        if not firings[0].groups:
+            for firing in firings:
+                plane.evaluate(firing, self.held_out(self.run.held_out), version=published.version)
             return
-        per_rank: list[tuple[Any, ...]]
-        micro_batches = self.learners[operator.role].micro_batches
-        step = (firing.index // micro_batches if firing.groups else firing.index) + 1
-        kwargs: dict[str, Any] = {"_gyre_step": step}
-        if firing.groups:
-            groups = [self.book.groups[group_id] for group_id in firing.groups]
-            self._check_staleness(groups, step)
-            per_rank = [(groups[rank :: gang.size],) for rank in range(gang.size)]
-            kwargs["_gyre_index"] = firing.index % micro_batches
-        else:
-            per_rank = [()] * gang.size
-            kwargs["_gyre_indices"] = micro_batches
-            kwargs["_gyre_group_ids"] = self.book.ids_of(step)
-        self.flow.start(firing)
-        pending = _GangFiring(firing, gang, [None] * gang.size)
-        self.gang_firings[(firing.operator, firing.index)] = pending
-        for rank, future in enumerate(gang.submit(operator.method, per_rank, **kwargs)):
-            future.add_done_callback(partial(self._hear_rank, pending, rank))
+        asked = [(firing, [self.book.groups[i] for i in self._ids([firing])]) for firing in firings]
+        if self.in_order:
+            plane.ask(asked, min_version=max(0, step - 1 - self.spec.max_staleness))
+            return
+        versions: dict[int, list[tuple[Firing, list[Group]]]] = {}
+        for firing, groups in asked:
+            version = self.book.asked_of.get(groups[0].id, published.version)
+            versions.setdefault(version, []).append((firing, groups))
+        for version, some in versions.items():
+            self._asked([group.id for _, groups in some for group in groups], version)
+            plane.ask(some, min_version=version)
 
-    def _hear_rank(self, pending: _GangFiring, rank: int, done: Future[Outcome]) -> None:
+    def _asked(self, ids: list[int], version: int) -> None:
+        """Out of order, a group's deadline follows from the policy that it was asked of; also for a later trainer."""
+        if self.arrival is not None:
+            new = [group_id for group_id in ids if group_id not in self.book.asked_of]
+            if new:
+                self.book.asked(new, version)
+            for group_id in ids:
+                self.arrival.asked(group_id, version)
+
+    def _hear_one(self, firings: list[Firing], ids: list[int], member: Member, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self.inbox.put(("rank", (pending, rank, outcome_of(done))))
+        self.inbox.put(("one", (firings, ids, member, outcome_of(done))))
 
-    def _check_staleness(self, groups: list[Group], step: int) -> None:
+    # -- feeding the gangs --------------------------------------------------------------------------
+
+    def _feed_gangs(self) -> None:
+        """Micro-batches as far as there is room: first those that are recorded and were not sent to this gang, then
+        new ones."""
+        if self.keeper.gang is None or (self.plane is not None and self.plane.devices_lent):
+            return
+        for group_id, verdict in self.assembly.refresh():
+            self._drop(group_id, verdict)
+        again = True
+        while again:
+            for learner in self.learners.values():
+                self._feed(learner)
+            again = self.fed[self.leader.role].has_room and self.assembly.take() is not None
+
+    def _could_train(self) -> bool:
+        """Whether there is something for the gangs to do, or no gang to do it."""
+        gangs = {operator.ref for operator in self.operators.values() if operator.dispatch is Dispatch.GANG}
+        return (
+            self.keeper.gang is None
+            or self.assembly.has_news
+            or any(firing.operator in gangs for firing in self.flow.enabled())
+        )
+
+    def _feed(self, learner: Learner) -> None:
+        gang, fed, step = self.keeper.gang_of(learner.role), self.fed[learner.role], self.book.step + 1
+        if gang is None:
+            return
+        for batch in self.book.batches.get(step, []):
+            if batch.index in fed.sent:
+                continue
+            if not fed.has_room:
+                return
+            firing = self._taking(learner, batch)
+            if firing.index not in self.flow.running(firing.operator):
+                self.flow.start(firing)
+            fed.sent.add(batch.index)
+            shares = self.book.shares(batch, gang.size)
+            self._check_staleness(shares, step)
+            per_rank = [(share,) for share in shares]
+            self._call_gang(gang, firing, batch, per_rank, _gyre_step=step, _gyre_index=batch.index)
+
+    def _taking(self, learner: Learner, batch: RecordedBatch) -> Firing:
+        """The firing that a micro-batch belongs to: its own, or where they are streamed that of the whole step."""
+        index = (batch.step - 1) * learner.micro_batches + (0 if self.streamed else batch.index)
+        return Firing(learner.taker.ref, index)
+
+    def _step_optimizer(self, operator: Operator, firing: Firing) -> None:
+        gang = self.keeper.gang_of(operator.role)
+        if gang is None or operator.ref != self.learners[operator.role].pace.ref:
+            return
+        self.flow.start(firing)
+        step = firing.index + 1
+        self._call_gang(
+            gang,
+            firing,
+            None,
+            [()] * gang.size,
+            _gyre_step=step,
+            _gyre_indices=len(self.book.batches[step]),
+            _gyre_group_ids=self.book.ids_of(step),
+        )
+
+    def _call_gang(
+        self,
+        gang: Gang,
+        firing: Firing,
+        batch: RecordedBatch | None,
+        per_rank: Sequence[tuple[Any, ...]],
+        **kwargs: Any,
+    ) -> None:
+        call = _GangCall(firing, batch, gang, [None] * gang.size)
+        self.gang_calls[_key_of(call)] = call
+        method = self.operators[firing.operator].method
+        for rank, future in enumerate(gang.submit(method, per_rank, **kwargs)):
+            future.add_done_callback(partial(self._hear_rank, call, rank))
+
+    def _hear_rank(self, call: _GangCall, rank: int, done: Future[Outcome]) -> None:
+        """On the transport's thread."""
+        self.inbox.put(("rank", (call, rank, outcome_of(done))))
+
+    def _check_staleness(self, shares: list[list[Group]], step: int) -> None:
+        if self.spec.staleness.function is not None:
+            return  # it has said what it thinks
         oldest = step - 1 - self.spec.max_staleness
-        for group in groups:
+        for group in (group for share in shares for group in share):
             if group.versions is not None and group.versions[0] < oldest:
                 raise GyreError(
                     f"group {group.id} has tokens of policy version {group.versions[0]}; step {step} with "
@@ -352,29 +514,44 @@ class GraphTrainer(BaseTrainer):
                     hint="This is a defect in Gyre's flow.",
                 )
 
+    def _check_progress(self) -> None:
+        """A function of the user's that lets everybody wait, while nothing else can happen, would do so for ever."""
+        if self.arrival is None or self.spec.staleness.function is None or self.keeper.gang is None:
+            return
+        if self.gang_calls or any(self.flow.running(ref) for ref in self.operators):
+            return
+        could_start = any(firing.operator != self.taker.ref for firing in self.flow.enabled())
+        if self.arrival.waiting and not could_start:
+            raise UserCodeError(
+                f"{self.spec.staleness.policy} lets {self.arrival.waiting} groups wait, and there is nothing to wait "
+                f"for: no step can be made from policy version {self.book.step}.",
+                hint="Let it train or drop some of what is there.",
+            )
+
     # -- taking results in --------------------------------------------------------------------------
 
-    def _one_ended(self, firing: Firing, member: Member, outcome: Outcome | VertexLost) -> None:
+    def _one_ended(
+        self, firings: list[Firing], ids: list[int], member: Member, outcome: Outcome | VertexLost
+    ) -> None:
         self.calls.ended(member)
-        if firing.index not in self.flow.running(firing.operator):
-            return
         if isinstance(outcome, VertexLost):
             self.runtime.roster.doubt(*member)
             self.calls.distrust(member)
-            self.flow.cancel(firing)
+            for firing in firings:
+                self.flow.cancel(firing)
             return
         status, value = outcome
-        failure = value if status == "error" else self._refusal(firing, value)
+        failure = value if status == "error" else self._refusal(firings, ids, value)
         if failure is not None:
             self.calls.distrust(member)
-            self._firing_failed(firing, member, failure)
+            self._firings_failed(firings, member, failure)
             return
-        if firing.groups:
-            self._took(firing, value)
+        if ids:
+            self._took(firings, value)
         else:
-            self.retries.succeeded((firing.operator, firing.index))
+            self.retries.succeeded((firings[0].operator, firings[0].index))
             self._evaluated(value)
-            self.flow.complete(firing)
+            self.flow.complete(firings[0])
 
     def _plane_answered(self, purpose: str, groups: list[Group]) -> None:
         assert self.plane is not None
@@ -383,21 +560,77 @@ class GraphTrainer(BaseTrainer):
             if unasked:
                 self.plane.judged(int(purpose.rpartition("/")[2]), unasked)
         else:
-            known = [g for g in unasked if g < self.book.step * self.batch or self._is_written(g)]
+            known = [group_id for group_id in unasked if self.book.is_settled(group_id)]
             if known:
                 self.plane.written(known)
         for firing, whole in answered:
             if firing.index not in self.flow.running(firing.operator):
                 continue
             if purpose == TRAIN:
-                self._took(firing, whole)
+                self._took([firing], whole)
             else:
                 self.judging.add(int(purpose.rpartition("/")[2]), firing, whole)
                 self.judging.send(step=self.book.step, now=time.monotonic())
 
-    def _is_written(self, group_id: int) -> bool:
-        group = self.book.groups.get(group_id)
-        return group is not None and bool(group.samples) and self._is_whole(group_id)
+    def _plane_failed(self, error: GyreError) -> None:
+        """Groups that nobody can generate have their place taken by others; anything else ends the run."""
+        plane = self.plane
+        if not isinstance(error, CannotGenerate) or plane is None:
+            raise error
+        purpose, evidence = error.details["purpose"], str(error)
+        for group_id in error.details["ids"]:
+            if not plane.waits_for(purpose, group_id):
+                continue  # told before
+            if purpose != TRAIN:
+                answered = plane.leave_out(purpose, group_id)
+                if answered is not None:
+                    self._answered_without(purpose, *answered)
+                continue
+            by = self._prompt(self.book.cursor)
+            self._set_aside(group_id, by, reason="poison", evidence=evidence)
+            self.set_aside_at.append(self.book.step)
+            published = self.policies.published
+            version = published.version if published is not None else 0
+            if self.in_order:
+                step = self.book.place_of(by.id) // self.batch + 1
+                version = max(0, step - 1 - self.spec.max_staleness)
+            self._asked([by.id], version)
+            plane.ask_instead(group_id, by, min_version=version)
+        if self.set_aside_at.count(self.book.step) > self.batch:
+            raise error  # not the prompts' fault: without a step in between, more than a step has were given up
+
+    def _answered_without(self, purpose: str, firing: Firing, groups: list[Group]) -> None:
+        """An evaluation is whole without those that nobody can generate, or there is nothing to judge."""
+        if groups:
+            self.judging.add(int(purpose.rpartition("/")[2]), firing, groups)
+            self.judging.send(step=self.book.step, now=time.monotonic())
+        else:
+            self.flow.complete(firing)
+
+    def _set_aside(self, group_id: int, by: Group, *, reason: str, evidence: str) -> None:
+        if self.arrival is not None:
+            self.arrival.forget(group_id)
+        tokens = self.book.set_aside(group_id, by, reason=reason, evidence=evidence)
+        self.discarded[reason] = self.discarded.get(reason, 0) + tokens
+        self.runtime.report(
+            "GroupSetAside",
+            group=group_id,
+            replaced_by=by.id,
+            reason=reason,
+            tokens=tokens,
+            evidence=evidence[:4000],
+        )
+
+    def _drop(self, group_id: int, verdict: Verdict) -> None:
+        """A whole group that is too old: its prompt is answered again, or another takes its place."""
+        place = self.book.place_of(group_id)
+        if self.spec.staleness.dropped == "again":
+            tokens = self.book.give_back(group_id, reason="stale", evidence=verdict.reason)
+            self.discarded["stale"] = self.discarded.get("stale", 0) + tokens
+        else:
+            self._set_aside(group_id, self._prompt(self.book.cursor), reason="stale", evidence=verdict.reason)
+        for ref in self.made_by:
+            self.flow.undo(ref, place)
 
     def _judged(self, version: int, member: Member, outcome: Outcome | VertexLost) -> None:
         self.calls.ended(member)
@@ -416,39 +649,42 @@ class GraphTrainer(BaseTrainer):
         self.plane.judged(version, ids)
         self.flow.complete(firing)
 
-    def _took(self, firing: Firing, groups: list[Group]) -> None:
+    def _took(self, firings: list[Firing], groups: list[Group]) -> None:
         """An operator's groups are here and in order."""
-        self.retries.succeeded((firing.operator, firing.index))
         self.book.merge(groups)
-        self.flow.complete(firing)
-        if any(edge.source == firing.operator for edge in self.last_edges):
-            whole = [group_id for group_id in firing.groups if self._is_whole(group_id)]
-            if whole:
-                self.book.done(whole)
-                if self.plane is not None:
-                    self.plane.written(whole)
+        for firing in firings:
+            self.retries.succeeded((firing.operator, firing.index))
+            self.flow.complete(firing)
+        if any(edge.source == firings[0].operator for edge in self.last_edges):
+            whole = [group.id for group in groups if self._is_whole(group.id)]
+            self.book.done([group_id for group_id in whole if group_id in self.book.queued])
+            if self.plane is not None and whole:
+                self.plane.written(whole)
 
-    def _refusal(self, firing: Firing, value: Any) -> Failure | None:
+    def _refusal(self, firings: list[Firing], ids: list[int], value: Any) -> Failure | None:
         """Why what an operator returned cannot be taken."""
         problem: str | None
         theirs = True
-        if not firing.groups:
+        operator = firings[0].operator
+        if not ids:
             problem = problem_with_evaluation(value)
         else:
-            problem = problem_with_groups(value, firing.groups, self.book.groups)
-            if problem is None:
+            problem = problem_with_groups(value, ids, self.book.groups)
+            if problem is None and self.in_order:
                 # Not the user's: a load that failed left an older policy behind, and it will be loaded again.
-                problem, theirs = problem_with_versions(value, self.batch, self.spec.max_staleness), False
+                oldest = self._step_of(firings[0]) - 1 - self.spec.max_staleness
+                problem, theirs = problem_with_versions(value, oldest), False
         if problem is None:
             return None
-        return Failure(error=f"{firing.operator}: {problem}.", traceback="", user_code=theirs)
+        return Failure(error=f"{operator}: {problem}.", traceback="", user_code=theirs)
 
-    def _firing_failed(self, firing: Firing, member: Member, failure: Failure) -> None:
+    def _firings_failed(self, firings: list[Firing], member: Member, failure: Failure) -> None:
         if failure.fenced:
             raise Fenced(failure.error)
-        self.retries.failed((firing.operator, firing.index), time.monotonic())
-        self._blame(member, firing.operator, failure)
-        self.flow.cancel(firing)
+        self._blame(member, firings[0].operator, failure)
+        for firing in firings:
+            self.retries.failed((firing.operator, firing.index), time.monotonic())
+            self.flow.cancel(firing)
 
     def _blame(self, member: Member, operator: str, failure: Failure) -> None:
         self.runtime.report(
@@ -462,40 +698,54 @@ class GraphTrainer(BaseTrainer):
         )
 
     def _is_whole(self, group_id: int) -> bool:
-        return all(self.flow.is_done(edge.source, group_id // edge.produce) for edge in self.last_edges)
+        place = self.book.place_of(group_id)
+        return all(self.flow.is_done(edge.source, place // edge.produce) for edge in self.last_edges)
 
     def _evaluated(self, value: dict[str, Any]) -> None:
         row = {"version": value["version"], "accuracy": value["accuracy"], "count": value["count"]}
         self.evaluations.add(row)
         self.runtime.report("Evaluated", **row)
 
-    def _rank_ended(self, pending: _GangFiring, rank: int, outcome: Outcome | VertexLost) -> None:
-        pending.outcomes[rank] = outcome
-        current = self.gang_firings.get((pending.firing.operator, pending.firing.index))
-        if current is not pending:
+    def _rank_ended(self, call: _GangCall, rank: int, outcome: Outcome | VertexLost) -> None:
+        call.outcomes[rank] = outcome
+        if self.gang_calls.get(_key_of(call)) is not call:
             return  # the answer of a gang that is no more
         if isinstance(outcome, VertexLost):
-            self.runtime.roster.doubt(*pending.gang.members[rank])
+            self.runtime.roster.doubt(*call.gang.members[rank])
             self._drop_gang(GangLost())
             return
-        if any(got is None for got in pending.outcomes):
+        if any(got is None for got in call.outcomes):
             return
-        firing = pending.firing
         try:
-            values = pending.gang.settle(
-                firing.operator, [got for got in pending.outcomes if got is not None]
-            )
-            del self.gang_firings[(firing.operator, firing.index)]
-            if firing.operator == self.pace.ref:
-                self.steps.ended(pending.gang, values[0])
-            elif not firing.groups:
-                self.steps.beside(pending.gang.role, values[0])
-            self.flow.complete(firing)
-            if firing.operator == self.pace.ref:
-                self.keeper.step_was_good()
-                self.keeper.checkpoint_if_due(pending.gang)
+            values = call.gang.settle(call.firing.operator, [got for got in call.outcomes if got is not None])
+            del self.gang_calls[_key_of(call)]
+            if call.batch is not None:
+                self._micro_batch_ended(self.learners[call.gang.role], call.batch)
+            else:
+                self._optimizer_stepped(call, values[0])
         except GangLost as lost:
             self._drop_gang(lost)
+
+    def _micro_batch_ended(self, learner: Learner, batch: RecordedBatch) -> None:
+        fed, firing = self.fed[learner.role], self._taking(learner, batch)
+        fed.taken.add(batch.index)
+        made = is_made(self.book, batch.step) and len(fed.taken) == len(self.book.batches[batch.step])
+        if made or not self.streamed:
+            self.flow.complete(firing)
+        elif fed.taken == fed.sent:
+            self.flow.cancel(firing)  # it waits for samples, and goes on when there are some
+
+    def _optimizer_stepped(self, call: _GangCall, metrics: dict[str, Any]) -> None:
+        """Raises GangLost."""
+        if call.firing.operator != self.pace.ref:
+            self.steps.beside(call.gang.role, metrics)
+            self.flow.complete(call.firing)
+            return
+        self.steps.ended(call.gang, metrics)
+        self.fed = {role: _Fed() for role in self.learners}
+        self.flow.complete(call.firing)
+        self.keeper.step_was_good()
+        self.keeper.checkpoint_if_due(call.gang)
 
     def _drop_gang(self, lost: GangLost) -> None:
         self.keeper.drop(lost)
@@ -510,7 +760,7 @@ class GraphTrainer(BaseTrainer):
                 self.flow,
                 self.operators,
                 wanted=self.runtime.roster.wanted("rollout"),
-                has_gang=self.keeper.gang is not None,
+                could_train=self._could_train(),
             )
         rows, metrics, published = self.evaluations.rows, self.steps.metrics, self.policies.published
         self.report_progress(
@@ -525,6 +775,10 @@ class GraphTrainer(BaseTrainer):
             tokens_per_s=round(self.steps.tokens_per_s, 1),
             step_s=metrics.get("seconds"),
             staleness=metrics.get("staleness_max"),
+            staleness_mean=metrics.get("staleness_mean"),
+            groups_waiting=len(self.book.whole),
+            groups_set_aside=self.book.set_aside_count,
+            tokens_discarded=dict(self.discarded),
             waits=self.waits.shares(),
             checkpoint_step=self.book.checkpoint_step,
         )
@@ -542,10 +796,17 @@ class GraphTrainer(BaseTrainer):
             "prompts": account.drawn,
             "prompts_lost": len(account.lost)
             if self.runtime.should_stop
-            else account.drawn - account.trained,
+            else account.drawn - account.trained - account.set_aside,
+            "prompts_set_aside": account.set_aside,
             "trained_twice": len(account.trained_twice),
             "accuracy_first": rows[0]["accuracy"] if rows else None,
             "accuracy_last": rows[-1]["accuracy"] if rows else None,
             "tokens": self.book.tokens,
+            "tokens_discarded": account.discarded,
             "digest": self.book.digests.get(self.book.step, ""),
         }
+
+
+def _key_of(call: _GangCall) -> tuple[str, int]:
+    """Which call it is, among all of a step: the operator, and the micro-batch it takes."""
+    return call.firing.operator, call.batch.index if call.batch is not None else -1

@@ -48,6 +48,12 @@ class OptimizerSteps:
         manifest, buffer = gang.call_rank0("export_weights", version=step, timeout_s=self._timeout_s)
         groups = [book.groups[group_id] for group_id in book.ids_of(step)]
         lag = [step - 1 - group.versions[0] for group in groups if group.versions is not None]
+        ages = sum(
+            (step - 1 - run.version) * (run.end - run.start)
+            for group in groups
+            for sample in group.samples
+            for run in sample.versions
+        )
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
         tokens = sum(group.token_count for group in groups)
@@ -62,6 +68,7 @@ class OptimizerSteps:
             "tokens": tokens,
             "seconds": seconds,
             "staleness_max": max(lag, default=0),
+            "staleness_mean": ages / max(tokens, 1),
         }
         self._beside = {}
         book.trained(step, manifest["checksum"], told)

@@ -29,7 +29,7 @@ from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest
 from gyre.workloads.local_windows import DeviceLending
 from gyre.workloads.plane_pulse import PlanePulse
-from gyre.workloads.rollout_plane import read_endpoint
+from gyre.workloads.rollout_plane import read_endpoint, read_trust
 from gyre.workloads.torch.settings import TorchSettings
 from gyre.workloads.weight_source import WeightSource
 
@@ -39,8 +39,17 @@ TRAIN = "train"
 @dataclass(slots=True)
 class _Open:
     firing: Firing
-    wanted: frozenset[int]
+    ids: list[int]
+    """In the order of the firing's groups."""
     came: dict[int, Group] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.came) == len(self.ids)
+
+    @property
+    def groups(self) -> list[Group]:
+        return [self.came[group_id] for group_id in self.ids]
 
 
 class PlaneCalls:
@@ -63,7 +72,8 @@ class PlaneCalls:
         self._source: WeightSource | None = None
         self._settings = TorchSettings.read(config)
         self._stops = list(stop_token_ids)
-        self._open: dict[str, list[_Open]] = {}
+        self._open: dict[str, dict[int, _Open]] = {}
+        """By purpose and group."""
         self._pulse = PlanePulse()
         self._hear = hear
         self.lending: DeviceLending | None = None
@@ -77,6 +87,7 @@ class PlaneCalls:
             on_groups=hear,
             on_error=fail,
             on_window=self._window_changed,
+            tls=lambda: read_trust(directory),
         )
 
     def _window_changed(self, frame: HandedBack | WindowNews) -> None:
@@ -95,34 +106,69 @@ class PlaneCalls:
         """The trainer wants them for what does not wait for samples. True once it has them."""
         return self.lending is None or self.lending.need(time.monotonic())
 
-    def ask(self, firing: Firing, groups: Sequence[Group], *, min_version: int) -> None:
-        """Samples for a training firing, from policies of `min_version` and newer."""
-        sampling = self._settings.sampling
-        self._ask(TRAIN, firing, groups, sampling.n, sampling.temperature, min_version, pinned=False)
+    def ask(self, asked: Sequence[tuple[Firing, list[Group]]], *, min_version: int) -> None:
+        """Samples for training firings, from policies of `min_version` and newer."""
+        for firing, groups in asked:
+            self._expect(TRAIN, _Open(firing, [group.id for group in groups]))
+        self._request(TRAIN, [group for _, groups in asked for group in groups], min_version)
+
+    def ask_instead(self, group_id: int, by: Group, *, min_version: int) -> None:
+        """Nobody can generate a group that was asked for; `by` takes its place in the firing."""
+        one = self._open[TRAIN].pop(group_id)
+        one.ids[one.ids.index(group_id)] = by.id
+        self._expect(TRAIN, one)
+        self._client.taken(TRAIN, [group_id])
+        self._request(TRAIN, [by], min_version)
 
     def evaluate(self, firing: Firing, groups: Sequence[Group], *, version: int) -> None:
         """One greedy answer a group, of exactly this policy."""
-        self._ask(f"evaluate/{version}", firing, groups, 1, 0.0, version, pinned=True)
+        purpose = f"evaluate/{version}"
+        self._expect(purpose, _Open(firing, [group.id for group in groups]))
+        self._request(purpose, groups, version, n=1, temperature=0.0, pinned=True)
 
-    def _ask(
+    def leave_out(self, purpose: str, group_id: int) -> tuple[Firing, list[Group]] | None:
+        """Nobody can generate this group: its firing does without. The firing and its groups, if it is whole now."""
+        waiting = self._open[purpose]
+        one = waiting.pop(group_id)
+        one.ids.remove(group_id)
+        self._client.taken(purpose, [group_id])
+        if not one.is_whole:
+            return None
+        self._close(purpose, one)
+        return one.firing, one.groups
+
+    def waits_for(self, purpose: str, group_id: int) -> bool:
+        return group_id in self._open.get(purpose, {})
+
+    def _expect(self, purpose: str, one: _Open) -> None:
+        waiting = self._open.setdefault(purpose, {})
+        waiting.update(dict.fromkeys((group_id for group_id in one.ids if group_id not in one.came), one))
+
+    def _close(self, purpose: str, one: _Open) -> None:
+        waiting = self._open[purpose]
+        for group_id in one.ids:
+            waiting.pop(group_id, None)
+        if not waiting:
+            del self._open[purpose]
+
+    def _request(
         self,
         purpose: str,
-        firing: Firing,
         groups: Sequence[Group],
-        n: int,
-        temperature: float,
         min_version: int,
         *,
-        pinned: bool,
+        n: int | None = None,
+        temperature: float | None = None,
+        pinned: bool = False,
     ) -> None:
-        self._open.setdefault(purpose, []).append(_Open(firing, frozenset(group.id for group in groups)))
+        sampling = self._settings.sampling
         self._client.request(
             purpose,
             [Group(group.id, group.prompt_ids, group.meta) for group in groups],
-            n=n,
+            n=sampling.n if n is None else n,
             sampling={
-                "temperature": temperature,
-                "max_new_tokens": self._settings.sampling.max_new_tokens,
+                "temperature": sampling.temperature if temperature is None else temperature,
+                "max_new_tokens": sampling.max_new_tokens,
                 "stop_token_ids": self._stops,
             },
             seed=self._settings.seed,
@@ -137,25 +183,19 @@ class PlaneCalls:
         which were answers to an earlier trainer or come for the second time."""
         if self.lending is not None and purpose == TRAIN:
             self.lending.arrived(sum(group.token_count for group in groups))
-        waiting = self._open.get(purpose, [])
+        waiting = self._open.get(purpose, {})
         unasked = []
+        whole = []
         for group in groups:
-            for one in waiting:
-                if group.id in one.wanted:
-                    one.came[group.id] = group
-                    break
-            else:
+            one = waiting.get(group.id)
+            if one is None:
                 unasked.append(group.id)
-        whole = [one for one in waiting if len(one.came) == len(one.wanted)]
-        for one in whole:
-            waiting.remove(one)
-        if not waiting:
-            self._open.pop(purpose, None)
-        return [(one.firing, [one.came[i] for i in self._order(one)]) for one in whole], unasked
-
-    @staticmethod
-    def _order(one: _Open) -> Sequence[int]:
-        return one.firing.groups or sorted(one.wanted, reverse=True)
+                continue
+            one.came[group.id] = group
+            if one.is_whole:
+                self._close(purpose, one)
+                whole.append((one.firing, one.groups))
+        return whole, unasked
 
     def written(self, ids: Sequence[int]) -> None:
         """These training groups are in the trainer's ledger."""
@@ -181,11 +221,9 @@ class PlaneCalls:
             model=fingerprint_of(config),
         )
 
-    def look(
-        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, has_gang: bool = True
-    ) -> None:
-        """Every turn of the trainer's loop. `wanted`: rollout vertices that there are to be. `has_gang`: its ranks are
-        there, and stand where the ledger does."""
+    def look(self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, could_train: bool) -> None:
+        """Every turn of the trainer's loop. `wanted`: rollout vertices there are to be. `could_train`: something is
+        there for the gangs to do, or there is no gang."""
         now = time.monotonic()
         pulse = self._pulse.look(flow, operators, wanted=wanted, now=now)
         if pulse is not None:
@@ -195,7 +233,7 @@ class PlaneCalls:
             self.lending.look(
                 now,
                 training=any(flow.running(ref) for ref in gangs),
-                could_train=not has_gang or any(firing.operator in gangs for firing in flow.enabled()),
+                could_train=could_train,
                 waits=bool(self._open),
             )
 

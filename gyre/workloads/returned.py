@@ -27,10 +27,9 @@ def problem_with_groups(value: Any, given: Sequence[int], known: Mapping[int, Gr
     return None
 
 
-def problem_with_versions(value: Sequence[Group], batch: int, max_staleness: int) -> str | None:
-    """Whether any token is older than its step may train on. `batch` is the number of groups in a step."""
+def problem_with_versions(value: Sequence[Group], oldest: int) -> str | None:
+    """Whether any token is of an older policy than that."""
     for group in value:
-        oldest = group.id // batch - max_staleness
         if group.versions is not None and group.versions[0] < oldest:
             return f"group {group.id} has tokens of policy version {group.versions[0]}, permitted is {oldest} and newer"
     return None

@@ -95,8 +95,13 @@ class ArrivalOrder:
         return choice
 
     def _spare(self, oldest: int, due: Counter[int], trainer_version: int, places: int) -> bool:
-        """Whether all others can still be in time when a group with this oldest token takes a place."""
+        """Whether all others can still be in time when a group with this oldest token takes a place. One of the most
+        urgent may always: if they cannot all be in time, the trainer must not stand still for it."""
         first = trainer_version - self.policy.max_age
+        if oldest <= min(
+            (version for version, count in due.items() if count and version >= first), default=first
+        ):
+            return True
         needed = 0
         for step in range(self.policy.max_age + 1):
             needed += due[first + step] - (first + step == oldest)

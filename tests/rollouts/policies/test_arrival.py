@@ -68,6 +68,16 @@ def test_a_place_is_kept_steps_ahead() -> None:
     assert arrival.choose(trainer_version=1, places=2).train == [8]
 
 
+def test_where_not_all_can_be_in_time_the_most_urgent_go_first() -> None:
+    arrival = order(1, keeps=True)
+    for group in range(5):
+        arrival.asked(group, 0)
+    arrival.whole(7, [of(1)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, places=2).train == []
+    arrival.whole(3, [of(0)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, places=2).train == [3]
+
+
 def test_a_function_of_the_users_may_let_groups_wait() -> None:
     def patient(age: Ages) -> Verdict:
         return Verdict(Action.TRAIN if age.oldest >= 1 else Action.WAIT, "not yet")
