@@ -14,7 +14,7 @@ set -euo pipefail
 : "${MANAGER:?the rollout manager, such as http://10.0.0.5:7000}"
 : "${TOKEN:?its token}"
 CLOUD="${CLOUD:-none}"                     # aws, gce, or none where SIGTERM is the notice
-NOTICE="${NOTICE:-$(mktemp -u /tmp/gyre-notice.XXXXXX)}"
+NOTICE="${NOTICE:-$(mktemp -u -t gyre-notice.XXXXXX)}"
 MAX_RUNNING="${MAX_RUNNING:-256}"
 KV_TOKENS="${KV_TOKENS:-1000000}"
 METADATA="${METADATA:-}"                   # where the cloud's metadata service is, for tests

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyre.data.prepared import DataSettings
 from gyre.errors import ConfigError
 from gyre.workloads.loss_settings import KL_TYPES, LOSS_AGG_MODES, LossSettings
 from gyre.workloads.losses import kl_estimate, mini_batch_weight, policy_loss, token_weights, value_loss
+from gyre.workloads.rewards.settings import RewardSettings
 
 LENGTHS = (5, 1, 3, 2, 4, 5)
 MASK = torch.arange(5)[None, :] < torch.tensor(LENGTHS)[:, None]
@@ -257,3 +260,10 @@ def test_a_term_without_its_tensor_is_refused(config, missing):
 def test_settings_out_of_range_are_named(wrong, sentence):
     with pytest.raises(ConfigError, match=sentence):
         LossSettings(**wrong).check()
+
+
+@pytest.mark.parametrize("settings_class", [LossSettings, RewardSettings, DataSettings])
+def test_every_setting_is_documented(settings_class):
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    missing = [field.name for field in fields(settings_class) if f"`{field.name}`" not in text]
+    assert missing == []
