@@ -171,8 +171,14 @@ class BaseWorkload:
         replaced."""
         return {}
 
-    def checkpoint(self, path: Path) -> None:
-        """Write this rank's state below `path`. Gyre commits the folder once every rank has returned."""
+    def checkpoint(self, path: Path) -> bool | None:
+        """Write this rank's state below `path`. Gyre commits the folder once every rank has returned.
+
+        With a further parameter `background`, which is then True where nobody has to wait, it may return True: what is
+        to be written is copied, and is still being written. Then Gyre asks `checkpoint_written(wait=…)` on every rank
+        until all say True, or waits for it; the call may be a collective.
+        """
+        return None
 
     def restore(self, path: Path) -> None:
         """Take the state back that `checkpoint` wrote. Called after `setup` on a new incarnation."""

@@ -226,10 +226,10 @@ def train_and_checkpoint(
         take_step(actor, steps[0])
         if background:
             checkpoint._written = late
-            actor.begin_checkpoint(folder)
+            assert actor.checkpoint(folder, background=True)
             assert not actor.checkpoint_written(wait=False)
         else:
-            actor.checkpoint(folder)
+            assert not actor.checkpoint(folder)
             assert actor.checkpoint_written(wait=False)
         state = actor.state()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]

@@ -286,15 +286,12 @@ class MegatronActor(TorchActor):
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
-    def checkpoint(self, path: Path) -> None:
-        """Write the actor's state below `path`; it is on the disk when this returns. See `megatron.checkpoint`."""
-        self.begin_checkpoint(path)
-        self.checkpoint_written(wait=True)
-
-    @operator(kind="control")
-    def begin_checkpoint(self, path: Path) -> None:
-        """The same, begun: training goes on while it is written. `checkpoint_written` says when it is whole."""
-        self._writer.abandon()  # of a controller that died before this one was written
+    def checkpoint(  # type: ignore[override]  # the light learner never writes in the background
+        self, path: Path, *, background: bool = False
+    ) -> bool:
+        """Write the actor's state below `path`; see `megatron.checkpoint`. It is on the disk when this returns, but
+        with `background`: then training goes on meanwhile, True says so, and `checkpoint_written` when it is whole."""
+        self._writer.abandon()  # of a controller that died before it was written
         path.mkdir(parents=True, exist_ok=True)
         self._writer.begin(
             path,
@@ -312,11 +309,14 @@ class MegatronActor(TorchActor):
                 },
             },
         )
+        return background or not self.checkpoint_written(wait=True)
 
     @operator(kind="control")
     def checkpoint_written(self, *, wait: bool) -> bool:
-        """Whether what `begin_checkpoint` began is on the disk, on every rank. Raises CheckpointMismatch, on all ranks
-        together, where it cannot be written."""
+        """Whether what `checkpoint` began is on the disk, on every rank; with `wait`, when it is.
+
+        Raises CheckpointMismatch, on all ranks together, where it cannot be written.
+        """
         return self._writer.is_written(wait=wait)
 
     def restore(self, path: Path) -> None:
