@@ -15,7 +15,7 @@ from gyre.rollouts.engines.errors import EngineError, EngineUnreachable, Request
 from gyre.rollouts.engines.supervisor import EngineProcess
 from gyre.testing.sglang_cpu import sglang_on_cpu
 from tests.rollouts.engines.conformance import EngineConformance, EngineUnderTest, listen, prompt, request
-from tests.rollouts.engines.tiny_model import write_tiny_model
+from tests.rollouts.engines.tiny_model import VOCAB, write_tiny_model
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class TestSGLang(EngineConformance):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_sglang_dies_of_min_p_where_seeds_count(engine: SGLangUnderTest) -> None:
+async def test_sglang_dies_of_a_token_that_the_model_does_not_have(engine: SGLangUnderTest) -> None:
     """Last: it ends the engine. That is why `gyre.rollouts.engines.limits` keeps it from it."""
     assert engine.process is not None
     if engine.process.death is not None:
         raise engine.process.death.error("SGLang ended during the tests")
-    deadly = request(prompt(93), 4, min_p=0.1)
+    deadly = request([1, VOCAB + 5], 4)
     async with engine.process.client() as client:
-        with pytest.raises(RequestUnsafe, match="min_p"):
+        with pytest.raises(RequestUnsafe, match=f"token {VOCAB + 5}"):
             await listen(client, deadly)
         assert len((await listen(client, request(prompt(93), 4))).tokens) == 4
     async with EngineClient(engine.url) as unguarded:

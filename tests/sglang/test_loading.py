@@ -165,13 +165,19 @@ async def test_a_load_that_breaks_in_the_engine_is_made_whole_from_disk(bench: B
     assert await bench.held() == await bench.read_from_disk(bench.second)
 
 
-async def test_sglang_dies_of_what_is_kept_from_it(bench: Bench) -> None:
-    """Last: it ends the engine."""
-    deadly = request([1, VOCAB + 5], 4)
-    with pytest.raises(RequestUnsafe, match=f"token {VOCAB + 5}"):
-        await listen(bench.client, deadly)
+async def test_sglang_dies_of_min_p_where_seeds_count(bench: Bench) -> None:
+    """Last: it ends the engine. That is why `gyre.rollouts.engines.limits` keeps it from it.
+
+    A token that the model does not have ends an engine of one rank (`test_conformance.py`). One of several takes it
+    for a token without a meaning, which is no better.
+    """
+    strange, deadly = request([1, VOCAB + 5], 4), request(prompt(75), 4, min_p=0.1)
+    for refused in (strange, deadly):
+        with pytest.raises(RequestUnsafe):
+            await listen(bench.client, refused)
     assert len((await listen(bench.client, request(prompt(75), 4))).tokens) == 4
     async with EngineClient(bench.process.url) as unguarded:
+        assert len((await listen(unguarded, strange)).tokens) == 4
         with pytest.raises(EngineError):
             await listen(unguarded, deadly)
     await asyncio.wait_for(bench.process.died(), 60)

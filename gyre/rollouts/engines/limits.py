@@ -1,8 +1,9 @@
 """What an engine must not be asked: requests that it does not refuse but dies of, and every other sample with it.
 
-Seen of SGLang 0.5.23: a token id that the model has no embedding of ends its scheduler, and the server with it;
-`min_p` above 0 does so in deterministic inference, which is how Gyre starts it so that seeds count. Either is refused
-here, with RequestUnsafe, before the engine hears of it.
+Seen of SGLang 0.5.23: a token id that the model has no embedding of ends its scheduler, and the server with it (with
+several tensor-parallel ranks it is taken for a token without a meaning instead); `min_p` above 0 ends it in
+deterministic inference, which is how Gyre starts it so that seeds count. Either is refused here, with RequestUnsafe,
+before the engine hears of it.
 
 This module must not know which engine it is, or how a request is sent.
 """
