@@ -73,6 +73,9 @@ from gyre.rollouts.model_folder import fingerprint
 FLUSH_GAP_S = 0.02
 """At least so long between two reports; one that is wanted sooner (a sample ended) waits for it."""
 
+ENGINE_STOP_S = 1.0
+"""For an engine to stop by itself. It has nothing to save, and what it had in memory goes with it either way."""
+
 END_WITHIN_S = 20.0
 """For what runs in the background to end; an engine gets 10 s of it to stop."""
 
@@ -235,9 +238,9 @@ class Agent:
             await asyncio.wait(tasks, timeout=END_WITHIN_S)
         if self._client is not None:
             await self._client.close()
+        self._weights.close()  # first: an engine takes its time, and whoever waits for this process may not
         for engine in list(self._engines):
             await engine.stop()
-        self._weights.close()
 
     def _spawn(self, work: Awaitable[Any]) -> None:
         task = asyncio.ensure_future(work)
@@ -576,7 +579,11 @@ class Agent:
         text = str(weights.version)
         if self._engine is not None and self._loader is not None:
             return await self._update(self._loader, folder, text)
-        engine = EngineProcess(self._command_for(folder, text), ready_within_s=self.settings.ready_within_s)
+        engine = EngineProcess(
+            self._command_for(folder, text),
+            ready_within_s=self.settings.ready_within_s,
+            stop_within_s=ENGINE_STOP_S,
+        )
         self._engines.append(engine)
         await engine.start()
         client = engine.client()
