@@ -319,6 +319,11 @@ class Arena:
             self._drop(self.versions.pop(version))
             return None
 
+    def drop_newer(self, version: int) -> None:
+        with self._lock:
+            for newer in [number for number in self.versions if number > version]:
+                self._drop(self.versions.pop(newer))
+
     def abandon(self, *, keep_files: bool = False) -> None:
         """Forget what is staged. Its pages go to the next one where `keep_files` says so and nobody reads them."""
         with self._lock:

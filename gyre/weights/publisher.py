@@ -10,7 +10,8 @@ Invariants:
 - *the trainer does not wait for receivers*: a publish takes pages that nobody reads, or new ones, and never a lock
   that a transfer holds;
 - *committed last*: a version is found by receivers when all its checksums are known;
-- *versions grow*: an older number than the newest is refused, the same number only with the same bytes.
+- *versions grow*: an older number than the newest is refused, the same number only with the same bytes. What an
+  earlier process left behind under newer numbers is of no history any more, and goes.
 
 This module must not know who fetches.
 """
@@ -65,6 +66,8 @@ class Publisher:
     ) -> None:
         self.arena = arena
         self.server = server
+        self.newest = -1
+        """Of what was published here, by this process."""
         self._chunk_bytes = chunk_bytes
 
     def begin(
@@ -80,18 +83,19 @@ class Publisher:
         """`files` stand beside the tensors (`config.json`, the tokenizer's). With `rounding="fp8"` matrices are
         rounded to what the codec `fp8` carries at half the bytes: what is verified and served are the rounded
         weights. Raises ArenaFull, and Conflict for an older version than is here."""
-        newest = max(self.arena.versions, default=-1)
-        if version < newest:
+        if version < self.newest:
             raise Conflict(
-                f"version {version} would be published after version {newest}.", hint="Versions only grow."
+                f"version {version} would be published after version {self.newest}.",
+                hint="Versions only grow.",
             )
+        self.arena.drop_newer(version)
         side = dict(files or {})
         specs = (
             FileSpec(TENSOR_FILE, layout.size_bytes),
             *(FileSpec(name, len(side[name])) for name in sorted(side)),
         )
         size = chunk_bytes_for(layout.size_bytes, self._chunk_bytes)
-        slot = self.arena.stage(specs, keep=newest if newest >= 0 else None, chunk_bytes=size)
+        slot = self.arena.stage(specs, keep=None, chunk_bytes=size)
         return Publication(self, slot, version, step, base, layout, side, rounding)
 
     def publish_packed(
@@ -241,16 +245,19 @@ class Publication:
             checksum_of(slot.files, slot.chunk_bytes, self._digests),
         )
         arena, server = self._publisher.arena, self._publisher.server
-        before = arena.versions.get(version)
-        if (
-            before is not None
-            and before.manifest is not None
-            and before.manifest.checksum != manifest.checksum
-        ):
-            raise Conflict(f"version {version} is here with other bytes.", hint="Versions only grow.")
         if server is not None:
             server.origin_of.add(manifest.checksum)
+        before = arena.versions.get(version)
+        if before is not None and before.manifest is not None:
+            if before.manifest.checksum == manifest.checksum and before.is_verified:
+                arena.abandon(keep_files=True)
+                self._publisher.newest = version
+                return before.manifest
+            if version == self._publisher.newest and before.manifest.checksum != manifest.checksum:
+                arena.abandon(keep_files=True)
+                raise Conflict(f"version {version} is here with other bytes.", hint="Versions only grow.")
         arena.commit(manifest)
+        self._publisher.newest = version
         if server is not None:
             server.forget({slot.manifest.checksum for slot in arena.versions.values() if slot.manifest})
         return manifest

@@ -228,6 +228,16 @@ def test_versions_only_grow(party):
     assert again == origin.arena.versions[3].manifest
 
 
+def test_a_publisher_that_is_started_again_serves_what_it_finds_and_forgets_what_is_newer(party, folder):
+    first = party("origin")
+    manifest, _ = first.publish(3), first.publish(4)
+    first.server.close()
+    again = party("origin")
+    assert again.publish(3) == manifest
+    assert set(again.arena.versions) == {3}
+    assert content(party().fetch(manifest, again).slot) == content(again.arena.versions[3])
+
+
 def test_a_publish_without_all_tensors_is_none(party):
     origin = party()
     layout, own = layout_of(weights(1), floats="bfloat16")
