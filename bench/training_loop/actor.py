@@ -127,7 +127,7 @@ class Work:
         self.actor: Any = None
         self.stepped_at = 0.0
         self.snapshot_s = 0.0
-        self._publisher: Any = None
+        self._source: Any = None
         import torch
 
         self.torch = torch
@@ -173,7 +173,7 @@ class Work:
             half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
             config = {**config, "megatron": {**config["megatron"], **half}}
         actor = MegatronActor()
-        actor.context = WorkloadContext("bench", "actor", 0, 1, config=config)  # type: ignore[attr-defined]
+        actor.context = WorkloadContext("bench", "actor", 0, 1, config=config)
         actor.setup()
         changed = actor._changed
 
@@ -227,13 +227,14 @@ class Work:
 
     # -- publishing, beside the next step --------------------------------------------------------------
 
-    def publish(self, version: int, path: str, way: str) -> Row:
-        """The weights after the last step as a folder that engines can load."""
+    def publish(self, version: int, way: str, folder: str, endpoint: str) -> Row:
+        """The weights after the last step as a folder that engines can load, below `folder`. `path`, `checksum`,
+        `sources` and `model` are what the manager is to be told."""
         began = now()
-        told = getattr(self, f"_publish_{way}")(version, Path(path))
+        told = getattr(self, f"_publish_{way}")(version, Path(folder), Path(endpoint))
         return {"way": way, "began_at": began, **told}
 
-    def _publish_folder(self, version: int, path: Path) -> Row:
+    def _publish_folder(self, version: int, folder: Path, endpoint: Path) -> Row:
         """Packed into one buffer, which is then written."""
         from gyre.rollouts.model_folder import write_model_folder
         from gyre.weights.manifest import WeightManifest
@@ -241,42 +242,48 @@ class Work:
         began = now()
         config, manifest, buffer = self.actor.export_model(version=version)
         exported = now()
-        folder = write_model_folder(path, config, WeightManifest.from_dict(manifest), buffer)
+        path = folder / f"v{version:08d}"
+        written = write_model_folder(path, config, WeightManifest.from_dict(manifest), buffer)
         return {
-            "checksum": folder.checksum,
+            "path": str(path),
+            "checksum": written.checksum,
+            "sources": [],
+            "model": written.fingerprint(),
             "size_bytes": len(buffer),
             "export_s": exported - began,
             "write_s": now() - exported,
         }
 
-    def _publish_arena(self, version: int, path: Path) -> Row:
-        """Tensor by tensor into an arena's slot, checksums beside it; the folder is links to that slot's files."""
-        from gyre.rollouts.model_folder import list_model_folder
-        from gyre.weights.arena import Arena
-        from gyre.weights.manifest import layout_of
-        from gyre.weights.publisher import Publisher
+    def _publish_arena(self, version: int, folder: Path, endpoint: Path) -> Row:
+        """Tensor by tensor into the slot of an arena that serves it, checksums beside it."""
+        from rollouts_gpu import endpoint_of
 
+        from gyre.rollouts.model_folder import config_bytes, fingerprint_of
+        from gyre.weights.manifest import layout_of
+        from gyre.workloads.weight_source import WeightSource
+
+        if self._source is None:
+            self._source = WeightSource(folder, endpoint_of(endpoint), root=folder)
         began = now()
-        if self._publisher is None:
-            self._publisher = Publisher(Arena(path.parent / "arena"))
         layout, own = layout_of(self.actor.weights())
-        config = json.dumps(self.actor.hugging_face_config).encode()
-        publication = self._publisher.begin(version, self.actor.step, layout, files={"config.json": config})
+        config = self.actor.hugging_face_config
+        files = {"config.json": config_bytes(config)}
+        publication = self._source.publisher.begin(version, self.actor.step, layout, files=files)
+        prepared = now()
         for name, tensor in own.items():
             publication.put(name, tensor)
         copied = now()
         manifest = publication.finish().result(60.0)
-        exported = now()
-        path.mkdir()
-        for file in manifest.files:
-            os.link(self._publisher.arena.versions[version].path / file.name, path / file.name)
-        folder = list_model_folder(path, version=version, checksum=manifest.checksum)
         return {
-            "checksum": folder.checksum,
+            "path": str(self._source.path(version)),
+            "checksum": manifest.checksum,
+            "sources": [self._source.address],
+            "model": fingerprint_of(config),
             "size_bytes": layout.size_bytes,
-            "export_s": exported - began,
-            "of_it_copied_s": copied - began,
-            "write_s": now() - exported,
+            "export_s": now() - began,
+            "of_it_space_s": prepared - began,
+            "of_it_copy_s": copied - prepared,
+            "write_s": 0.0,
         }
 
     # -- what it is compared with ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ looks, finds what was otherwise in `checked`.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -85,15 +86,18 @@ class LoopTrainer:
 
     def __init__(
         self,
-        endpoint: Callable[[], tuple[str, str] | None],
+        endpoint_file: Path,
         shape: Shape,
         actor: ActorProcess,
         publish_in: Path,
         *,
         way: str = "arena",
     ) -> None:
+        from rollouts_gpu import endpoint_of
+
         from gyre.rollouts.client import RolloutClient
 
+        self._endpoint_file = endpoint_file
         self.shape = shape
         self.actor = actor
         self.step = 0
@@ -118,7 +122,7 @@ class LoopTrainer:
         self._errors: list[str] = []
         self._next = 0
         self.client = RolloutClient(
-            endpoint,
+            endpoint_of(endpoint_file),
             term=1,
             on_groups=self._on_groups,
             on_error=lambda error: self._errors.append(str(error)[:500]),
@@ -229,12 +233,12 @@ class LoopTrainer:
                     runs += len(sample.versions) > 1
                     for run in sample.versions:
                         ages[step - 1 - run.version] += run.end - run.start
-            parts.append(
-                self.actor.call("accumulate", until - now(), groups=groups, step=step, index=index)
-            )
+            parts.append(self.actor.call("accumulate", until - now(), groups=groups, step=step, index=index))
             index += 1
         at = now()
-        self.wait_published(until)  # the one before: a version is exported before the next step makes it another
+        self.wait_published(
+            until
+        )  # the one before: a version is exported before the next step makes it another
         held_up = now() - at
         told = self.actor.call("apply", until - now(), step=step, indices=index, group_ids=ids)
         with self._came:
@@ -245,7 +249,16 @@ class LoopTrainer:
         self.step = step
         self.publish(step, told["stepped_at"])
         accumulate_s = sum(part["seconds"] for part in parts)
-        keys = ("loss", "grad_norm", "reward_mean", "entropy", "old_kl", "rollout_kl", "tis_weight", "tis_capped")
+        keys = (
+            "loss",
+            "grad_norm",
+            "reward_mean",
+            "entropy",
+            "old_kl",
+            "rollout_kl",
+            "tis_weight",
+            "tis_capped",
+        )
         return {
             "step": step,
             "began_at": began,
@@ -270,7 +283,9 @@ class LoopTrainer:
         with self._came:
             while len(ready := [one for one in sorted(left) if one in self._groups]) < wanted:
                 if now() > until:
-                    raise LoopFailed(f"{len(left) - len(ready)} groups did not come in time; {self._errors[-1:]}")
+                    raise LoopFailed(
+                        f"{len(left) - len(ready)} groups did not come in time; {self._errors[-1:]}"
+                    )
                 self._came.wait(0.25)
             return [self._groups[one] for one in ready[:wanted]]
 
@@ -278,20 +293,30 @@ class LoopTrainer:
 
     def publish(self, version: int, stepped_at: float) -> None:
         """Beside what the actor computes next."""
-        path = self._publish_in / f"v{version:08d}"
 
         def work() -> None:
-            told = self.actor.call(
-                "publish", 120.0, line="publish", version=version, path=str(path), way=self.way
+            told = self.write(version, self.way, 120.0)
+            self.client.publish(
+                version, told["checksum"], Path(told["path"]), sources=told["sources"], model=told["model"]
             )
-            self.client.publish(version, told["checksum"], path)
             self.publications[version] = {**told, "stepped_at": stepped_at, "published_at": now()}
-            import shutil
-
             for old in sorted(self._publish_in.glob("v*"))[:-3]:
                 shutil.rmtree(old, ignore_errors=True)
 
         self._publishing = self._publisher.submit(work)
+
+    def write(self, version: int, way: str, within_s: float) -> Row:
+        """Nobody is told."""
+        told: Row = self.actor.call(
+            "publish",
+            within_s,
+            line="publish",
+            version=version,
+            way=way,
+            folder=str(self._publish_in),
+            endpoint=str(self._endpoint_file),
+        )
+        return told
 
     def publish_folder(self, version: int, folder: Path) -> None:
         """One that is written already."""
