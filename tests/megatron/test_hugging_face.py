@@ -78,6 +78,13 @@ def test_seeded_weights_do_not_depend_on_the_layout(pool: RankPool, tmp_path: Pa
     assert 0.01 < found[0]["model.layers.0.mlp.gate_proj.weight"].std() < 0.03
 
 
+def test_the_reference_gives_transformers_log_probs(pool: RankPool, model: tuple[str, Path, Any]) -> None:
+    _, folder, expected = model
+    config = {"sampling": {"temperature": 1.0}, "megatron": {"model_path": str(folder), "tensor_parallel": 2}}
+    (found,) = pool.run(work.reference_logprobs, 1, config, SEQUENCES)
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
 def test_a_model_is_saved_as_it_was_loaded(pool: RankPool, tmp_path: Path) -> None:
     folder = work.write_folder(tmp_path / "m", FAMILIES["qwen3-tied"])
     config = config_of("tp2-pp2")

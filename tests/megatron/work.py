@@ -347,3 +347,28 @@ def train_as_float(rank: int, ranks: int, port: int, config: dict[str, Any], ste
             take_step(actor, micro_batches)
         weights = {name: tensor.float().numpy().copy() for name, tensor in actor.weights().items()}
         return {"start": start, "weights": weights}
+
+
+def reference_logprobs(
+    rank: int, ranks: int, port: int, config: dict[str, Any], sequences: list[list[int]]
+) -> Any:
+    """Each sequence is a prompt of one token and a sample; one sample between them has no tokens."""
+    from gyre.workloads.megatron.reference import MegatronReference
+
+    def sample(tokens: list[int]) -> Sample:
+        ids_ = np.array(tokens, np.int32)
+        return Sample(ids_, np.zeros(len(ids_), np.float32), (VersionRun(0, 0, len(ids_)),))
+
+    groups = [
+        Group(at, np.array(tokens[:1], np.int32), samples=[sample([]), sample(tokens[1:])])
+        for at, tokens in enumerate(sequences)
+    ]
+    reference = MegatronReference()
+    reference.context = WorkloadContext("j", "reference", 3, 4, config=config)
+    reference.setup()
+    try:
+        found = reference.logprobs(groups)
+        assert not hasattr(reference.policy, "optimizer")
+        return np.concatenate([s.extras["ref_logprobs"] for group in found for s in group.samples])
+    finally:
+        reference.teardown()

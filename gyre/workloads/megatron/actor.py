@@ -60,7 +60,10 @@ class MegatronActor(TorchActor):
         """Set it False where weights are read from the device, by `hugging_face.export_weights`."""
         self.timings: dict[str, float] = {}
         """Seconds of the last step's `update` and `snapshot`, the device's work included."""
-        super().setup()
+        if self.layout.model_path:  # whose tokens and texts are the business of others
+            super(TorchActor, self).setup()
+        else:
+            super().setup()
         self._changed()
 
     def build(self) -> None:
@@ -76,15 +79,20 @@ class MegatronActor(TorchActor):
         from gyre.workloads.megatron.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
+        source: Any
         path = self.layout.model_path
         if path:
-            from gyre.workloads.megatron.sources import read_config
+            from gyre.workloads.megatron.sources import first_weights, read_config
 
             self.hugging_face_config = read_config(Path(path))
+            architecture = architecture_from(self.hugging_face_config, path)
+            source = first_weights(Path(path), architecture, self.settings.seed, self.device)
         else:
             self._decoder_config = model_config(self.settings, self.task)
             self.hugging_face_config = config_of(self._decoder_config, eos_id=self.task.tokenizer.eos_id)
-        architecture = architecture_from(self.hugging_face_config, path or "config.model")
+            architecture = architecture_from(self.hugging_face_config, "config.model")
+            decoder = Decoder(self._decoder_config, seed=self.settings.seed)
+            source = self._names_of(decoder).__getitem__
         seed_everything(self.settings.seed)
         self.ranks = Ranks(
             self.context,
@@ -99,25 +107,12 @@ class MegatronActor(TorchActor):
             self.layout,
             self.optim,
             self.ranks,
-            self._first_weights(),
+            source,
             device=self.device,
             dtype=self.dtype,
             seam=self._seam,
         )
         self._writer = CheckpointWriter(self.policy, self._seam)
-
-    def _first_weights(self) -> Any:
-        from gyre.workloads.megatron.config import architecture_from
-        from gyre.workloads.megatron.sources import SafetensorsFolder, SeededWeights
-
-        path = self.layout.model_path
-        if not path:
-            decoder = Decoder(self._decoder_config, seed=self.settings.seed)
-            return self._names_of(decoder).__getitem__
-        folder = SafetensorsFolder(Path(path))
-        return folder or SeededWeights(
-            architecture_from(self.hugging_face_config, path), self.settings.seed, self.device
-        )
 
     def _names_of(self, decoder: Decoder) -> dict[str, torch.Tensor]:
         return to_names(decoder.state_dict(), self._decoder_config)

@@ -77,13 +77,14 @@ class CheckpointWriter:
                 sharded_state(self._policy, is_loading=False), str(state), async_sharded_save=True
             )
             buckets = request.preload_fn() if request.preload_fn is not None else []
-        own = [(file, key, (texts, _copied(tensors))) for file, key, (texts, tensors) in buckets]
+        if self._policy.device.type == "cpu":
+            buckets = [(file, key, (texts, _copied(tensors))) for file, key, (texts, tensors) in buckets]
         self._finish = list(request.finalize_fns)
         transforms = request.async_fn.args[0] if isinstance(request.async_fn, partial) else []
         random_state = _random_state()
         self._error = None
         self._thread = threading.Thread(
-            target=self._write, args=(own, transforms, random_state), name="gyre-checkpoint", daemon=True
+            target=self._write, args=(buckets, transforms, random_state), name="gyre-checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -249,7 +250,7 @@ def _step_stays() -> Iterator[None]:
 
 
 def _copied(tensors: list[tuple[Any, torch.Tensor]]) -> list[tuple[Any, torch.Tensor]]:
-    """On a CPU Megatron hands out the very weights, which the next step changes; from a GPU they are copies already."""
+    """Megatron hands out the very weights, which the next step changes; from a GPU they are copies."""
     return [(item, tensor.detach().clone()) for item, tensor in tensors]
 
 

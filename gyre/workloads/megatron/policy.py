@@ -43,7 +43,8 @@ Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
 
 
 class MegatronPolicy:
-    """`module` is the bare GPTModel of this rank. Its weights are `source`'s."""
+    """`module` is the bare GPTModel of this rank. Its weights are `source`'s. Unless it `trains` it has no optimizer
+    and no room for gradients, and `logprobs` is all that it does."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class MegatronPolicy:
         device: torch.device,
         dtype: torch.dtype,
         seam: Callable[[], AbstractContextManager[Any]],
+        trains: bool = True,
     ) -> None:
         self.architecture = architecture
         self.settings = settings
@@ -73,13 +75,14 @@ class MegatronPolicy:
                 device=device,
             )
             import_weights(self.module, architecture, ranks, source)
-            self._wrap()
+            self._inner: Any = (
+                self.module if dtype == torch.float32 else Float16Module(self.config, self.module)
+            )
+            if trains:
+                self._wrap()
         self._seam = seam
 
     def _wrap(self) -> None:
-        inner: Any = self.module
-        if self.dtype != torch.float32:
-            inner = Float16Module(self.config, self.module)
         self.ddp = DistributedDataParallel(
             self.config,
             DistributedDataParallelConfig(
@@ -87,9 +90,10 @@ class MegatronPolicy:
                 overlap_grad_reduce=False,  # nobody knows which micro-batch will be the last
                 use_distributed_optimizer=self.settings.distributed_optimizer,
             ),
-            inner,
+            self._inner,
         )
         self.ddp.train()
+        self._inner = self.ddp
         optim = self.optim
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
@@ -188,7 +192,7 @@ class MegatronPolicy:
             told: list[Any] = get_forward_backward_func()(
                 forward_step_func=forward,
                 data_iterator=iter(passes),
-                model=[self.ddp],
+                model=[self._inner],
                 num_microbatches=len(passes),
                 seq_length=max(
                     len(part.tokens) for part in passes

@@ -35,6 +35,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return content
 
 
+def first_weights(
+    folder: Path, architecture: Architecture, seed: int, device: torch.device
+) -> SafetensorsFolder | SeededWeights:
+    """What a folder holds; where it holds no weights, what the seed gives."""
+    return SafetensorsFolder(folder) or SeededWeights(architecture, seed, device)
+
+
 class SafetensorsFolder:
     """`source(name)` of a folder in Hugging Face's layout, in one file or several."""
 
