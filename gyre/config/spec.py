@@ -205,6 +205,9 @@ class RunSpec(Model):
     """Streamed: samples that a micro-batch has at most; a group of more goes alone."""
     max_tokens_per_micro_batch: PositiveInt | None = None
     """Streamed: the same in tokens of prompts and answers, over all ranks."""
+    dynamic_sampling: Annotated[int, Field(ge=0)] = 0
+    """Streamed: a group whose samples all earned the same, and so has no gradient, is set aside and another prompt
+    takes its place; in a step at most so many times `prompts_per_step`, then the job fails. 0 keeps such groups."""
     checkpoint_every: PositiveInt = 10
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""

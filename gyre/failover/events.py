@@ -154,7 +154,8 @@ class CheckpointCommitted(Event):
 @dataclass(frozen=True, slots=True)
 class GroupSetAside(Event):
     """The trainer gave a group up, and another prompt took its place. `reason` is `poison` where nobody could generate
-    it, with the engines' last words as evidence, or `stale`; `tokens` are those that the trainer had of it."""
+    it, with the engines' last words as evidence, `stale`, or `no_gradient` where all samples earned the same; `tokens`
+    are those that the trainer had of it."""
 
     incarnation: int
     group: int

@@ -89,6 +89,11 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
     batch, firing, micro = run.prompts_per_step, run.groups_per_firing, run.groups_per_micro_batch
     if run.micro_batches == "streamed":
         firing, micro = 1, batch
+    elif run.dynamic_sampling:
+        raise GraphError(
+            f"run.dynamic_sampling: {run.dynamic_sampling} given, but run.micro_batches is 'fixed'.",
+            hint='Set run.micro_batches to "streamed".',
+        )
     for key, value in (("groups_per_firing", firing), ("groups_per_micro_batch", micro)):
         if batch % value:
             raise GraphError(
@@ -200,8 +205,7 @@ RECIPES: dict[str, Recipe] = {
             clip_ratio_high=0.2,
             loss_agg_mode="seq-mean-token-sum-norm",
         ),
-        # arXiv 2503.14476: clip-higher and the mean over all tokens. Its dynamic sampling is not done: batches are
-        # fixed (`gyre.rollouts.ledger`), so a group whose rewards are equal stays in its step, and has no gradient.
+        # arXiv 2503.14476: clip-higher and the mean over all tokens. Its dynamic sampling is `run.dynamic_sampling`.
         _group_relative("dapo", clip_ratio_low=0.2, clip_ratio_high=0.28, loss_agg_mode="token-mean"),
         # arXiv 2402.14740: beyond the mean of the others, summed over each sequence.
         _group_relative(

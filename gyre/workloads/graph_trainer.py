@@ -52,7 +52,7 @@ from gyre.workloads.retries import Retries
 from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
 from gyre.workloads.roster import Member
 from gyre.workloads.served_policies import ServedPolicies
-from gyre.workloads.step_assembly import FixedBatches, StepAssembly, StreamedBatches, is_made
+from gyre.workloads.step_assembly import NO_GRADIENT, FixedBatches, StepAssembly, StreamedBatches, is_made
 from gyre.workloads.vertex_calls import VertexCalls
 from gyre.workloads.waits import WaitClock
 
@@ -153,6 +153,8 @@ class GraphTrainer(BaseTrainer):
         self.book = GroupBook(self.ledger, per_step=self.batch)
         self.discarded = self.ledger.account().discarded
         """Tokens that were not trained on, by reason."""
+        self.replaced_at: list[int] = []
+        """The step at which each group was replaced that this trainer replaced for want of a gradient."""
         self.set_aside_at: list[int] = []
         """The step at which each group was set aside that this trainer did so with for poison."""
         self.gang_calls: dict[tuple[str, int], _GangCall] = {}
@@ -622,15 +624,31 @@ class GraphTrainer(BaseTrainer):
         )
 
     def _drop(self, group_id: int, verdict: Verdict) -> None:
-        """A whole group that is too old: its prompt is answered again, or another takes its place."""
+        """A whole group that is too old: its prompt is answered again, or another takes its place. One without a
+        gradient is always replaced."""
         place = self.book.place_of(group_id)
-        if self.spec.staleness.dropped == "again":
+        if verdict is NO_GRADIENT:
+            self._set_aside(
+                group_id, self._prompt(self.book.cursor), reason="no_gradient", evidence=verdict.reason
+            )
+            self._check_dynamic_sampling()
+        elif self.spec.staleness.dropped == "again":
             tokens = self.book.give_back(group_id, reason="stale", evidence=verdict.reason)
             self.discarded["stale"] = self.discarded.get("stale", 0) + tokens
         else:
             self._set_aside(group_id, self._prompt(self.book.cursor), reason="stale", evidence=verdict.reason)
         for ref in self.made_by:
             self.flow.undo(ref, place)
+
+    def _check_dynamic_sampling(self) -> None:
+        self.replaced_at.append(self.book.step)
+        count, most = self.replaced_at.count(self.book.step), self.run.dynamic_sampling * self.batch
+        if count > most:
+            raise UserCodeError(
+                f"step {self.book.step + 1}: of {count} groups all samples earned the same, more than "
+                f"run.dynamic_sampling ({self.run.dynamic_sampling}) times prompts_per_step.",
+                hint="The prompts are too easy or too hard for the policy, or the reward does not tell answers apart.",
+            )
 
     def _judged(self, version: int, member: Member, outcome: Outcome | VertexLost) -> None:
         self.calls.ended(member)

@@ -18,8 +18,12 @@ from gyre.config import RunSpec
 from gyre.rollouts.ledger import RecordedBatch
 from gyre.rollouts.policies.arrival import ArrivalOrder
 from gyre.rollouts.policies.batching import BatchSettings, MicroBatcher
-from gyre.rollouts.policies.staleness import Verdict
+from gyre.rollouts.policies.staleness import Action, Verdict
+from gyre.rollouts.samples import Group
 from gyre.workloads.group_book import GroupBook, tokens_of
+
+NO_GRADIENT = Verdict(Action.DROP, "all of its samples earned the same")
+"""Of a group that dynamic sampling (DAPO, arXiv 2503.14476) replaces."""
 
 
 class StepAssembly(Protocol):
@@ -28,7 +32,7 @@ class StepAssembly(Protocol):
         """Whether groups became whole that `refresh` has not looked at, and that could make a micro-batch."""
 
     def refresh(self) -> list[tuple[int, Verdict]]:
-        """Look at the book: groups became whole, or a step ended. The groups that are too old now."""
+        """Look at the book: groups became whole, or a step ended. The groups that are too old now, or of no use."""
 
     def take(self) -> RecordedBatch | None:
         """The next micro-batch of the step after the book's last, recorded; None where there is none yet."""
@@ -105,9 +109,13 @@ class StreamedBatches:
         if step != self._step:
             self._begin(step)
         new = self._own(group_id for group_id in book.whole if group_id not in self._seen)
+        useless = []
+        if self._run.dynamic_sampling:
+            useless = [(group_id, NO_GRADIENT) for group_id in new if _earned_the_same(book.groups[group_id])]
+            new = [group_id for group_id in new if not _earned_the_same(book.groups[group_id])]
         if self._arrival is None:
             self._offer(new)
-            return []
+            return useless
         for group_id in new:
             runs = [sample.versions for sample in book.groups[group_id].samples]
             self._arrival.whole(group_id, runs, trainer_version=book.step)
@@ -115,7 +123,7 @@ class StreamedBatches:
         choice = self._arrival.choose(trainer_version=book.step, places=self._places_left)
         self._offer(choice.train)
         self._seen.difference_update(group_id for group_id, _ in choice.drop)
-        return choice.drop
+        return [*useless, *choice.drop]
 
     def take(self) -> RecordedBatch | None:
         book, step = self._book, self._book.step + 1
@@ -159,3 +167,7 @@ class StreamedBatches:
             self._batcher.add_whole(group_id, samples=len(group.samples), tokens=tokens_of(group))
         self._seen.update(ids)
         self._places_left -= len(ids)
+
+
+def _earned_the_same(group: Group) -> bool:
+    return len({sample.reward for sample in group.samples}) == 1

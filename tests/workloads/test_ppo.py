@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from gyre.config import parse_job
+from gyre.errors import GraphError, UserCodeError
+from gyre.graph import compile_job
 from gyre.testing.in_process import InProcessJob
 from tests.workloads.conftest import digests_of, steps_of
 
@@ -131,3 +134,74 @@ def test_every_recipe_trains(make_job, recipe, loss):
         assert row["kl"] > 0
     if "tis_imp_ratio_cap" in loss:
         assert row["tis_weight"] == pytest.approx(1.0, abs=1e-3)
+
+
+class OftenTheSame(TokenSum):
+    """Of every third prompt all samples earn the same."""
+
+    def score(self, groups: list[Any]) -> list[Any]:
+        for group in super().score(groups):
+            for index, sample in enumerate(group.samples):
+                sample.reward = 1.0 if group.id % 3 == 0 else float(index % 2)
+        return groups
+
+
+class AlwaysTheSame:
+    def score(self, groups: list[Any]) -> list[Any]:
+        for group in groups:
+            for sample in group.samples:
+                sample.reward = 0.5
+        return groups
+
+
+def streamed(recipe: str, reward: str = "TokenSum", **run: Any) -> dict[str, Any]:
+    given = spec(recipe)
+    given["roles"]["reward"] = {"entrypoint": f"{__name__}:{reward}"}
+    return given | {"run": RUN | {"micro_batches": "streamed", **run}}
+
+
+@pytest.mark.parametrize(
+    ("call", "victim", "nth"),
+    [("critic.apply", "critic-0", 3), ("critic.accumulate", "critic-0", 4), ("actor.apply", "trainer-0", 2)],
+)
+def test_a_streamed_critic_replays_what_was_recorded(make_job, call, victim, nth):
+    job = make_job(streamed("ppo"))
+    strike = job.kill_trainer if victim == "trainer-0" else lambda: job.restart(victim)
+    job.on(call, nth, strike, when="after")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert (job.account().trained, job.account().lost, job.account().trained_twice) == (16, (), ())
+    assert critic_of(job)["trained"] == [(0, 16)]
+    told = [report.body["error"] for report in job.reports_of("OperatorFailed")]
+    assert not [text for text in told if "replaying" in text], "a replay gave other weights"
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_dynamic_sampling_replaces_groups_without_a_gradient(make_job, staleness):
+    job = make_job(streamed("dapo", "OftenTheSame", dynamic_sampling=5) | {"max_staleness": staleness})
+    job.on("actor.apply", 2, job.kill_trainer, when="after")
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    account = job.account()
+    trained = [group_id for row in steps_of(job) for group_id in row.group_ids]
+    assert len(trained) == len(set(trained)) == 16
+    assert not [group_id for group_id in trained if group_id % 3 == 0]
+    assert account.drawn == account.trained + account.set_aside
+    assert account.set_aside == len([n for n in range(account.drawn) if n % 3 == 0])
+    assert (account.lost, account.trained_twice, result["prompts_lost"]) == ((), (), 0)
+    told = [report.body for report in job.reports_of("GroupSetAside")]
+    assert {body["reason"] for body in told} == {"no_gradient"}
+
+
+def test_a_reward_that_tells_nothing_apart_fails_the_job(make_job):
+    with (
+        make_job(streamed("dapo", "AlwaysTheSame", dynamic_sampling=1)) as job,
+        pytest.raises(UserCodeError, match="all samples earned the same"),
+    ):
+        job.result(timeout_s=DEADLINE_S)
+
+
+def test_dynamic_sampling_needs_streamed_micro_batches():
+    given = spec("dapo") | {"run": RUN | {"dynamic_sampling": 2}}
+    with pytest.raises(GraphError, match="streamed"):
+        compile_job(parse_job(given))
