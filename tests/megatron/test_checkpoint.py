@@ -62,7 +62,7 @@ def test_what_is_not_whole_or_not_what_was_written_is_refused(
 ) -> None:
     assert "no whole checkpoint" in pool.run(work.refused_restore, 1, config_of("alone"), tmp_path)[0]
     folder, _ = from_tp2
-    book = json.loads((folder / "gyre.json").read_text())
+    book = json.loads((folder / "actor.json").read_text())
     assert book["step"] == book["policy_version"] == 1
     for changes, sentence in (
         ({"digest": "0" * 32}, "not those that were written"),
@@ -72,6 +72,6 @@ def test_what_is_not_whole_or_not_what_was_written_is_refused(
         other.mkdir()
         for file in folder.iterdir():
             (other / file.name).symlink_to(file)
-        (other / "gyre.json").unlink()
-        (other / "gyre.json").write_text(json.dumps({**book, **changes}))
+        (other / "actor.json").unlink()
+        (other / "actor.json").write_text(json.dumps({**book, **changes}))
         assert sentence in pool.run(work.refused_restore, 1, config_of("alone"), other)[0]

@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gyre.errors import ConfigError
-from gyre.workloads.megatron.settings import MegatronSettings
 from tests.megatron import work
 from tests.megatron.pool import RankPool
 from tests.megatron.work import LAYOUTS, config_of
@@ -111,16 +109,3 @@ def test_a_model_that_would_be_computed_wrongly_is_refused(
 ) -> None:
     (refusal,) = pool.run(work.refusal_of, 1, {**CONFIGS["llama"], **changes})
     assert sentence in refusal
-
-
-def test_settings_are_checked_with_their_path() -> None:
-    assert MegatronSettings.read({"megatron": {"tensor_parallel": 2}}).tensor_parallel == 2
-    for wrong, sentence in (
-        ({"tensor_paralel": 2}, r"config.megatron.tensor_paralel"),
-        ({"tensor_parallel": 0}, "must be at least 1"),
-        ({"sequence_parallel": True}, "needs a tensor_parallel above 1"),
-        ({"dtype": "float8"}, "one of auto, float32, bfloat16"),
-        ({"device": "tpu"}, "one of auto, cpu, cuda"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            MegatronSettings.read({"megatron": wrong})

@@ -233,7 +233,7 @@ def train_and_checkpoint(
             assert actor.checkpoint_written(wait=False)
         state = actor.state()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
-        assert not (folder / "gyre.json").exists() or not background, "it was whole before it was written"
+        assert not (folder / "actor.json").exists() or not background, "it was whole before it was written"
         trained.set()
         assert actor.checkpoint_written(wait=True)
         checkpoint._written = write

@@ -60,10 +60,7 @@ class MegatronActor(TorchActor):
         """Set it False where weights are read from the device, by `hugging_face.export_weights`."""
         self.timings: dict[str, float] = {}
         """Seconds of the last step's `update` and `snapshot`, the device's work included."""
-        if self.layout.model_path:  # whose tokens and texts are the business of others
-            super(TorchActor, self).setup()
-        else:
-            super().setup()
+        super().setup()
         self._changed()
 
     def build(self) -> None:
@@ -247,6 +244,10 @@ class MegatronActor(TorchActor):
             named = from_names(named, self._decoder_config)
         manifest, buffer = pack_weights(named, version=version, step=self.step)
         return manifest.to_dict(), buffer
+
+    def servable(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """As `TorchActor`. The first rank has the weights."""
+        return self.weights(), self.hugging_face_config
 
     @operator(kind="weights")
     def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:

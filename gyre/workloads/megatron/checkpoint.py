@@ -2,13 +2,13 @@
 
 A checkpoint is a folder that its owner (the trainer) makes visible by renaming it when all of it is written:
 
-    gyre.json            step, trained ids, metrics, the digest of the weights: written last, by the first rank
+    actor.json           step, trained ids, metrics, the digest of the weights: written last, by the first rank
     rank_00000.pt …      each rank's random state
     state/               weights and optimizer, as Megatron shards them: metadata.json, .metadata, common.pt, *.distcp
 
 Invariants:
 - *written from copies*: what is written is what the weights were when the write began, whatever is trained meanwhile;
-- *last is whole*: `gyre.json` is there only when every rank's part is on the disk;
+- *last is whole*: `actor.json` is there only when every rank's part is on the disk;
 - *what was written comes back*: the digest of the loaded weights is compared with the one that was written.
 
 Writing runs on a thread of this process, for Megatron's own way, forked processes that report through a spawned one, is
@@ -43,7 +43,7 @@ from gyre.workloads.torch.errors import CheckpointMismatch
 
 FORMAT = 1
 _STATE = "state"
-_BOOK = "gyre.json"
+_BOOK = "actor.json"
 
 
 class CheckpointWriter:
@@ -65,7 +65,7 @@ class CheckpointWriter:
 
     def begin(self, path: Path, book: dict[str, Any]) -> None:
         """Copy what is to be written, and start to write it below `path`, which is there and empty. `book` is what
-        the first rank's `gyre.json` will hold. One at a time: who begins another has seen this one written."""
+        the first rank's `actor.json` will hold. One at a time: who begins another has seen this one written."""
         assert self._thread is None, "a checkpoint is being written"
         self._path, self._book = path, book
         state = path / _STATE
@@ -166,7 +166,7 @@ def restore(
 
 
 def read_book(path: Path) -> dict[str, Any]:
-    """The content of `gyre.json`. Raises CheckpointMismatch where there is none, or one of another format."""
+    """The content of `actor.json`. Raises CheckpointMismatch where there is none, or one of another format."""
     try:
         book: dict[str, Any] = json.loads((path / _BOOK).read_text())
     except (OSError, ValueError) as error:
