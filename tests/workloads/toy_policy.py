@@ -76,7 +76,9 @@ class ToyData:
         return Group(index, np.array([index, index * 7 + 1], dtype=np.int32), {"answer": index % 5})
 
     def held_out(self, count: int) -> list[Group]:
-        return [Group(-1 - index, np.array([index], dtype=np.int32)) for index in range(count)]
+        return [
+            Group(-1 - index, np.array([index], dtype=np.int32), {"answer": index}) for index in range(count)
+        ]
 
 
 class ToyActor(BaseWorkload):

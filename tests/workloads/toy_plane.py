@@ -1,0 +1,247 @@
+"""A rollout plane of whole numbers, for trainers in this process: it keeps its word as the real one does.
+
+What is asked for is generated in any order, by the newest policy (a pinned request by its own), delivered until it is
+taken, delivered again to each new connection, and asked for twice it is generated once. Some groups nobody can make.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gyre.rollouts.client import CannotGenerate
+from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads import plane_calls, rollout_plane
+from gyre.workloads.base import BaseWorkload, operator
+from tests.workloads.toy_policy import TOKENS, ToyActor, mix
+
+Key = tuple[str, int]
+
+
+@dataclass
+class Asked:
+    group: Group
+    n: int
+    min_version: int
+    pinned: bool
+    begun_with: int | None = None
+
+
+@dataclass
+class ToyPlane:
+    """`poison` are groups that nobody can generate. `held` ones are begun when they are asked for, and come when
+    they are no longer held."""
+
+    seed: int = 0
+    poison: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.weights: dict[int, list[int]] = {}
+        self.newest = -1
+        self.open: dict[Key, Asked] = {}
+        self.delivered: dict[Key, Group] = {}
+        self.generated = self.taken = 0
+        self.asked: list[Key] = []
+        self.client: ToyClient | None = None
+        self._dice = random.Random(self.seed)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="toy-plane", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(5.0)
+
+    def release(self) -> None:
+        with self._changed:
+            self.held.clear()
+            self._changed.notify_all()
+
+    def break_off(self) -> None:
+        """The connection breaks and comes back: all that was not taken is delivered again, all failures told again."""
+        with self._changed:
+            client, again = self.client, list(self.delivered.items())
+            failed = [key for key in self.open if key[1] in self.poison]
+        if client is not None:
+            self._deliver(client, again)
+            for key in failed:
+                client.fail(key)
+
+    # -- the trainer's side -------------------------------------------------------------------------
+
+    def attach(self, client: ToyClient) -> None:
+        with self._changed:
+            if self.client is None or client.term >= self.client.term:
+                self.client = client
+                again = list(self.delivered.items())
+        self._deliver(client, again)
+
+    def ask(self, purpose: str, asked: list[Asked]) -> None:
+        again = []
+        with self._changed:
+            for one in asked:
+                key = (purpose, one.group.id)
+                self.asked.append(key)
+                if one.group.id in self.held:
+                    one.begun_with = self.newest
+                if key in self.delivered:
+                    again.append((key, self.delivered[key]))
+                else:
+                    self.open.setdefault(key, one)
+            self._changed.notify_all()
+            client = self.client
+        if client is not None and again:
+            self._deliver(client, again)
+
+    def take(self, purpose: str, ids: list[int]) -> None:
+        with self._changed:
+            for group_id in ids:
+                self.open.pop((purpose, group_id), None)
+                self.taken += self.delivered.pop((purpose, group_id), None) is not None
+
+    def publish(self, version: int) -> None:
+        with self._changed:
+            self.weights[version] = list(EXPORTED[version])
+            self.newest = max(self.newest, version)
+            self._changed.notify_all()
+
+    # -- generating ---------------------------------------------------------------------------------
+
+    def _ready(self) -> list[Key]:
+        return [
+            key
+            for key, one in self.open.items()
+            if one.min_version <= self.newest
+            and key[1] not in self.held
+            and one.min_version in (-1, *self.weights)
+        ]
+
+    def _work(self) -> None:
+        told: set[Key] = set()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or bool(set(self._ready()) - told), 5.0)
+                if self._closing:
+                    return
+                ready = [key for key in self._ready() if key not in told]
+                if not ready:
+                    continue
+                key = self._dice.choice(ready)
+                client, one = self.client, self.open[key]
+                if key[1] in self.poison:
+                    told.add(key)
+                    whole = None
+                else:
+                    version = one.min_version if one.pinned else self.newest
+                    whole = self._generate(one, version if one.begun_with is None else one.begun_with)
+                    del self.open[key]
+                    self.delivered[key] = whole
+                    self.generated += 1
+            if client is None:
+                continue
+            if whole is None:
+                client.fail(key)
+            else:
+                self._deliver(client, [(key, whole)])
+
+    def _generate(self, one: Asked, version: int) -> Group:
+        weights = self.weights[version]
+        samples = [
+            Sample(
+                np.array([mix(*weights, one.group.id, number, at) % 1000 for at in range(TOKENS)], np.int32),
+                np.zeros(TOKENS, np.float32),
+                (VersionRun(version, 0, TOKENS),),
+            )
+            for number in range(one.n)
+        ]
+        return Group(one.group.id, one.group.prompt_ids, one.group.meta, samples)
+
+    def _deliver(self, client: ToyClient, groups: list[tuple[Key, Group]]) -> None:
+        for (purpose, _), group in groups:
+            copy = [Sample(s.token_ids, s.logprobs, s.versions) for s in group.samples]
+            client.on_groups(purpose, [Group(group.id, group.prompt_ids, group.meta, copy)])
+
+
+class ToyClient:
+    """In the place of `RolloutClient`."""
+
+    plane: ToyPlane
+
+    def __init__(
+        self,
+        endpoint: Any,
+        *,
+        term: int,
+        on_groups: Callable[[str, list[Group]], None],
+        on_error: Callable[[Any], None],
+        **others: Any,
+    ) -> None:
+        self.term, self.on_groups, self.on_error = term, on_groups, on_error
+        self.plane.attach(self)
+
+    def fail(self, key: Key) -> None:
+        purpose, group_id = key
+        self.on_error(
+            CannotGenerate(
+                f"Group {group_id} cannot be generated; sample 0 failed: the engine's last words",
+                details={"purpose": purpose, "ids": [group_id]},
+            )
+        )
+
+    def request(
+        self,
+        purpose: str,
+        groups: list[Group],
+        *,
+        n: int,
+        min_version: int,
+        pinned: bool = False,
+        **others: Any,
+    ) -> None:
+        self.plane.ask(purpose, [Asked(group, n, min_version, pinned) for group in groups])
+
+    def taken(self, purpose: str, ids: list[int]) -> None:
+        self.plane.take(purpose, ids)
+
+    def pulse(self, pulse: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ToyVertex(BaseWorkload):
+    """In the place of the rollout manager's vertex and of the instances'."""
+
+
+EXPORTED: dict[int, list[int]] = {}
+
+
+class PlaneActor(ToyActor):
+    @operator(kind="weights")
+    def publish_model(self, *, version: int) -> dict[str, Any]:
+        EXPORTED[version] = list(self.weights)
+        return {"version": version}
+
+
+def install(plane: ToyPlane, monkeypatch: Any) -> None:
+    """Trainers that are started from now on meet this plane."""
+    EXPORTED.clear()
+    monkeypatch.setattr(ToyClient, "plane", plane, raising=False)
+    monkeypatch.setattr(plane_calls, "RolloutClient", ToyClient)
+    monkeypatch.setattr(rollout_plane, "RolloutInstance", ToyVertex)
+    monkeypatch.setattr(rollout_plane, "RolloutManagerVertex", ToyVertex)
+    monkeypatch.setattr(
+        plane_calls.PlaneCalls,
+        "publish",
+        lambda calls, told: plane.publish(told["version"]),
+    )
