@@ -314,7 +314,7 @@ class Loop(base.Bench):
     def new_actor(self, name: str, scale: Scale, model: Path, level: int = 0) -> ActorProcess:
         config = {
             "seed": 0,
-            "threads": 4 if self.cuda else 1,
+            "threads": 8 if self.cuda else 1,
             "collective_timeout_s": 300.0,
             "optim": {"lr": 1e-6, "warmup_steps": 1},
             "loss": {"tis_imp_ratio_cap": 2.0},
@@ -338,15 +338,14 @@ class Loop(base.Bench):
         self.actors[name] = ActorProcess(base.Child.script, options, output, level=level, env=env)
         return self.actors[name]
 
-    def new_plane(self, name: str, scale: Scale, model: Path, until: float) -> Plane:
-        """A manager and a trainer, and version 0 published."""
+    def new_plane(self, name: str, scale: Scale, until: float) -> Plane:
+        """A manager and a trainer."""
         plane = self.planes[name] = Plane(self.place, name)
         folder = self.weights / f"published-{name}"
         folder.mkdir()
         trainer = LoopTrainer(plane.endpoint, scale.shape, self.actors[name], folder, way=self.way)
         plane.trainer = trainer  # type: ignore[assignment]
         plane.start(until)
-        trainer.publish_folder(0, model)
         return plane
 
     def join(
@@ -389,7 +388,7 @@ class Loop(base.Bench):
         """Everything at once: what is slow is the engine's start."""
         began = now()
         self.new_actor("small", self.scale, self.models[0])
-        writers = [self._write_model(0, self.scale)]
+        self._writers = writers = [self._write_model(0, self.scale)]
         if "big" in self.wanted:
             writers.append(self._write_model(1, self.big_scale))
         free = shutil.disk_usage(self.weights).free
@@ -399,12 +398,12 @@ class Loop(base.Bench):
         out["free_gib_for_weights"] = round(free / 2**30, 1)
         self.results["machine"] = base.machine()
         self.results["gpu_used_mib_before"] = base.gpu_used_mib()
+        plane = self.new_plane("small", self.scale, until)
+        self.join(plane, "a", self.scale, memory=0.5)  # it waits for a version
         if writers[0].process.wait(max(1.0, until - now())):
             raise PartFailed((self.place / "models.out").read_text()[-2000:])
         out["model_written_s"] = round(now() - began, 2)
-        plane = self.new_plane("small", self.scale, self.models[0], until)
-        self.join(plane, "a", self.scale, memory=0.5)
-        self._writers = writers
+        self.small()[1].publish_folder(0, self.models[0])
 
     def _write_model(self, number: int, scale: Scale) -> base.Child:
         options = {
@@ -436,8 +435,7 @@ class Loop(base.Bench):
             try:
                 out["setup"] = actor.call("setup", min(90.0, until - now()))
                 began = now()
-                actor.call("bare", min(90.0, until - now()), groups=groups, steps=1)
-                self._own_step(actor, groups, 1, until)
+                self._own_step(actor, groups, 1, min(until, now() + 90.0))
                 out["first_passes_s"] = round(now() - began, 2)
                 return actor
             except ActorFailed as error:
@@ -462,23 +460,33 @@ class Loop(base.Bench):
         self, out: Row, trainer: LoopTrainer, until: float, *, bare_steps: int, own_steps: int
     ) -> None:
         """Both on the passes of a whole step: Megatron's own loop, and Gyre's actor with nobody else."""
-        shape = trainer.shape
+        shape, actor = trainer.shape, trainer.actor
         count = shape.groups // shape.micro
         groups = synthetic(shape, 910_000_000, count)
-        out["bare"] = told = trainer.actor.call("bare", until - now(), groups=groups, steps=bare_steps)
-        out["bare_tokens_s"] = round(told["input_tokens"] / statistics.median(told["steps_s"][1:]), 1)
+        trainer.step = actor.call("state", 20.0)["step"]
+        try:
+            out["bare"] = told = actor.call("bare", until - now(), groups=groups, steps=bare_steps)
+            seconds = statistics.median(told["steps_s"][1:])
+            out["bare_tokens_s"] = round(told["input_tokens"] / seconds, 1)
+        except (
+            ActorFailed
+        ) as error:  # then there is nothing to compare with; the loop is measured all the same
+            out["bare_failed"] = str(error)[-2500:]
         tokens = sum(inputs(micro) for micro in groups)
-        out["own"] = []
-        trainer.step = 1  # of the first passes
-        for number in range(own_steps):
-            more = synthetic(shape, 920_000_000 + number * 1000, count)
-            out["own"].append(self._own_step(trainer.actor, more, trainer.step + 1, until))
-            trainer.step += 1
-        seconds = statistics.median(row["seconds"] for row in out["own"][1:])
-        snapshot = statistics.median(row["snapshot_s"] for row in out["own"][1:])
+        out["own"] = rows = []
+        try:
+            for number in range(own_steps):
+                more = synthetic(shape, 920_000_000 + number * 1000, count)
+                rows.append(self._own_step(actor, more, trainer.step + 1, until))
+                trainer.step += 1
+        finally:
+            trainer.step = actor.call("state", 20.0)["step"]
+        seconds = statistics.median(row["seconds"] for row in rows[1:])
+        snapshot = statistics.median(row["snapshot_s"] for row in rows[1:])
         out["own_tokens_s"] = round(tokens / seconds, 1)
         out["own_without_snapshot_tokens_s"] = round(tokens / (seconds - snapshot), 1)
-        out["own_over_bare"] = round(out["own_tokens_s"] / out["bare_tokens_s"], 4)
+        if "bare_tokens_s" in out:
+            out["own_over_bare"] = round(out["own_tokens_s"] / out["bare_tokens_s"], 4)
         out["memory"] = trainer.actor.call("memory", 20.0)
 
     def _deterministic(self, trainer: LoopTrainer, until: float) -> Row:
@@ -502,7 +510,7 @@ class Loop(base.Bench):
 
     def served(self, out: Row, until: float) -> None:
         plane, trainer = self.small()
-        instance = self.instances["a"]
+        (instance,) = self.living("a")
         try:
             out["loaded"] = self.loaded(plane, instance, until)
         except PartFailed as error:
@@ -517,7 +525,15 @@ class Loop(base.Bench):
         out["engine_start_s"] = instance.log.rows("engine")[-1]["start_s"]
         out["gpu_used_mib"] = base.gpu_used_mib()
         if trainer.step:
-            out["first_update"] = self._first_update(plane, trainer, "a", until)
+            try:
+                out["first_update"] = self._first_update(plane, trainer, "a", min(until, now() + 60.0))
+            except (ActorFailed, PartFailed) as error:
+                out["first_update_failed"] = f"by {trainer.way}: {error}"[-3000:]
+                self.way = trainer.way = "folder" if trainer.way == "arena" else "arena"
+                groups = synthetic(trainer.shape, 940_000_000, 1)  # a version means one set of bytes
+                self._own_step(trainer.actor, groups, trainer.step + 1, until)
+                trainer.step += 1
+                out["first_update"] = self._first_update(plane, trainer, "a", until)
 
     def _first_update(self, plane: Plane, trainer: LoopTrainer, name: str, until: float) -> Row:
         trainer.publish(trainer.step, now())
@@ -813,7 +829,9 @@ class Loop(base.Bench):
         if "big" not in self.actors:
             self.new_actor("big", scale, model)
         if "big" not in self.planes:
-            self.new_plane("big", scale, model, until)
+            trainer = self.new_plane("big", scale, until).trainer
+            assert isinstance(trainer, LoopTrainer)
+            trainer.publish_folder(0, model)
         if "d" not in self.instances:
             self.join(self.planes["big"], "d", scale, memory=0.5)
 
@@ -879,7 +897,7 @@ class _With:
 # -- the run -----------------------------------------------------------------------------------------------
 
 PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-    ("start", 90.0, ("bare", "loop", "loading", "sync", "faults", "big", "more")),
+    ("start", 120.0, ("bare", "loop", "loading", "sync", "faults", "big", "more")),
     ("bare", 150.0, ("bare", "loop", "loading", "sync", "faults")),
     ("served", 200.0, ("served", "loop", "loading", "sync", "faults")),
     ("loop", 150.0, ("loop",)),
@@ -906,10 +924,10 @@ def table(results: Row) -> list[str]:
         lines.extend(f"{name}.{key} = {value}" for key, value in found.items() if value is not None)
 
     say("bare", "setup", "bare_tokens_s", "own_tokens_s", "own_without_snapshot_tokens_s", "own_over_bare")
-    say("bare", "deterministic", "memory")
+    say("bare", "bare_failed", "deterministic", "memory")
     if parts.get("bare", {}).get("levels_that_failed"):
         lines.append(f"bare: levels that failed: {[x['level'] for x in parts['bare']['levels_that_failed']]}")
-    say("served", "engine_start_s", "first_update", "with_loader_failed")
+    say("served", "engine_start_s", "first_update", "first_update_failed", "with_loader_failed")
     for name in ("loop", "big"):
         say(name, "bare_tokens_s", "own_tokens_s") if name == "big" else None
         say(name, "rates", "train_over_bare", "loop_over_bare", "train_over_own", "engine_rate_tokens_s")

@@ -169,7 +169,7 @@ class Work:
         if self.options["level"] >= 2:
             from gyre.workloads.megatron import model
 
-            model.varlen_attn = None  # type: ignore[assignment]
+            vars(model)["varlen_attn"] = None
             half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
             config = {**config, "megatron": {**config["megatron"], **half}}
         actor = MegatronActor()

@@ -325,8 +325,9 @@ class LoopTrainer:
         self.client.publish(version, ModelFolder.read(folder).checksum, folder)
 
     def wait_published(self, until: float) -> None:
-        if self._publishing is not None:
-            self._publishing.result(max(1.0, until - now()))
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            publishing.result(max(1.0, until - now()))
 
     # -- what it came to -------------------------------------------------------------------------------
 
