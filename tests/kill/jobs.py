@@ -54,6 +54,9 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
         )
     )
     builder = builder.max_staleness(overrides.pop("max_staleness", 0))
+    staleness = overrides.pop("staleness", None)
+    if staleness is not None:
+        builder = builder.staleness(staleness)
     store_url = overrides.pop("store", None)
     if store_url is not None:
         builder = builder.store(store_url)

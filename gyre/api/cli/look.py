@@ -115,6 +115,9 @@ def _show_job(view: dict[str, Any]) -> None:
     waits = view["progress"].get("waits")
     if isinstance(waits, dict) and waits:
         rows.append(("of the time", ", ".join(f"{who} {share:.0%}" for who, share in waits.items())))
+    discarded = view["progress"].get("tokens_discarded")
+    if isinstance(discarded, dict) and discarded:
+        rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
     if view["store"]["error"]:
         rows.append(("journal", view["store"]["error"]))
     write_table(("", ""), rows)
