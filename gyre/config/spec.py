@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
@@ -288,12 +288,6 @@ class RolloutsSpec(Model):
     """From the start of an engine to its first answer."""
     rebalance_every_s: Seconds = 1.0
     """How often queued and running samples are looked at for a better place."""
-
-    @model_validator(mode="after")
-    def _certificate_with_key(self) -> RolloutsSpec:
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("tls_cert and tls_key belong together: give both, or neither")
-        return self
 
 
 class StoreSpec(Model):

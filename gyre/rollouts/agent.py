@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -124,8 +125,9 @@ class AgentSettings:
 
 
 class Agent:
-    """`command_for(folder, version)` says how an engine is started over a model folder. `run` returns when the agent
-    was drained, and raises Refused, or the engine's error where no engine could be started."""
+    """`command_for(folder, version)` says how an engine is started over a model folder. `tls()`, asked before each dial
+    of an https URL, gives what to trust; None for the machine's own authorities. `run` returns when the agent was
+    drained, and raises Refused, or the engine's error where no engine could be started."""
 
     def __init__(
         self,
@@ -134,6 +136,7 @@ class Agent:
         command_for: Callable[[Path, str], EngineCommand],
         *,
         on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -143,6 +146,7 @@ class Agent:
         self._endpoint = endpoint
         self._command_for = command_for
         self._on_progress = on_progress
+        self._tls = tls
         self._now = monotonic
         self._model = "unset"
         self._engine: EngineProcess | None = None
@@ -275,8 +279,18 @@ class Agent:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             try:
                 socket = await session.ws_connect(
-                    f"{url.rstrip('/')}/v1/agent", max_msg_size=MAX_FRAME_BYTES, compress=0
+                    f"{url.rstrip('/')}/v1/agent",
+                    max_msg_size=MAX_FRAME_BYTES,
+                    compress=0,
+                    ssl=self._tls() or True,
                 )
+            except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+                self._reject = Refused(
+                    f"The rollout manager at {url} is not who it should be: {error}.",
+                    hint="Give what to trust with --ca, and the address by the name that its certificate has.",
+                    details={"reason": "certificate"},
+                )
+                raise
             except aiohttp.WSServerHandshakeError as error:
                 if error.status in (401, 403):
                     self._reject = Refused(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ from gyre.rollouts.frames import (
     encode,
 )
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+
+TLS_CLOSES_S = 0.25
+"""aiohttp leaves the end of a TLS connection to the loop, and tells nobody when it is over."""
 
 REDIAL_S = 0.1
 """Between two dials: a manager that was killed is back in a second or two, and training waits for it."""
@@ -86,12 +90,15 @@ class RolloutClient:
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[GyreError], None],
         on_window: Callable[[HandedBack | WindowNews], None] = lambda frame: None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
+        """`tls`, asked before each dial of an https URL: what to trust; None for the machine's own authorities."""
         self._endpoint = endpoint
         self._term = term
         self._on_groups = on_groups
         self._on_error = on_error
         self._on_window = on_window
+        self._tls = tls
         self._lent: Lend | Reclaim | None = None
         """Devices that the plane has, or is to give back."""
         self._asked: dict[tuple[str, int], Asked] = {}
@@ -188,6 +195,8 @@ class RolloutClient:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._stay())
+            if self._tls() is not None:
+                self._loop.run_until_complete(asyncio.sleep(TLS_CLOSES_S))
         finally:
             self._loop.close()
 
@@ -222,7 +231,10 @@ class RolloutClient:
         async with (
             aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
             session.ws_connect(
-                f"{url.rstrip('/')}/v1/trainer", max_msg_size=MAX_FRAME_BYTES, compress=0
+                f"{url.rstrip('/')}/v1/trainer",
+                max_msg_size=MAX_FRAME_BYTES,
+                compress=0,
+                ssl=self._tls() or True,
             ) as socket,
         ):
             await socket.send_bytes(encode(Attach(protocol=PROTOCOL, term=self._term)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ async def run_agent(
     notice_file: Path | None = None,
     drain_deadline_s: float = 30.0,
     reach_within_s: float = 60.0,
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     say: Callable[[str], None] = lambda text: None,
     on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
 ) -> None:
@@ -77,7 +79,7 @@ async def run_agent(
     `reach_within_s`; tokens that it does not have are lost then."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
-        agent = Agent(settings, endpoint, command_for, on_progress=on_progress)
+        agent = Agent(settings, endpoint, command_for, on_progress=on_progress, tls=tls)
         work = loop.create_task(agent.run())
 
         def leave(reason: str) -> None:
@@ -100,6 +102,8 @@ async def run_agent(
         except Refused as error:
             if error.details.get("reason") == "unauthorised":
                 raise Unauthorized(error.message, hint=error.hint) from None
+            if error.details.get("reason") == "certificate":
+                raise NotTaken(error.message, hint=error.hint, details=error.details) from None
             raise NotTaken(
                 f"The rollout manager does not take {settings.name}: {error.message}", details=error.details
             ) from None

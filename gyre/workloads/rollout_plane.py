@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import secrets
+import ssl
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
@@ -30,6 +31,7 @@ from gyre.rollouts.join import engine_commands
 from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.policies.elasticity import ElasticSettings
+from gyre.rollouts.tls import pinned_context, server_context
 from gyre.weights.claims import default_root
 from gyre.workloads.base import BaseWorkload, operator
 
@@ -65,6 +67,15 @@ def read_endpoint(directory: Path) -> tuple[str, str] | None:
         return str(told["url"]), str(told["token"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def read_trust(directory: Path) -> ssl.SSLContext | None:
+    """What to trust of a manager that speaks TLS: the very certificate that it wrote there. None without one."""
+    try:
+        certificate = json.loads((directory / ENDPOINT_FILE).read_text()).get("certificate")
+    except (OSError, ValueError):
+        return None
+    return pinned_context(certificate) if certificate else None
 
 
 class _Loop:
@@ -153,26 +164,31 @@ class RolloutManagerVertex(BaseWorkload):
             on_event=self._tell,
             on_fatal=self._loop.fail,
         )
-        port = self._listen(spec.host, port)
+        tls, certificate = None, ""
+        if spec.tls_cert:
+            tls = server_context(Path(spec.tls_cert), Path(spec.tls_key))
+            certificate = Path(spec.tls_cert).read_text()
+        port = self._listen(spec.host, port, tls)
         host = _reachable(spec.host)
         _write_private(
             self.context.directory / ENDPOINT_FILE,
             {
-                "url": f"http://{host}:{port}",
+                "url": f"{'https' if tls is not None else 'http'}://{host}:{port}",
                 "token": token,
+                **({"certificate": certificate} if certificate else {}),
                 "pid": os.getpid(),
                 "term": self.context.incarnation,
             },
         )
 
-    def _listen(self, host: str, port: int) -> int:
+    def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """On the port of before, if nobody has taken it meanwhile: others may have no other way to find this one."""
         try:
-            return int(self._loop.call(self.manager.start(host, port), START_TIMEOUT_S))
+            return int(self._loop.call(self.manager.start(host, port, tls), START_TIMEOUT_S))
         except OSError:
             if not port or RolloutsSpec.model_validate(self.context.rollouts).port:
                 raise
-            return int(self._loop.call(self.manager.start(host, 0), START_TIMEOUT_S))
+            return int(self._loop.call(self.manager.start(host, 0, tls), START_TIMEOUT_S))
 
     def _tell(self, what: str, details: dict[str, Any]) -> None:
         print(f"{what} {json.dumps(details)[:2000]}", flush=True)
@@ -226,6 +242,7 @@ class RolloutInstance(BaseWorkload):
             lambda: read_endpoint(self.context.directory),
             engine_command(spec, local=self.context.local),
             on_progress=lambda fields: self.context.progress.tick(**fields),
+            tls=lambda: read_trust(self.context.directory),
         )
         self._loop.begin(self.agent.run())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,17 @@ def _read_endpoint(directory: Path) -> tuple[str, str] | None:
         return str(told["url"]), str(told["token"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _read_trust(directory: Path) -> ssl.SSLContext | None:
+    """The certificate that a manager with TLS wrote beside its address."""
+    from gyre.rollouts.tls import pinned_context
+
+    try:
+        certificate = json.loads((directory / ENDPOINT_FILE).read_text()).get("certificate")
+    except (OSError, ValueError):
+        return None
+    return pinned_context(certificate) if certificate else None
 
 
 def _checked(url: str) -> str:
@@ -53,6 +66,9 @@ def _checked(url: str) -> str:
 @click.option("--notice-file", type=click.Path(path_type=Path), help="Leave when this file appears.")
 @click.option("--drain-deadline", "drain_s", type=click.FloatRange(0), default=30.0, show_default=True)
 @click.option("--reach-within", "reach_s", type=click.FloatRange(0), default=60.0, show_default=True)
+@click.option(
+    "--ca", type=click.Path(path_type=Path), help="PEM file to trust of an https URL; else this machine's."
+)
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def join(
     session: Session,
@@ -67,6 +83,7 @@ def join(
     notice_file: Path | None,
     drain_s: float,
     reach_s: float,
+    ca: Path | None,
     flags: tuple[str, ...],
 ) -> None:
     """Generate for a job from this machine: gyre join URL --token T -- ENGINE FLAGS
@@ -100,9 +117,20 @@ def join(
             notice_file=notice_file,
             drain_deadline_s=drain_s,
             reach_within_s=reach_s,
+            tls=_trust(address, ca),
             say=remark,
         )
     )
+
+
+def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
+    from gyre.rollouts.tls import joining_context
+
+    directory = Path(address)
+    if ca is None and directory.is_dir():
+        return lambda: _read_trust(directory)
+    context = joining_context(ca) if ca is not None or address.startswith("https://") else None
+    return lambda: context
 
 
 def _endpoint(session: Session, address: str) -> Endpoint:
@@ -119,47 +147,59 @@ def _endpoint(session: Session, address: str) -> Endpoint:
 @click.argument("words", nargs=-1, required=True, metavar="[JOB] INSTANCE")
 @click.option("--deadline", "deadline_s", type=click.FloatRange(0), default=30.0, show_default=True)
 @click.option("--reason", default="asked to", help="Recorded with it.")
+@click.option("--ca", type=click.Path(path_type=Path), help="PEM file to trust of an https --url.")
 @click.option("--json", "as_json", is_flag=True, help="The manager's answer.")
-def drain(session: Session, words: tuple[str, ...], deadline_s: float, reason: str, as_json: bool) -> None:
+def drain(
+    session: Session,
+    words: tuple[str, ...],
+    deadline_s: float,
+    reason: str,
+    ca: Path | None,
+    as_json: bool,
+) -> None:
     """Let a rollout instance hand its samples over and leave: gyre drain rollout-1"""
     if len(words) > 2:
         raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] INSTANCE.")
     *jobs, instance = words
-    url, token = _manager(session, jobs[0] if jobs else None)
+    url, token, trust = _manager(session, jobs[0] if jobs else None, ca)
     body = {"instance": instance, "deadline_s": deadline_s, "reason": reason}
-    answer = _post(f"{url.rstrip('/')}/v1/drain", token, body)
+    answer = _post(f"{url.rstrip('/')}/v1/drain", token, body, trust)
     if as_json:
         write_json(answer)
     else:
         remark(f"{instance} drains; it leaves within {deadline_s:g} s")
 
 
-def _manager(session: Session, job: str | None) -> tuple[str, str]:
-    """The rollout manager's URL and token: --url and --token, or what stands in the job's directory."""
+def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, str, ssl.SSLContext | None]:
+    """The rollout manager's URL and token, and what to trust of it: --url, --token and --ca, or what stands in the
+    job's directory."""
     from gyre.errors import NotFound
+    from gyre.rollouts.tls import joining_context
 
     if session.url is not None:
         if not session.token:
             raise click.UsageError("With --url give the rollout plane's token: --token, or GYRE_TOKEN.")
-        return _checked(session.url), session.token
+        return _checked(session.url), session.token, joining_context(ca) if ca is not None else None
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
-    where = _read_endpoint(session.home.job_directory(found.job_id))
+    directory = session.home.job_directory(found.job_id)
+    where = _read_endpoint(directory)
     if where is None:
         raise NotFound(
             f"Job {found.name} has no rollout manager that is known here.",
             hint="On another machine give --url and --token; they stand in rollouts.json in the job's directory.",
         )
-    return where
+    return *where, _read_trust(directory)
 
 
-def _post(url: str, token: str, body: dict[str, Any]) -> dict[str, Any]:
+def _post(url: str, token: str, body: dict[str, Any], trust: ssl.SSLContext | None) -> dict[str, Any]:
     import httpx
 
     from gyre.errors import ConfigError, NotFound, Unauthorized, Unreachable
 
     try:
-        reply = httpx.post(url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=10.0)
+        headers = {"Authorization": f"Bearer {token}"}
+        reply = httpx.post(url, json=body, headers=headers, timeout=10.0, verify=trust or True)
         answer = reply.json()
         said = str(answer.get("message", answer))
     except (httpx.HTTPError, ValueError, AttributeError) as error:
