@@ -102,6 +102,7 @@ class EngineProcess:
         self._stop_within_s = stop_within_s
         self._host = host
         self._port = 0
+        self._reserved: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.ReadTransport | None = None
         self._tail = _Tail()
@@ -163,6 +164,7 @@ class EngineProcess:
             except BaseException:
                 await self._stop()
                 raise
+            self._let_go()
             return self.url
 
     async def died(self) -> EngineDeath:
@@ -183,7 +185,8 @@ class EngineProcess:
 
     async def _spawn(self) -> None:
         loop = asyncio.get_running_loop()
-        self._port = free_port(self._host)
+        self._reserved = reserve_port(self._host)
+        self._port = int(self._reserved.getsockname()[1])
         self._tail = _Tail()
         read_end, write_end = os.pipe()
         try:
@@ -241,7 +244,14 @@ class EngineProcess:
         if self._death.done():
             raise self._death.result().error("The engine ended before it was ready")
 
+    def _let_go(self) -> None:
+        """Of the port: the engine has it, or nobody needs it."""
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
     async def _stop(self) -> None:
+        self._let_go()
         process, death = self._process, self._death
         if process is not None and death is not None:
             if process.stdin is not None:
@@ -308,11 +318,13 @@ async def attach(url: str, *, api_key: str | None = None, within_s: float = 30.0
         ) from None
 
 
-def free_port(host: str) -> int:
-    """A port that was free just now. Somebody may take it before the engine does; then the engine says so and ends."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+def reserve_port(host: str) -> socket.socket:
+    """A socket that keeps a free port until it is closed: nobody is given it by chance, and who asks for it by its
+    number can listen there. SGLang does so half a minute after its start, and others open ports meanwhile."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved
 
 
 class _Tail(asyncio.Protocol):

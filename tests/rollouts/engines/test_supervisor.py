@@ -7,6 +7,8 @@ import mmap
 import os
 import re
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import uuid
@@ -20,9 +22,12 @@ from gyre.errors import ConfigError
 from gyre.rollouts.engines.errors import EngineDied, EngineError, EngineTimeout
 from gyre.rollouts.engines.loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.rollouts.engines.sglang import sglang_command
-from gyre.rollouts.engines.supervisor import EngineCommand, EngineProcess, attach
+from gyre.rollouts.engines.supervisor import EngineCommand, EngineProcess, attach, reserve_port
 
 HERE = Path(__file__).parent
+
+IP_LOCAL_PORT_RANGE = 51
+"""Linux 6.3; the socket module has no name for it."""
 
 Make = Callable[..., EngineProcess]
 
@@ -218,8 +223,8 @@ async def test_a_command_that_does_not_exist(make: Make) -> None:
 
 
 async def test_an_engine_that_is_never_ready_is_ended(make: Make) -> None:
-    engine = make("--never-ready", "--say", "loading\n", ready_within_s=0.7)
-    with pytest.raises(EngineTimeout, match=r"not ready within 0\.7 s(.|\n)*loading"):
+    engine = make("--never-ready", "--say", "loading\n", ready_within_s=3.0)
+    with pytest.raises(EngineTimeout, match=r"not ready within 3 s(.|\n)*loading"):
         await engine.start()
     assert await all_gone(pids_in(engine.tail))
 
@@ -255,6 +260,21 @@ async def test_attaching_to_nobody() -> None:
 async def test_waiting_for_the_death_of_what_was_not_started(make: Make) -> None:
     with pytest.raises(EngineError, match="not started"):
         await make().died()
+
+
+def test_a_reserved_port_is_given_to_nobody_by_chance_and_to_whoever_asks_for_it() -> None:
+    with reserve_port("127.0.0.1") as reserved:
+        port = reserved.getsockname()[1]
+        with socket.socket() as chance:
+            try:
+                chance.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
+            except OSError:
+                pytest.skip("this kernel cannot be asked for a port out of one")
+            chance.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                chance.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", port)) as engine:
+            assert engine.getsockname()[1] == port
 
 
 def test_sglang_is_told_where_and_how() -> None:
