@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from gyre.workloads import BaseTrainer, BaseWorkload
@@ -104,3 +105,14 @@ class CarelessRollout(BaseWorkload):
 class CarelessReward:
     def score(self, groups: list[Any], *, step: int) -> list[Any]:
         raise ZeroDivisionError("no rewards today")
+
+
+class TokenSum(BaseWorkload):
+    """A reward that differs between samples of an untrained model; `pace_s` a call, so that there is time to kill."""
+
+    def score(self, groups: list[Any]) -> list[Any]:
+        time.sleep(self.config["pace_s"])
+        for group in groups:
+            for sample in group.samples:
+                sample.reward = float(sample.token_ids.sum() % 5) / 4
+        return groups

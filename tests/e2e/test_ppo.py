@@ -1,0 +1,54 @@
+"""PPO on a real Ray cluster: actor and critic in processes of their own come to what they come to in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyre.api import RLJobBuilder
+from gyre.testing.in_process import InProcessJob
+from gyre.testing.processes import ProcessFaults
+from tests.e2e.conftest import Shared
+
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
+
+CONFIG = {
+    "seed": 3,
+    "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
+    "sampling": {"n": 4, "max_new_tokens": 3},
+    "warm_start": {"max_steps": 3, "batch": 8},
+}
+
+
+def ppo_job(pace_s: float) -> RLJobBuilder:
+    builder = RLJobBuilder().node_num(1).device_per_node(8).device_type("CPU").recipe("ppo")
+    builder = builder.config(CONFIG | {"pace_s": pace_s})
+    builder = builder.run(
+        steps=8,
+        prompts_per_step=8,
+        groups_per_firing=4,
+        groups_per_micro_batch=4,
+        checkpoint_every=3,
+        evaluate_every=0,
+    )
+    builder = builder.failover(backoff_s=0.1).actor().total(1).critic().total(1)
+    return (
+        builder.rollout("gyre.workloads.torch", "TorchRollout")
+        .reward("tests.e2e.workloads", "TokenSum")
+        .end()
+    )
+
+
+def test_a_killed_critic_leaves_no_trace_in_the_weights(shared: Shared, tmp_path: Path) -> None:
+    with InProcessJob(ppo_job(0.0).build().spec, tmp_path) as alone:
+        expected = alone.result(timeout_s=60)["digest"]
+    handle = shared.submit(ppo_job(0.3))
+    faults = ProcessFaults(handle)
+    faults.reach_step(2)
+    (victim,) = faults.kill("critic-0")
+    assert faults.replaced(victim).pid != victim.pid
+    result = handle.wait()["job"]["result"]
+    handle.close()
+    assert result["digest"] == expected
+    assert (result["steps"], result["prompts_lost"], result["trained_twice"]) == (8, 0, 0)
