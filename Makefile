@@ -47,7 +47,7 @@ layers: install
 	$(BIN)/lint-imports
 
 bench: install
-	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(SGLANG) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
