@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.workloads.arithmetic import ArithmeticTask
@@ -64,5 +67,43 @@ def train_as_peer(
         except MicroBatchMismatch as error:
             refusal = error.code
         return {"warm": warm, "metrics": metrics, "weights": weights, "state": state, "refusal": refusal}
+    finally:
+        actor.teardown()
+
+
+PLAIN_GRADIENT: dict[str, Any] = {
+    "optim": {"lr": 1e4, "beta1": 0.0, "beta2": 0.0, "eps": 1e4, "clip_norm": 1e9, "warmup_steps": 0}
+}
+"""AdamW's step is then the negative gradient, to a part in 10^4 of it: `lr * g / (|g| + eps)`."""
+
+
+def step_of(
+    actor: TorchActor, micro_batches: list[list[Group]], ids: list[int]
+) -> tuple[Any, dict[str, Any]]:
+    """What one optimizer step adds to the weights, float64 `[parameters]`, and the step's metrics."""
+
+    def flat() -> Any:
+        return np.concatenate([p.detach().double().numpy().ravel() for p in actor.model.parameters()])
+
+    before = flat()
+    actor.begin(1)
+    for index, groups in enumerate(micro_batches):
+        actor.accumulate(groups, step=1, index=index)
+    metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=ids)
+    return flat() - before, metrics
+
+
+def steps_as_peer(
+    rank: int, port: int, path: Path, config: dict[str, Any], cases: list[list[list[Group]]], ids: list[int]
+) -> list[tuple[Any, dict[str, Any]]]:
+    """One of two ranks, in a process of its own: `step_of` for each case, which is this rank's micro-batches, from the
+    same weights each time."""
+    actor = bind(TorchActor(), config, rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port)
+    try:
+        found = []
+        for case in cases:
+            actor.restore(path)
+            found.append(step_of(actor, case, ids))
+        return found
     finally:
         actor.teardown()
