@@ -153,10 +153,12 @@ class SampleLedger:
         row = MicroBatchRow(batch.step, batch.index, shares, batch.last)
         self._store.write(self._term, micro_batches=[row])
 
-    def given_back(self, group_id: int, *, reason: str, tokens: int, evidence: str, now: float) -> None:
-        """The samples of a group are not wanted; its prompt is queued again."""
+    def given_back(
+        self, group_id: int, *, version: int, reason: str, tokens: int, evidence: str, now: float
+    ) -> None:
+        """The samples of a group are not wanted; its prompt is queued again, for policies of `version` and newer."""
         discard = self._discard(group_id, reason, tokens, evidence, now, None)
-        self._store.write(self._term, groups=[GroupRow(group_id, "queued")], discards=[discard])
+        self._store.write(self._term, groups=[_queued(group_id, version)], discards=[discard])
 
     def set_aside(
         self,

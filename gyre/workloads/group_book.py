@@ -131,9 +131,12 @@ class GroupBook:
             del self.whole[group_id]
 
     def give_back(self, group_id: int, *, reason: str, evidence: str) -> int:
-        """Its samples are not wanted, its prompt is queued again. How many tokens that cost."""
+        """Its samples are not wanted, its prompt is queued again, for the newest policy. How many tokens that cost."""
         tokens = self.groups[group_id].token_count
-        self._ledger.given_back(group_id, reason=reason, tokens=tokens, evidence=evidence, now=time.time())
+        self._ledger.given_back(
+            group_id, version=self.step, reason=reason, tokens=tokens, evidence=evidence, now=time.time()
+        )
+        self.asked_of[group_id] = self.step
         del self.whole[group_id]
         self.queued.add(group_id)
         self.groups[group_id] = replace(self.groups[group_id], samples=[])

@@ -450,3 +450,58 @@ def test_class_of_a_file_is_loaded_from_it(tmp_path: Path) -> None:
     again = builder().actor(load_class(entrypoint)).build().spec.roles["actor"].entrypoint
     assert again is not None
     assert again.file == str((tmp_path / "script.py").resolve())
+
+
+def dropping(age: object) -> object:
+    """A staleness function of the user's."""
+    return age
+
+
+def asynchronous(**run: object) -> RLJobBuilder:
+    job = RLJobBuilder().recipe("grpo").run(micro_batches="streamed", **run)
+    return job.actor().rollout().reward().end()
+
+
+def test_staleness_is_a_policy_by_name_or_a_function():
+    job = asynchronous().max_staleness(4).staleness("drop", ahead=1, dropped="replace").build()
+    assert job.spec.staleness.model_dump() == {"policy": "drop", "ahead": 1, "dropped": "replace"}
+    weights = next(edge for edge in job.plan().dcg.edges if edge.target == "rollout.generate" and edge.delay)
+    assert (weights.produce, weights.consume, weights.delay) == (64, 1, 2)
+    assert (
+        asynchronous().max_staleness(1).staleness(dropping).build().spec.staleness.policy
+        == f"{__name__}:dropping"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "message"),
+    [
+        ("dorp", {}, "staleness.policy"),
+        (lambda age: age, {}, "staleness.policy"),
+        ("drop", {"dropped": "never"}, "staleness.dropped"),
+        ("drop", {"ahead": -1}, "staleness.ahead"),
+    ],
+)
+def test_staleness_that_is_none_is_refused_at_once(policy, more, message):
+    with pytest.raises(ConfigError, match=message):
+        RLJobBuilder().staleness(policy, **more)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda job: job.staleness("drop", ahead=2), "2 steps ahead, but max_staleness is 1"),
+        (
+            lambda job: job.staleness("in_order", ahead=0),
+            "in order generation runs max_staleness \\(1\\) steps ahead",
+        ),
+        (
+            lambda job: job.staleness("wait").run(micro_batches="fixed"),
+            "whole first, but run.micro_batches is 'fixed'",
+        ),
+        (lambda job: job.run(min_samples_per_micro_batch=9, max_samples_per_micro_batch=8), "8 is less than"),
+    ],
+)
+def test_a_job_whose_steps_contradict_each_other_is_refused(build, message):
+    with pytest.raises(GraphError, match=message):
+        build(asynchronous().max_staleness(1)).build()
