@@ -18,6 +18,7 @@ from gyre.errors import UserCodeError
 from gyre.rollouts.policies.staleness import Action, Ages, Verdict
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import WorkloadContext
+from tests.workloads import test_ppo as ppo
 from tests.workloads.conftest import digests_of, steps_of
 from tests.workloads.test_graph_trainer import (
     DEADLINE_S,
@@ -301,3 +302,23 @@ def test_deaths_at_random_moments_lose_nothing(make_streamed, seed):
         )
     with job:
         came_out_right(job)
+
+
+# -- a gang beside the actor's ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["", "critic-0", "actor-0", "trainer-0"])
+def test_a_critic_is_fed_the_same_micro_batches(make_job, victim):
+    wanted = ppo.spec("ppo", **ppo.PPO_LOSS)
+    wanted["run"] = {**wanted["run"], **STREAMED}
+    job = make_job(wanted)
+    if victim:
+        job.on("critic.accumulate", 3, lambda: job.restart(victim), when="after")
+    with job:
+        job.result(timeout_s=ppo.DEADLINE_S)
+    assert not [r for r in job.reports_of("OperatorFailed") if "replaying" in r.body["error"]]
+    account = job.account()
+    assert (account.trained, account.lost, account.trained_twice) == (16, (), ())
+    assert ppo.critic_of(job)["trained"] == [(0, 16)]
+    assert all(1 <= len(batches) <= 4 for batches in batches_of(job).values())
+    assert len(set(digests_of(job).values())) == 4
