@@ -375,9 +375,7 @@ def part_c(report: Report, arguments: argparse.Namespace) -> None:
     from gyre.workloads.torch.model import Decoder, ModelConfig
 
     torch.set_num_threads(1)
-    config = ModelConfig(
-        vocab=512, hidden=384, layers=4, heads=6, kv_heads=2, head_dim=64, mlp=1024, max_positions=128
-    )
+    config = ModelConfig(vocab=512, layers=4, hidden=384, heads=6, kv_heads=2, mlp=1024, max_positions=128)
     model = Decoder(config, seed=0)
     count = sum(parameter.numel() for parameter in model.parameters())
     generator = torch.Generator().manual_seed(0)

@@ -40,6 +40,9 @@ LONGEST_REST_S = 5.0
 DAMAGED_REST_S = 60.0
 """A source that sent other bytes twice."""
 
+LOOK_AROUND_S = 0.25
+"""After so long a relay is asked what it has by now, even where there is something else to fetch."""
+
 ASK_AGAIN_S = 0.02
 """Before a source is asked again for what it did not have yet; doubling up to ten times that."""
 
@@ -374,6 +377,14 @@ class _Fetch:
                 if address and address != self.receiver.address and address not in known:
                     self._peers[Source(address)] = _Peer(Source(address), have=0)
 
+    def _hear_who_has(self, holders: Mapping[str, str]) -> None:
+        """What the origin has sent to others is theirs by now, or soon: they say so if it is not."""
+        with self._lock:
+            for peer in self._peers.values():
+                bits = holders.get(peer.source.address)
+                if bits and peer.have is not None:
+                    peer.have |= int(bits, 16)
+
     def _work(self) -> None:
         transports: dict[Source, Transport] = {}
         try:
@@ -437,6 +448,10 @@ class _Fetch:
             return None
         able = [peer for peer in self._peers.values() if peer.rest_until <= now]
         self.receiver._random.shuffle(able)
+        stale = self._stalest(able, now)
+        if stale is not None:
+            stale.asked_at = now
+            return stale, None
         patience_s = self._patience_s()
         for peer in sorted(able, key=lambda peer: peer.busy):
             here = [
@@ -444,20 +459,29 @@ class _Fetch:
             ]
             if here:
                 return peer, self.receiver._random.choice(here)
-        for peer in able:
+        for peer in sorted(able, key=lambda peer: peer.asked_at):
             told_little = peer.have is not None or peer.given
             if told_little and peer.source.address and not peer.busy and now - peer.asked_at > ASK_AGAIN_S:
                 peer.asked_at = now
                 return peer, None
         return None
 
+    def _stalest(self, able: Sequence[_Peer], now: float) -> _Peer | None:
+        """A relay that has not said for long what it has: it gets chunks from others too, and nobody tells."""
+        relays = [p for p in able if p.have is not None and p.source.address and not p.busy]
+        oldest = min(relays, key=lambda peer: peer.asked_at, default=None)
+        return oldest if oldest is not None and now - oldest.asked_at > LOOK_AROUND_S else None
+
     def _may_ask(self, peer: _Peer, index: int, now: float, patience_s: float) -> bool:
-        """What a source has given to another is asked of that one, for a while, and as long as there is any other."""
+        """What a source has given to others is asked of them as long as one has it, and for a while if none does."""
         if not peer.given >> index & 1:
             return True
-        others = (other for other in self._peers.values() if other is not peer)
-        alone = all(other.rest_until > now for other in others)
-        return alone or now - peer.given_since.get(index, now) > patience_s
+        others = [other for other in self._peers.values() if other is not peer and other.rest_until <= now]
+        if not others:
+            return True
+        if any(other.has(index) and not other.given >> index & 1 for other in others):
+            return False
+        return now - peer.given_since.get(index, now) > patience_s
 
     def _patience_s(self) -> float:
         """Two chunks' time on this link, and a stall."""
@@ -537,7 +561,8 @@ class _Fetch:
                 if told.get("status") == "gone":
                     peer.have = 0
             self._hear_of([str(address)[:100] for address in told.get("peers", ())])
-        except (ValueError, TypeError) as error:
+            self._hear_who_has(told.get("holders") or {})
+        except (ValueError, TypeError, AttributeError) as error:
             raise ConnectionAbortedError(f"no such reply: {error}") from error
 
     def _take(self, peer: _Peer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:

@@ -189,7 +189,7 @@ class ChunkServer:
         relay = str(request.get("relay", ""))[:100]
         told = {
             "have": _bits(slot),
-            "given": f"{self._given_to_others(checksum, relay):x}",
+            **self._given_to_others(checksum, relay),
             "peers": self._peers(checksum, relay),
         }
         if what == "have":
@@ -262,13 +262,14 @@ class ChunkServer:
                     given[relay] &= ~bit
             raise
 
-    def _given_to_others(self, checksum: str, relay: str) -> int:
-        bits = 0
+    def _given_to_others(self, checksum: str, relay: str) -> dict[str, Any]:
+        """Bits of the chunks that other relays were sent, or are being sent: of each, and of all."""
         with self._lock:
-            for other, theirs in self._given.get(checksum, {}).items():
-                if other != relay:
-                    bits |= theirs
-        return bits
+            holders = {other: bits for other, bits in self._given.get(checksum, {}).items() if other != relay}
+        given = 0
+        for bits in holders.values():
+            given |= bits
+        return {"given": f"{given:x}", "holders": {other: f"{bits:x}" for other, bits in holders.items()}}
 
     def _encoded(
         self, request: dict[str, Any], slot: Slot, chunk: Chunk
