@@ -24,14 +24,11 @@ from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.client import RolloutClient
 from gyre.rollouts.frames import HandedBack, WindowNews
-from gyre.rollouts.model_folder import config_bytes, fingerprint_of
 from gyre.rollouts.samples import Group
-from gyre.weights.manifest import WeightManifest
 from gyre.workloads.local_windows import DeviceLending
 from gyre.workloads.plane_pulse import PlanePulse
 from gyre.workloads.rollout_plane import read_endpoint, read_trust
 from gyre.workloads.torch.settings import TorchSettings
-from gyre.workloads.weight_source import WeightSource
 
 TRAIN = "train"
 
@@ -68,8 +65,6 @@ class PlaneCalls:
     ) -> None:
         """`last_share`, where the trainer's devices generate too: the part of a step's training that can begin only
         when its last sample is there."""
-        self._directory = directory
-        self._source: WeightSource | None = None
         self._settings = TorchSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, dict[int, _Open]] = {}
@@ -205,20 +200,16 @@ class PlaneCalls:
         """The evaluation of this version is recorded."""
         self._client.taken(f"evaluate/{version}", list(ids))
 
-    def publish(self, config: dict[str, Any], manifest: dict[str, Any], buffer: bytes) -> None:
-        if self._source is None:
-            self._source = WeightSource(self._directory, lambda: read_endpoint(self._directory))
-        told = self._source.publisher.publish_packed(
-            WeightManifest.from_dict(manifest), buffer, files={"config.json": config_bytes(config)}
-        )
+    def publish(self, told: dict[str, Any]) -> None:
+        """What the actor's `publish_model` gave."""
         if self.lending is not None:
             self.lending.step_done()
         self._client.publish(
-            told.version,
-            told.checksum,
-            self._source.path(told.version),
-            sources=[self._source.address],
-            model=fingerprint_of(config),
+            told["version"],
+            told["checksum"],
+            Path(told["path"]),
+            sources=[told["source"]],
+            model=told["model"],
         )
 
     def look(self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, could_train: bool) -> None:
@@ -239,5 +230,3 @@ class PlaneCalls:
 
     def close(self) -> None:
         self._client.close()
-        if self._source is not None:
-            self._source.close()

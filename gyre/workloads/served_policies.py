@@ -60,7 +60,7 @@ class ServedPolicies:
     def publish(self, gang: Gang, manifest: dict[str, Any], buffer: bytes) -> None:
         before, version = self.published, manifest["version"]
         if self._plane is not None:
-            self._plane.publish(*gang.call_rank0("export_model", version=version, timeout_s=self._timeout_s))
+            self._plane.publish(gang.call_rank0("publish_model", version=version, timeout_s=self._timeout_s))
         self.published = self._shared(manifest, buffer)
         if before is None or before.version < version:
             self._report(

@@ -1,24 +1,31 @@
-"""Where a trainer's published policies lie and who may fetch them: an arena of its own, and a server of its chunks.
+"""Where the actor's published policies lie and who may fetch them: an arena of its own, and a server of its chunks.
 
 Invariants:
 - *the trainer waits for nobody*: see `gyre.weights.publisher`;
-- *taken over*: who is started again for the same job finds what was published before it.
+- *taken over*: who is started again for the same job on the same machine finds what was published before it.
 
-This module must not know what is published, or who fetches it.
+This module must not know what is trained, or who fetches it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gyre.errors import Unreachable
+from gyre.rollouts.model_folder import config_bytes, fingerprint_of
 from gyre.weights.arena import Arena
 from gyre.weights.claims import Claim, default_root
+from gyre.weights.manifest import layout_of
 from gyre.weights.publisher import Publisher
 from gyre.weights.server import ChunkServer
 from gyre.weights.wire import address_towards
+from gyre.workloads.rollout_plane import read_endpoint
+
+if TYPE_CHECKING:
+    import torch
 
 HELD = 3
 """Versions: the newest, the one that is being written, and the one that a pinned evaluation may still need."""
@@ -28,14 +35,18 @@ ENDPOINT_WITHIN_S = 60.0
 
 
 class WeightSource:
-    """`endpoint()` gives the manager's (URL, token), or None while unknown; the server listens on this machine's
-    address on the way to it. Raises Unreachable where it stays unknown."""
+    """Of the job whose directory this is. It listens on this machine's address on the way to the rollout manager.
+    Raises Unreachable where that stays unknown."""
 
     def __init__(
-        self, purpose: Path, endpoint: Callable[[], tuple[str, str] | None], *, root: Path | None = None
+        self,
+        directory: Path,
+        endpoint: Callable[[], tuple[str, str] | None] | None = None,
+        *,
+        root: Path | None = None,
     ) -> None:
-        url, token = _wait_for(endpoint)
-        self._claim = Claim(root or default_root(), f"trainer of {purpose}")
+        url, token = _wait_for(endpoint or (lambda: read_endpoint(directory)))
+        self._claim = Claim(root or default_root(), f"trainer of {directory}")
         self.arena = Arena(self._claim.path, held=HELD)
         self.server = ChunkServer(self.arena, token, host=address_towards(url))
         self.publisher = Publisher(self.arena, self.server)
@@ -44,8 +55,27 @@ class WeightSource:
     def address(self) -> str:
         return self.server.address
 
-    def path(self, version: int) -> Path:
-        return self.arena.versions[version].path
+    def publish(
+        self, named: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, version: int, step: int
+    ) -> dict[str, Any]:
+        """`{"version", "checksum", "path", "source", "model", "size_bytes", "copy_s", "seconds"}`: what the rollout
+        manager is told, and what the trainer has waited for. A tensor is copied once, in its own dtype."""
+        began = time.monotonic()
+        layout, own = layout_of(named)
+        publication = self.publisher.begin(version, step, layout, files={"config.json": config_bytes(config)})
+        for name, tensor in own.items():
+            publication.put(name, tensor)
+        manifest = publication.finish().result()
+        return {
+            "version": version,
+            "checksum": manifest.checksum,
+            "path": str(self.arena.versions[version].path),
+            "source": self.address,
+            "model": fingerprint_of(config),
+            "size_bytes": manifest.size_bytes,
+            "copy_s": round(publication.copy_s, 4),
+            "seconds": round(time.monotonic() - began, 4),
+        }
 
     def close(self) -> None:
         self.server.close()

@@ -25,6 +25,7 @@ from gyre.workloads.torch.model import Decoder
 from gyre.workloads.torch.policy import model_config
 from gyre.workloads.torch.settings import OptimSettings
 from gyre.workloads.torch.warm_start import warm_steps
+from gyre.workloads.weight_source import WeightSource
 
 _BEACON_EVERY = 10
 
@@ -49,7 +50,13 @@ class TorchActor(TorchLearner):
 
     def setup(self) -> None:
         self.task = task_of(self.config)
+        self._source: WeightSource | None = None
         super().setup()
+
+    def teardown(self) -> None:
+        super().teardown()
+        if self._source is not None:
+            self._source.close()
 
     def make_model(self) -> Decoder:
         return Decoder(model_config(self.settings, self.task), seed=self.settings.seed)
@@ -117,11 +124,23 @@ class TorchActor(TorchLearner):
         manifest, buffer = pack_weights(dict(self.model.named_parameters()), version=version, step=self.step)
         return manifest.to_dict(), buffer
 
-    @operator(kind="weights")
-    def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-        """The same as a model that engines can load: the content of `config.json`, and manifest and buffer in
-        Hugging Face's names."""
+    def servable(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The weights in Hugging Face's names, and the content of `config.json`: what engines can load."""
         config = self.model.config
         named = to_names(dict(self.model.named_parameters()), config)
+        return named, config_of(config, eos_id=self.task.tokenizer.eos_id)
+
+    @operator(kind="weights")
+    def publish_model(self, *, version: int) -> dict[str, Any]:
+        """Put what is servable as policy `version` where instances fetch it: what `WeightSource.publish` says of it."""
+        named, config = self.servable()
+        if self._source is None:
+            self._source = WeightSource(self.context.directory)
+        return self._source.publish(named, config, version=version, step=self.step)
+
+    @operator(kind="weights")
+    def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+        """The same as values: the content of `config.json`, and manifest and buffer."""
+        named, config = self.servable()
         manifest, buffer = pack_weights(named, version=version, step=self.step)
-        return config_of(config, eos_id=self.task.tokenizer.eos_id), manifest.to_dict(), buffer
+        return config, manifest.to_dict(), buffer
