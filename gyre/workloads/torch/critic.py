@@ -17,8 +17,8 @@ import torch
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest, unpack_weights
 from gyre.workloads.base import operator
-from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.tasks import task_of
+from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.gradients import value_gradient
 from gyre.workloads.torch.learner import TorchLearner
