@@ -73,4 +73,4 @@ async def test_sglang_dies_of_a_token_that_the_model_does_not_have(engine: SGLan
     async with EngineClient(engine.url) as unguarded:
         with pytest.raises(EngineError):
             await listen(unguarded, deadly)
-    await asyncio.wait_for(engine.process.died(), 60)
+    await asyncio.wait_for(engine.process.died(), 120)

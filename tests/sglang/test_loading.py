@@ -180,4 +180,4 @@ async def test_sglang_dies_of_min_p_where_seeds_count(bench: Bench) -> None:
         assert len((await listen(unguarded, strange)).tokens) == 4
         with pytest.raises(EngineError):
             await listen(unguarded, deadly)
-    await asyncio.wait_for(bench.process.died(), 60)
+    await asyncio.wait_for(bench.process.died(), 120)
