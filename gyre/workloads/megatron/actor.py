@@ -360,9 +360,10 @@ def dtype_of(layout: MegatronSettings, device: torch.device) -> torch.dtype:
 
 
 def make_deterministic() -> None:
-    """Kernels that give the same bits each time, where there are such ones. Before the first product on a GPU."""
+    """Kernels that give the same bits each time; what has none raises. Before the first product on a GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `warn_only`: with it the backward pass of flash attention stays as it is, and warns.
+    torch.use_deterministic_algorithms(True)
     # Else each new tensor is filled first, which costs a pass over it and changes no result.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
