@@ -130,3 +130,10 @@ def test_bfloat16_weights_learn_by_float32_ones(pool: RankPool) -> None:
     heavy = (np.abs(start) > 0.13) & (np.abs(full - start) > 1e-3)
     assert heavy.sum() > 100
     assert np.median((rounded - start)[heavy] / (full - start)[heavy]) == pytest.approx(1.0, abs=0.25)
+
+
+def test_a_layout_that_the_ranks_do_not_fill_and_a_second_actor_are_refused(pool: RankPool) -> None:
+    (refusal,) = pool.run(work.refused_layout, 1, config_of("tp2"))[0]
+    assert "1 ranks, not a multiple of tensor_parallel x pipeline_parallel (2 x 1)" in refusal
+    (refusal,) = pool.run(work.refused_layout, 1, config_of("alone"))[0]
+    assert "in a process group already" in refusal

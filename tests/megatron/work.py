@@ -372,3 +372,16 @@ def reference_logprobs(
         return np.concatenate([s.extras["ref_logprobs"] for group in found for s in group.samples])
     finally:
         reference.teardown()
+
+
+def refused_layout(rank: int, ranks: int, port: int, config: dict[str, Any]) -> list[str]:
+    """Why an actor of this layout does not start; and why a second one does not, beside one that did."""
+    from gyre.errors import ConfigError
+
+    found = []
+    try:
+        with actor_on(rank, ranks, port, config), actor_on(rank, ranks, port, config):
+            pass
+    except ConfigError as error:
+        found.append(str(error))
+    return found
