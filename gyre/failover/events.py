@@ -178,8 +178,9 @@ class MasterHung(Event):
 
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
-    """The rollout manager (`vertex`) tells what became of an instance or a sample: `what` is `InstanceJoined`,
-    `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside`, `WeightsRefused` or `PeerRefused`."""
+    """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside`, `WindowClosed`,
+    `MemoryNotReleased`, `WeightsRefused` or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
     incarnation: int

@@ -182,7 +182,8 @@ class Agent:
         self._sick = ""
         """Why the engine was ended by us."""
         self._asleep = False
-        """The engine has given its memory back."""
+        """Between windows: the engine has nothing to do, and has given its memory back if it can."""
+        self._released = False
         self._unsaid: list[Frame] = []
         """To be sent after the next report, by whichever connection there is then."""
 
@@ -641,11 +642,12 @@ class Agent:
     async def _fall_asleep(self) -> None:
         said = await fall_asleep(self._client, self._now)
         self._asleep = self._client is not None
+        self._released = self._asleep and not said.error
         self._send(said)
 
     async def _wake_up(self) -> None:
         try:
-            said = await wake_up(self._client, self._now)
+            said = await wake_up(self._client if self._released else None, self._now)
         except EngineError as error:
             self._end_engine(f"it did not take its memory again: {error}"[:2000])
             return

@@ -225,7 +225,7 @@ class PlaneCalls:
                 now,
                 training=any(flow.running(ref) for ref in gangs),
                 could_train=could_train,
-                waits=bool(self._open),
+                waits=any(self._open.values()),
             )
 
     def close(self) -> None:
