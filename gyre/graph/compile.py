@@ -89,7 +89,9 @@ def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:
     """Instances of the rollout plane need their manager, which nobody has to write down."""
     if bool(spec.rollouts.tls_cert) != bool(spec.rollouts.tls_key):
         given, missing = ("tls_cert", "tls_key") if spec.rollouts.tls_cert else ("tls_key", "tls_cert")
-        raise GraphError(f"rollouts.{missing}: is missing, and {given} is given.", hint="Give both, or neither.")
+        raise GraphError(
+            f"rollouts.{missing}: is missing, and {given} is given.", hint="Give both, or neither."
+        )
     rollout = spec.roles.get("rollout")
     if rollout is not None and rollout.entrypoint == ROLLOUT_INSTANCE and ROLLOUT_MANAGER not in spec.roles:
         spec.roles[ROLLOUT_MANAGER] = RoleSpec(
