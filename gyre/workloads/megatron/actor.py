@@ -250,13 +250,6 @@ class MegatronActor(TorchActor):
         return self.weights(), self.hugging_face_config
 
     @operator(kind="weights")
-    def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-        """The same as a model that engines can load: the content of `config.json`, and manifest and buffer in
-        Hugging Face's names. The first rank has them."""
-        manifest, buffer = pack_weights(self.weights(), version=version, step=self.step)
-        return self.hugging_face_config, manifest.to_dict(), buffer
-
-    @operator(kind="weights")
     def save_model(self, path: Path) -> None:
         """Write the weights after the last step as a folder in Hugging Face's layout. The first rank does it; the
         folder is there when it is whole, and must not be there before."""
