@@ -32,7 +32,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 GB = 1e9
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 class Child:
@@ -350,7 +355,7 @@ def part_b(report: Report, arguments: argparse.Namespace, folder: Path) -> None:
             seconds = time.monotonic() - began
             spent = serve.ask("spent")
             one = one or seconds
-            cpu = spent["cpu_s"] - before["cpu_s"] + sum(child.ask("spent")["cpu_s"] for child in fetches)
+            cpu = spent["cpu_s"] - before["cpu_s"] + sum(each["cpu_s"] for each in got)
             report.row(
                 "b",
                 f"{count} receivers, {f'links of {link / 1e6:.0f} MB/s' if link else 'loopback as it is'}",
@@ -358,7 +363,7 @@ def part_b(report: Report, arguments: argparse.Namespace, folder: Path) -> None:
                 of_one=seconds / one,
                 origin_copies=(spent["sent_bytes"] - before["sent_bytes"]) / size,
                 cpu_s_gb_delivered=cpu / size / count * GB,
-                slowest_s=max(one["seconds"] for one in got),
+                slowest_s=max(each["seconds"] for each in got),
             )
             for child in (serve, *fetches):
                 child.end()
