@@ -24,7 +24,6 @@ import queue
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,18 +32,19 @@ from gyre.graph import compile_job, local_roles
 from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, EdgeKind, Operator
 from gyre.rollouts.client import CannotGenerate
-from gyre.rollouts.ledger import RecordedBatch, SampleLedger
+from gyre.rollouts.ledger import SampleLedger
 from gyre.rollouts.policies.arrival import ArrivalOrder
 from gyre.rollouts.policies.staleness import StalenessPolicy, Verdict
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.checkpoints import Checkpoints
 from gyre.workloads.evaluations import Evaluations
-from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
+from gyre.workloads.gang import GangLost, Outcome, outcome_of
+from gyre.workloads.gang_feeder import GangCall, GangFeeder
 from gyre.workloads.gang_keeper import GangKeeper
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.judging import Judging
-from gyre.workloads.learners import Learner, learners_of
+from gyre.workloads.learners import learners_of
 from gyre.workloads.optimizer_steps import OptimizerSteps
 from gyre.workloads.plane_calls import TRAIN, PlaneCalls
 from gyre.workloads.protocol import Failure
@@ -52,38 +52,12 @@ from gyre.workloads.retries import Retries
 from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
 from gyre.workloads.roster import Member
 from gyre.workloads.served_policies import ServedPolicies
-from gyre.workloads.step_assembly import NO_GRADIENT, FixedBatches, StepAssembly, StreamedBatches, is_made
+from gyre.workloads.step_assembly import NO_GRADIENT, FixedBatches, StepAssembly, StreamedBatches
 from gyre.workloads.vertex_calls import VertexCalls
 from gyre.workloads.waits import WaitClock
 
 IDLE_POLL_S = 0.25
 """How long the loop sleeps without news; it bounds how late a pause or stop is noticed."""
-
-
-GANG_CALLS = 2
-"""Micro-batches that a gang has at a time: one in work, one waiting. What comes meanwhile makes the next one larger."""
-
-
-@dataclass(slots=True)
-class _GangCall:
-    """`batch` is the micro-batch that is taken; None where the optimizer steps."""
-
-    firing: Firing
-    batch: RecordedBatch | None
-    gang: Gang
-    outcomes: list[Outcome | VertexLost | None]
-
-
-@dataclass(slots=True)
-class _Fed:
-    """The micro-batches of the current step, by index, that a gang was sent, and those that it has taken."""
-
-    sent: set[int] = field(default_factory=set)
-    taken: set[int] = field(default_factory=set)
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.sent) - len(self.taken) < GANG_CALLS
 
 
 class GraphTrainer(BaseTrainer):
@@ -157,8 +131,6 @@ class GraphTrainer(BaseTrainer):
         """The step at which each group was replaced that this trainer replaced for want of a gradient."""
         self.set_aside_at: list[int] = []
         """The step at which each group was set aside that this trainer did so with for poison."""
-        self.gang_calls: dict[tuple[str, int], _GangCall] = {}
-        self.fed: dict[str, _Fed] = {}
         self.arrival: ArrivalOrder | None = None if self.in_order else self._arrival_order()
         self.assembly = self._assembly()
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -180,7 +152,7 @@ class GraphTrainer(BaseTrainer):
         self._make_gang_keeper()
         runtime.roster.listen(lambda: self.inbox.put(("roster", None)))
         self._mark_done()
-        self._rewind_gang()
+        self.feeder.rewind()
 
     def _make_gang_keeper(self) -> None:
         runtime, timeout_s, report = self.runtime, self.run.call_timeout_s, self.runtime.report
@@ -201,6 +173,16 @@ class GraphTrainer(BaseTrainer):
             steps=self.steps,
             keeps_initial=any(operator.initial_policy for operator in self.dcg.operators),
             blame=self._blame,
+        )
+        self.feeder = GangFeeder(
+            self.book,
+            self.flow,
+            self.keeper,
+            self.assembly,
+            (self.leader, *self.followers),
+            streamed=self.streamed,
+            check=self._check_staleness,
+            hear=lambda *what: self.inbox.put(("rank", what)),
         )
 
     def _arrival_order(self) -> ArrivalOrder:
@@ -245,22 +227,13 @@ class GraphTrainer(BaseTrainer):
     def _edges_of(self, ref: str) -> tuple[Any, ...]:
         return (*self.dcg.into(ref), *self.dcg.out_of(ref))
 
-    def _rewind_gang(self) -> None:
-        for learner in self.learners.values():
-            self.flow.rewind(learner.taker.ref, 0)
-            self.flow.mark_done(learner.taker.ref, range(self.book.step * learner.micro_batches))
-            self.flow.rewind(learner.pace.ref, 0)
-            self.flow.mark_done(learner.pace.ref, range(self.book.step))
-        self.gang_calls.clear()
-        self.fed = {role: _Fed() for role in self.learners}
-
     def _loop(self) -> None:
         runtime = self.runtime
         while not self._is_complete():
             if runtime.should_stop and not self._busy() and self._has_devices():
                 return
             if self.keeper.gang is None and self._has_devices() and self.keeper.form():
-                self._rewind_gang()
+                self.feeder.rewind()
             if not runtime.paused and not runtime.should_stop:
                 self._dispatch()
                 self._check_progress()
@@ -322,7 +295,7 @@ class GraphTrainer(BaseTrainer):
                     self._draw(firing)
                     again = True
                 elif operator.dispatch is Dispatch.GANG:
-                    self._step_optimizer(operator, firing)
+                    self.feeder.step_optimizer(operator, firing)
                 elif self.retries.may((firing.operator, firing.index), now):
                     together.setdefault((firing.operator, self._step_of(firing)), []).append(firing)
             for (ref, step), firings in together.items():
@@ -432,11 +405,7 @@ class GraphTrainer(BaseTrainer):
             return
         for group_id, verdict in self.assembly.refresh():
             self._drop(group_id, verdict)
-        again = True
-        while again:
-            for learner in self.learners.values():
-                self._feed(learner)
-            again = self.fed[self.leader.role].has_room and self.assembly.take() is not None
+        self.feeder.feed()
 
     def _could_train(self) -> bool:
         """Whether there is something for the gangs to do, or no gang to do it."""
@@ -446,63 +415,6 @@ class GraphTrainer(BaseTrainer):
             or self.assembly.has_news
             or any(firing.operator in gangs for firing in self.flow.enabled())
         )
-
-    def _feed(self, learner: Learner) -> None:
-        gang, fed, step = self.keeper.gang_of(learner.role), self.fed[learner.role], self.book.step + 1
-        if gang is None:
-            return
-        for batch in self.book.batches.get(step, []):
-            if batch.index in fed.sent:
-                continue
-            if not fed.has_room:
-                return
-            firing = self._taking(learner, batch)
-            if firing.index not in self.flow.running(firing.operator):
-                self.flow.start(firing)
-            fed.sent.add(batch.index)
-            shares = self.book.shares(batch, gang.size)
-            self._check_staleness(shares, step)
-            per_rank = [(share,) for share in shares]
-            self._call_gang(gang, firing, batch, per_rank, _gyre_step=step, _gyre_index=batch.index)
-
-    def _taking(self, learner: Learner, batch: RecordedBatch) -> Firing:
-        """The firing that a micro-batch belongs to: its own, or where they are streamed that of the whole step."""
-        index = (batch.step - 1) * learner.micro_batches + (0 if self.streamed else batch.index)
-        return Firing(learner.taker.ref, index)
-
-    def _step_optimizer(self, operator: Operator, firing: Firing) -> None:
-        gang = self.keeper.gang_of(operator.role)
-        if gang is None or operator.ref != self.learners[operator.role].pace.ref:
-            return
-        self.flow.start(firing)
-        step = firing.index + 1
-        self._call_gang(
-            gang,
-            firing,
-            None,
-            [()] * gang.size,
-            _gyre_step=step,
-            _gyre_indices=len(self.book.batches[step]),
-            _gyre_group_ids=self.book.ids_of(step),
-        )
-
-    def _call_gang(
-        self,
-        gang: Gang,
-        firing: Firing,
-        batch: RecordedBatch | None,
-        per_rank: Sequence[tuple[Any, ...]],
-        **kwargs: Any,
-    ) -> None:
-        call = _GangCall(firing, batch, gang, [None] * gang.size)
-        self.gang_calls[_key_of(call)] = call
-        method = self.operators[firing.operator].method
-        for rank, future in enumerate(gang.submit(method, per_rank, **kwargs)):
-            future.add_done_callback(partial(self._hear_rank, call, rank))
-
-    def _hear_rank(self, call: _GangCall, rank: int, done: Future[Outcome]) -> None:
-        """On the transport's thread."""
-        self.inbox.put(("rank", (call, rank, outcome_of(done))))
 
     def _check_staleness(self, shares: list[list[Group]], step: int) -> None:
         if self.spec.staleness.function is not None:
@@ -520,7 +432,7 @@ class GraphTrainer(BaseTrainer):
         """A function of the user's that lets everybody wait, while nothing else can happen, would do so for ever."""
         if self.arrival is None or self.spec.staleness.function is None or self.keeper.gang is None:
             return
-        if self.gang_calls or any(self.flow.running(ref) for ref in self.operators):
+        if self.feeder.is_calling or any(self.flow.running(ref) for ref in self.operators):
             return
         could_start = any(firing.operator != self.taker.ref for firing in self.flow.enabled())
         if self.arrival.waiting and not could_start:
@@ -724,50 +636,40 @@ class GraphTrainer(BaseTrainer):
         self.evaluations.add(row)
         self.runtime.report("Evaluated", **row)
 
-    def _rank_ended(self, call: _GangCall, rank: int, outcome: Outcome | VertexLost) -> None:
+    def _rank_ended(self, call: GangCall, rank: int, outcome: Outcome | VertexLost) -> None:
         call.outcomes[rank] = outcome
-        if self.gang_calls.get(_key_of(call)) is not call:
-            return  # the answer of a gang that is no more
+        if not self.feeder.is_current(call):
+            return
         if isinstance(outcome, VertexLost):
             self.runtime.roster.doubt(*call.gang.members[rank])
             self._drop_gang(GangLost())
             return
-        if any(got is None for got in call.outcomes):
-            return
         try:
-            values = call.gang.settle(call.firing.operator, [got for got in call.outcomes if got is not None])
-            del self.gang_calls[_key_of(call)]
+            values = self.feeder.ended(call)
+            if values is None:
+                return
             if call.batch is not None:
-                self._micro_batch_ended(self.learners[call.gang.role], call.batch)
+                self.feeder.taken(call.gang.role, call.batch)
             else:
                 self._optimizer_stepped(call, values[0])
         except GangLost as lost:
             self._drop_gang(lost)
 
-    def _micro_batch_ended(self, learner: Learner, batch: RecordedBatch) -> None:
-        fed, firing = self.fed[learner.role], self._taking(learner, batch)
-        fed.taken.add(batch.index)
-        made = is_made(self.book, batch.step) and len(fed.taken) == len(self.book.batches[batch.step])
-        if made or not self.streamed:
-            self.flow.complete(firing)
-        elif fed.taken == fed.sent:
-            self.flow.cancel(firing)  # it waits for samples, and goes on when there are some
-
-    def _optimizer_stepped(self, call: _GangCall, metrics: dict[str, Any]) -> None:
+    def _optimizer_stepped(self, call: GangCall, metrics: dict[str, Any]) -> None:
         """Raises GangLost."""
         if call.firing.operator != self.pace.ref:
             self.steps.beside(call.gang.role, metrics)
             self.flow.complete(call.firing)
             return
         self.steps.ended(call.gang, metrics)
-        self.fed = {role: _Fed() for role in self.learners}
+        self.feeder.begin_step()
         self.flow.complete(call.firing)
         self.keeper.step_was_good()
         self.keeper.checkpoint_if_due(call.gang)
 
     def _drop_gang(self, lost: GangLost) -> None:
         self.keeper.drop(lost)
-        self._rewind_gang()
+        self.feeder.rewind()
 
     # -- telling ------------------------------------------------------------------------------------
 
@@ -823,8 +725,3 @@ class GraphTrainer(BaseTrainer):
             "tokens_discarded": account.discarded,
             "digest": self.book.digests.get(self.book.step, ""),
         }
-
-
-def _key_of(call: _GangCall) -> tuple[str, int]:
-    """Which call it is, among all of a step: the operator, and the micro-batch it takes."""
-    return call.firing.operator, call.batch.index if call.batch is not None else -1
