@@ -16,7 +16,10 @@ from tests.kill.conftest import Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
 
-WITH_LOCAL = {"rollouts": {"local": 1, "max_running": 4}, "rollout_total": 1, "actors": 1}
+STEPS = 40
+"""It lasts until the third is replaced; a replacement takes as long as several steps."""
+WITH_LOCAL = {"rollouts": {"local": 1, "max_running": 1}, "rollout_total": 1, "actors": 1}
+"""So that generating takes longer than training, however busy the machine is."""
 
 
 def windows(run: Run) -> list[dict[str, Any]]:
@@ -44,14 +47,14 @@ def until_open(run: Run, directory: Path, within_s: float = 60.0) -> None:
 def test_the_trainer_s_device_generates_and_whoever_dies_in_a_window_costs_nothing(
     start: Callable[..., Run], kill_home: Path
 ) -> None:
-    run = start(steps=24, **WITH_LOCAL)
+    run = start(steps=STEPS, **WITH_LOCAL)
     directory = home(kill_home).job_directory(run.handle.job_id)
     for turn, name in enumerate(("local_rollout-0", "rollout_manager-0", "trainer-0")):
-        run.faults.reach_step(4 + 5 * turn)
+        run.faults.reach_step(2 + 2 * turn)
         until_open(run, directory)
         (victim,) = run.faults.kill(name)
         run.faults.replaced(victim)
-    view = run.end(steps=24)
+    view = run.end(steps=STEPS)
     closed = windows(run)
     assert len(closed) >= 10
     assert sum(one["tokens"] for one in closed) > 0

@@ -25,5 +25,5 @@ class SwitchedReward(ExactMatchReward):
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
         if (self.context.directory / "slow").exists():
-            time.sleep(0.4)
+            time.sleep(1.5)
         return super().score(groups)
