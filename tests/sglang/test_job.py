@@ -27,10 +27,10 @@ from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from gyre.testing.sglang_cpu import cpu_arguments, cpu_python
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(900)]
 
 STEPS, PROMPTS, SAMPLES, TOKENS = 12, 8, 4, 160
-BACK_S = 240.0
+BACK_S = 400.0
 """For an engine to be started anew on a machine that is busy with others."""
 
 ROLLOUT_KL = 1e-7
@@ -78,6 +78,7 @@ class Job:
                 checkpoint_every=4,
                 evaluate_every=0,
             )
+            .failover(silence_timeout_s=30.0)  # an engine that starts takes the machine from all others
             .rollouts(
                 engine="sglang",
                 engine_python=str(cpu_python(place, python)),
