@@ -36,12 +36,12 @@ def test_a_backlog_brings_an_instance_and_idleness_drains_it_and_nothing_is_lost
         found = rollouts(view)
         return True if len(found) == 2 and found["rollout-1"]["version"] is not None else None
 
-    run.faults.until(both_serve, "a second instance", timeout_s=90.0)
+    run.faults.until(both_serve, "a second instance", timeout_s=110.0)
     slow.touch()
     run.faults.until(
         lambda view: True if rollouts(view)["rollout-1"]["phase"] == "stopped" else None,
         "the second instance gone",
-        timeout_s=90.0,
+        timeout_s=110.0,
     )
     slow.unlink()
     step = run.handle.status()["job"]["step"]
