@@ -275,7 +275,7 @@ class Work:
         copied = now()
         manifest = publication.finish().result(60.0)
         return {
-            "path": str(self._source.path(version)),
+            "path": str(self._source.arena.versions[version].path),
             "checksum": manifest.checksum,
             "sources": [self._source.address],
             "model": fingerprint_of(config),
