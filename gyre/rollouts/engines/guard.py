@@ -5,6 +5,7 @@
 It runs COMMAND and ends with it: with the same exit status, or by the same signal. Its standard input is a pipe that
 only the agent holds. It stops the engine, and every process that the engine started, when that pipe closes, when the
 agent is gone, or on SIGTERM; SIGTERM first, SIGKILL to whatever is left after GRACE_S.
+On SIGUSR1 it kills them at once.
 
 Invariants:
 - *no segment is left*: Python's resource trackers are ended last, when they have removed what the engine's processes
@@ -37,6 +38,7 @@ _LOOK_S = 1.0
 """How often to see that the agent lives, for when somebody else holds its end of the pipe too."""
 _SEGMENTS_S = 5.0
 """How often to look what it maps: some ten milliseconds for a large engine, which has thousands of mappings."""
+_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _SHARED = "/dev/shm/"
 _TRACKERS_S = 3.0
 """For Python's resource trackers to clean up after the others; on an idle machine they take some milliseconds."""
@@ -48,7 +50,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     os.set_blocking(read_end, False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for number in _HEARD:
         signal.signal(number, lambda *_: None)  # only to wake `select`, which reads the number from the pipe
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
@@ -64,9 +66,11 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         asked = any(number != signal.SIGCHLD for number in numbers)
         left_alone = os.getppid() != agent or (0 in ready and not os.read(0, 4096))
         stopping = asked or left_alone
+        if signal.SIGUSR1 in numbers:
+            grace_s = 0.0
         status = _reap(engine)
     segments |= _mapped(_descendants(os.getpid()))
-    if status is None:
+    if status is None and grace_s:
         os.kill(engine, signal.SIGTERM)
         status = _reap_within(engine, grace_s)
     status = _end_all(engine, status)
@@ -81,7 +85,7 @@ def _start(command: list[str]) -> int:
         return pid
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in _HEARD:
             signal.signal(number, signal.SIG_DFL)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:

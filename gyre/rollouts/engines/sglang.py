@@ -20,6 +20,13 @@ from gyre.rollouts.engines.supervisor import EngineCommand
 STREAM_INTERVAL = 8
 """Tokens a chunk: 8 costs an eighth of the messages of 1, and is a fifth of a second of a busy engine's work."""
 
+LOST_WORDS = (
+    "Triggering SIGQUIT for cleanup",
+    "SIGQUIT received.",
+    "Received sigquit from a child process",
+)
+"""Said when a scheduler has died: SGLang then sleeps 5 s "before crash diagnostics", and its streams are silent."""
+
 _OTHER_LOADERS = ("--custom-weight-loader", "--quantization", "--torchao-config", "--weight-cache-mode")
 
 _OURS = ("--host", "--port", "--model-path", "--skip-tokenizer-init", "--incremental-streaming-output")
@@ -81,7 +88,7 @@ def sglang_command(
         path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         own |= {LOADER_KEY: loader_key, "PYTHONPATH": os.pathsep.join(filter(None, (str(LOADER_PATH), path)))}
     limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not seeded)
-    return EngineCommand(tuple(argv), own, api_key, limits, loader_key)
+    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS)
 
 
 def _loads_otherwise(model_path: Path | str, extra: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ Invariants:
 - *no engine outlives its agent*: the engine runs under a guard (`gyre.rollouts.engines.guard`) that ends it, and all
   processes that it started, when the agent stops it, dies or is killed;
 - *stop leaves nothing*: after `stop()` there is no process, no zombie and no open pipe;
+- *who has lost a part of itself is dead*: an engine that says one of its command's `lost_words` is ended at once;
 - *a death is told once and stays told*: `died()` gives the same `EngineDeath` to whoever asks, until the next start;
 - *a start has a deadline*: an engine that is not ready in time is ended, and its last words are in the error.
 
@@ -20,7 +21,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class EngineCommand:
     """How an engine is started. `{host}` and `{port}` in an argument are replaced by where it is to listen.
 
     `env` is added to the agent's own environment. `limits` is what may be asked of it, `loader_key` its weight
-    loader's, "" without one.
+    loader's, "" without one. `lost_words` is what it writes when a process of its own has died and it only waits before
+    it ends too.
     """
 
     argv: tuple[str, ...]
@@ -50,6 +52,7 @@ class EngineCommand:
     api_key: str | None = None
     limits: RequestLimits | None = None
     loader_key: str = ""
+    lost_words: tuple[str, ...] = ()
 
     def at(self, host: str, port: int) -> list[str]:
         return [part.replace("{host}", host).replace("{port}", str(port)) for part in self.argv]
@@ -187,7 +190,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._reserved = reserve_port(self._host)
         self._port = int(self._reserved.getsockname()[1])
-        self._tail = _Tail()
+        self._tail = _Tail(self._command.lost_words, self._is_lost)
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: a process that escaped with the other end must not keep `stop` waiting.
@@ -219,6 +222,12 @@ class EngineProcess:
             async with asyncio.timeout(1.0):
                 await self._tail.closed.wait()  # its last words may still be in the pipe
         return EngineDeath(returncode, self._tail.text())
+
+    def _is_lost(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)  # the guard's: end all of them, now
 
     async def _until_ready(self) -> None:
         assert self._death is not None
@@ -328,14 +337,23 @@ def reserve_port(host: str) -> socket.socket:
 
 
 class _Tail(asyncio.Protocol):
-    """Keeps the last bytes that an engine wrote."""
+    """Keeps the last bytes that an engine wrote, and calls `heard` when one of `words` was among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: tuple[str, ...] = (), heard: Callable[[], None] = lambda: None) -> None:
         self._parts: deque[bytes] = deque()
         self._size = 0
+        self._words = tuple(word.encode() for word in words)
+        self._heard = heard
+        self._seam = b""
+        """The end of what came before: a word may be cut in two."""
         self.closed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
+        if self._words:
+            joined = self._seam + data
+            if any(word in joined for word in self._words):
+                self._heard()
+            self._seam = joined[-max(map(len, self._words)) :]
         self._parts.append(data)
         self._size += len(data)
         while self._size - len(self._parts[0]) >= _TAIL_BYTES:

@@ -1,7 +1,7 @@
 """A process that stands in for an engine: it takes a while, serves `/ready`, and can be told to be difficult.
 
-    python stand_in.py --port N [--say TEXT] [--exit-after S CODE] [--never-ready] [--stubborn] [--children]
-                       [--segment FILE]
+    python stand_in.py --port N [--say TEXT] [--exit-after S CODE] [--never-ready] [--lose WORDS]
+        [--stubborn] [--children] [--segment FILE]
 
 It prints `pid N` for itself and each process that it starts.
 """
@@ -21,6 +21,14 @@ import time
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
+def lose(words: str) -> None:
+    time.sleep(1.0)
+    for part in (words[:5], words[5:]):
+        sys.stderr.write(part)
+        sys.stderr.flush()
+        time.sleep(0.2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
@@ -28,6 +36,9 @@ def main() -> None:
     parser.add_argument("--say", default="")
     parser.add_argument("--exit-after", type=float, nargs=2)
     parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument(
+        "--lose", metavar="WORDS", help="say them a second after the start, in two parts, and go on"
+    )
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--segment", help="map this file, and leave it behind")
     parser.add_argument("--children", action="store_true", help="start two, one in a session of its own")
@@ -53,6 +64,9 @@ def main() -> None:
     if asked.exit_after:
         after_s, code = asked.exit_after
         threading.Thread(target=lambda: (time.sleep(after_s), os._exit(int(code))), daemon=True).start()
+
+    if asked.lose:
+        threading.Thread(target=lose, args=(asked.lose,), daemon=True).start()
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -38,9 +38,16 @@ async def make() -> AsyncIterator[Make]:
     before = {child.pid for child in psutil.Process().children()}
     made: list[EngineProcess] = []
 
-    def make(*arguments: str, stop_within_s: float = 0.3, ready_within_s: float = 30.0) -> EngineProcess:
+    def make(
+        *arguments: str,
+        stop_within_s: float = 0.3,
+        ready_within_s: float = 30.0,
+        lost_words: tuple[str, ...] = (),
+    ) -> EngineProcess:
         command = EngineCommand(
-            (sys.executable, str(HERE / "stand_in.py"), "--port", "{port}", *arguments), {"STAND_IN": "1"}
+            (sys.executable, str(HERE / "stand_in.py"), "--port", "{port}", *arguments),
+            {"STAND_IN": "1"},
+            lost_words=lost_words,
         )
         engine = EngineProcess(command, stop_within_s=stop_within_s, ready_within_s=ready_within_s)
         made.append(engine)
@@ -103,6 +110,24 @@ async def test_an_engine_that_is_killed_is_told_so(make: Make) -> None:
     os.kill(pids_in(engine.tail)[0], signal.SIGKILL)
     death = await asyncio.wait_for(engine.died(), 10)
     assert (death.returncode, death.reason) == (-9, "killed by SIGKILL")
+
+
+async def test_an_engine_that_has_lost_a_part_of_itself_is_ended_at_once(make: Make) -> None:
+    """SGLang sleeps five seconds when its scheduler died; nothing comes of what it runs meanwhile."""
+    engine = make(
+        "--stubborn",
+        "--children",
+        "--lose",
+        "a scheduler crashed",
+        stop_within_s=60.0,
+        lost_words=("scheduler crashed",),
+    )
+    await engine.start()
+    pids = pids_in(engine.tail)
+    death = await asyncio.wait_for(engine.died(), 20)  # and not the 60 s that it may take to stop
+    assert death.returncode == -9
+    assert "a scheduler crashed" in death.tail
+    assert await all_gone(pids)
 
 
 async def test_when_an_engine_dies_its_processes_die_too(make: Make) -> None:
