@@ -16,6 +16,7 @@ ORDER = ("kill", "", "e2e")
 processes when they have ended."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker a folder, for what a folder's tests share (a Ray cluster, a PostgreSQL server) is a session's."""
 

@@ -255,6 +255,11 @@ class RolloutManager:
             await self._runner.cleanup()
         self._commits.close()
 
+    async def let_go(self) -> None:
+        """Of the sockets, and write nothing: what a death does. Harmless after `stop`."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
     async def _guarded(self, work: Callable[[], Any]) -> None:
         """A background task that fails ends the manager: it is started again, and the ledger has everything."""
         try:

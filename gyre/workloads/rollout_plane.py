@@ -40,6 +40,9 @@ ENDPOINT_FILE = "rollouts.json"
 START_TIMEOUT_S = 60.0
 """For the manager to read its ledger and listen: gigabytes of deltas at a few hundred megabytes a second."""
 
+CLOSE_TIMEOUT_S = 5.0
+"""For sockets whose handlers have ended already: at once, where the machine is not busy."""
+
 STOP_TIMEOUT_S = 20.0
 """For an engine to end by itself: SGLang takes ten seconds."""
 
@@ -85,6 +88,8 @@ class _Loop:
         self.loop = asyncio.new_event_loop()
         self.error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
+        self.closing: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Closes the sockets that the loop holds, however it ended: a test's vertex shares its process with others."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -99,6 +104,8 @@ class _Loop:
                     task.cancel()
                     with contextlib.suppress(BaseException):  # its error was told, or is the death of a test
                         self.loop.run_until_complete(task)
+            if self.closing is not None:
+                self.loop.run_until_complete(asyncio.wait_for(self.closing(), CLOSE_TIMEOUT_S))
         finally:
             self.loop.close()
 
@@ -164,6 +171,7 @@ class RolloutManagerVertex(BaseWorkload):
             on_event=self._tell,
             on_fatal=self._loop.fail,
         )
+        self._loop.closing = self.manager.let_go
         tls, certificate = None, ""
         if spec.tls_cert:
             tls = server_context(Path(spec.tls_cert), Path(spec.tls_key))
