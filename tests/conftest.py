@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # A suite that is started in the background inherits an ignored SIGINT, and so would every process that its tests
 # start and interrupt.
@@ -16,14 +18,26 @@ ORDER = ("kill", "", "e2e")
 processes when they have ended."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def folder_of(path: str) -> str:
+    """The folder of `tests/` that a test is in, by its path or node id from the root; `top` for those in none."""
+    parts = path.partition("::")[0].split("/")[1:]
+    return parts[0] if len(parts) > 1 else "top"
+
+
+class ByFolder(LoadScopeScheduling):
     """One worker a folder, for what a folder's tests share (a Ray cluster, a PostgreSQL server) is a session's."""
 
-    def folder_of(item: pytest.Item) -> str:
-        parts = item.path.relative_to(item.config.rootpath / "tests").parts
-        return parts[0] if len(parts) > 1 else "top"
+    def _split_scope(self, nodeid: str) -> str:
+        return folder_of(nodeid)
 
-    items.sort(key=lambda item: ORDER.index(folder if (folder := folder_of(item)) in ORDER else ""))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(folder_of(item)))
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolder | None:
+    return ByFolder(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def turn(item: pytest.Item) -> int:
+        folder = folder_of(item.nodeid)
+        return ORDER.index(folder if folder in ORDER else "")
+
+    items.sort(key=turn)
