@@ -18,7 +18,10 @@ from tests.weights.plane import TOKEN, content, weights
 
 
 def test_a_version_arrives_with_all_its_bytes(party):
-    origin, receiver = party(), party(codecs=("none",))  # a busy machine's link may look slow enough for another
+    origin, receiver = (
+        party(),
+        party(codecs=("none",)),
+    )  # a busy machine's link may look slow enough for another
     manifest = origin.publish(1)
     fetched = receiver.fetch(manifest, origin)
     assert content(fetched.slot) == content(origin.arena.versions[1])
