@@ -63,8 +63,6 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x21-\x7e]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Version = Annotated[int, Field(ge=-1, lt=2**31)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-FileName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$")]
-"""A file in a folder, and nothing outside of it."""
 Sampling = dict[
     Annotated[str, Field(max_length=100)],
     bool | int | Annotated[float, Field(allow_inf_nan=False)] | list[int] | tuple[int, ...] | None,
