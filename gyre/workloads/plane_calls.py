@@ -23,11 +23,11 @@ from gyre.errors import GyreError
 from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.client import RolloutClient
+from gyre.rollouts.endpoint import read_endpoint, read_trust
 from gyre.rollouts.frames import HandedBack, WindowNews
 from gyre.rollouts.samples import Group
 from gyre.workloads.local_windows import DeviceLending
 from gyre.workloads.plane_pulse import PlanePulse
-from gyre.workloads.rollout_plane import read_endpoint, read_trust
 from gyre.workloads.torch.settings import TorchSettings
 
 TRAIN = "train"

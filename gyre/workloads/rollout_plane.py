@@ -26,16 +26,15 @@ from typing import Any
 
 from gyre.config import Elastic, RolloutsSpec
 from gyre.rollouts.agent import Agent, AgentSettings
+from gyre.rollouts.endpoint import read_endpoint, read_trust, write_endpoint
 from gyre.rollouts.engines.supervisor import EngineCommand
 from gyre.rollouts.join import engine_commands
 from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.policies.elasticity import ElasticSettings
-from gyre.rollouts.tls import pinned_context, server_context
+from gyre.rollouts.tls import server_context
 from gyre.weights.claims import default_root
 from gyre.workloads.base import BaseWorkload, operator
-
-ENDPOINT_FILE = "rollouts.json"
 
 START_TIMEOUT_S = 60.0
 """For the manager to read its ledger and listen: gigabytes of deltas at a few hundred megabytes a second."""
@@ -61,24 +60,6 @@ JOURNALLED = frozenset(
     )
 )
 """Of what the manager tells, what the job's journal keeps. The rest comes with every step, and is in the log."""
-
-
-def read_endpoint(directory: Path) -> tuple[str, str] | None:
-    """The manager's URL and token, or None where it has not started yet."""
-    try:
-        told = json.loads((directory / ENDPOINT_FILE).read_text())
-        return str(told["url"]), str(told["token"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def read_trust(directory: Path) -> ssl.SSLContext | None:
-    """What to trust of a manager that speaks TLS: the very certificate that it wrote there. None without one."""
-    try:
-        certificate = json.loads((directory / ENDPOINT_FILE).read_text()).get("certificate")
-    except (OSError, ValueError):
-        return None
-    return pinned_context(certificate) if certificate else None
 
 
 class _Loop:
@@ -178,8 +159,8 @@ class RolloutManagerVertex(BaseWorkload):
             certificate = Path(spec.tls_cert).read_text()
         port = self._listen(spec.host, port, tls)
         host = _reachable(spec.host)
-        _write_private(
-            self.context.directory / ENDPOINT_FILE,
+        write_endpoint(
+            self.context.directory,
             {
                 "url": f"{'https' if tls is not None else 'http'}://{host}:{port}",
                 "token": token,
@@ -310,14 +291,3 @@ def _reachable(host: str) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def _write_private(path: Path, body: dict[str, Any]) -> None:
-    """Whole or not at all, and for nobody else's eyes: it holds the token."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(body, file)
-    partial.rename(path)

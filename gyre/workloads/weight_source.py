@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gyre.errors import Unreachable
+from gyre.rollouts.endpoint import read_endpoint
 from gyre.rollouts.model_folder import config_bytes, fingerprint_of
 from gyre.weights.arena import Arena
 from gyre.weights.claims import Claim, default_root
@@ -22,7 +23,6 @@ from gyre.weights.manifest import layout_of
 from gyre.weights.publisher import Publisher
 from gyre.weights.server import ChunkServer
 from gyre.weights.wire import address_towards
-from gyre.workloads.rollout_plane import read_endpoint
 
 if TYPE_CHECKING:
     import torch

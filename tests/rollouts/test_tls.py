@@ -18,11 +18,11 @@ import pytest
 from gyre.errors import ConfigError
 from gyre.rollouts.agent import Agent, AgentSettings, Refused
 from gyre.rollouts.client import RolloutClient
+from gyre.rollouts.endpoint import read_endpoint, read_trust
 from gyre.rollouts.engines.supervisor import EngineCommand
 from gyre.rollouts.manager import RolloutManager
 from gyre.rollouts.tls import joining_context, pinned_context, server_context
 from gyre.store import open_store
-from gyre.workloads.rollout_plane import read_endpoint, read_trust
 from tests.rollouts.plane import QUICK, TOKEN, until
 
 pytestmark = pytest.mark.skipif(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
@@ -17,27 +16,6 @@ from gyre.api.cli.output import remark, write_json
 
 if TYPE_CHECKING:
     from gyre.rollouts.agent import Endpoint
-
-ENDPOINT_FILE = "rollouts.json"
-
-
-def _read_endpoint(directory: Path) -> tuple[str, str] | None:
-    try:
-        told = json.loads((directory / ENDPOINT_FILE).read_text())
-        return str(told["url"]), str(told["token"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _read_trust(directory: Path) -> ssl.SSLContext | None:
-    """The certificate that a manager with TLS wrote beside its address."""
-    from gyre.rollouts.tls import pinned_context
-
-    try:
-        certificate = json.loads((directory / ENDPOINT_FILE).read_text()).get("certificate")
-    except (OSError, ValueError):
-        return None
-    return pinned_context(certificate) if certificate else None
 
 
 def _checked(url: str) -> str:
@@ -124,19 +102,22 @@ def join(
 
 
 def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
+    from gyre.rollouts.endpoint import read_trust
     from gyre.rollouts.tls import joining_context
 
     directory = Path(address)
     if ca is None and directory.is_dir():
-        return lambda: _read_trust(directory)
+        return lambda: read_trust(directory)
     context = joining_context(ca) if ca is not None or address.startswith("https://") else None
     return lambda: context
 
 
 def _endpoint(session: Session, address: str) -> Endpoint:
+    from gyre.rollouts.endpoint import read_endpoint
+
     directory = Path(address)
     if directory.is_dir():
-        return lambda: _read_endpoint(directory)
+        return lambda: read_endpoint(directory)
     if not session.token:
         raise click.UsageError("Give the rollout plane's token: --token, or GYRE_TOKEN.")
     where = _checked(address), session.token
@@ -174,6 +155,7 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
     """The rollout manager's URL and token, and what to trust of it: --url, --token and --ca, or what stands in the
     job's directory."""
     from gyre.errors import NotFound
+    from gyre.rollouts.endpoint import read_endpoint, read_trust
     from gyre.rollouts.tls import joining_context
 
     if session.url is not None:
@@ -183,13 +165,13 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
     directory = session.home.job_directory(found.job_id)
-    where = _read_endpoint(directory)
+    where = read_endpoint(directory)
     if where is None:
         raise NotFound(
             f"Job {found.name} has no rollout manager that is known here.",
             hint="On another machine give --url and --token; they stand in rollouts.json in the job's directory.",
         )
-    return *where, _read_trust(directory)
+    return *where, read_trust(directory)
 
 
 def _post(url: str, token: str, body: dict[str, Any], trust: ssl.SSLContext | None) -> dict[str, Any]:
