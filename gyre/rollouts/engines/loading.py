@@ -187,8 +187,10 @@ class LoadReport:
     size_bytes: int = 0
     map_s: float = 0.0
     verify_s: float = 0.0
+    """0 where it was verified in the pass that copied it."""
     pin_s: float = 0.0
     copy_s: float = 0.0
+    """To the device's memory."""
     prepare_s: float = 0.0
     """All before the pause, as the agent saw it: the engine generates."""
     load_s: float = 0.0

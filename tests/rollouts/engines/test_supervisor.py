@@ -312,6 +312,7 @@ def test_sglang_is_told_where_and_how() -> None:
     assert "--enable-deterministic-inference" in argv
     assert command.api_key == "k"
     assert command.env["A"] == "1"
+    assert command.env["PYTHONDONTWRITEBYTECODE"] == "", "else each start compiles all of it again"
 
 
 def test_sglang_gets_the_weight_loader_and_keeps_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:

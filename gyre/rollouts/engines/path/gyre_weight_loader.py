@@ -3,14 +3,14 @@
 SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`) in the thread that steps the model. The first
 call arms it: from then on a thread of its own answers Gyre's agent over a Unix socket. A version is then loaded in two
 parts. `prepare`, asked for over the socket while the engine generates, maps the slot, compares every byte with its
-checksums, and brings it as near to the model as it can. The next call of `load`, for which the engine is paused, only
-copies.
+checksums, and brings it as near to the model as it can; where that is the device's memory, in the same pass. The next
+call of `load`, for which the engine is paused, only copies.
 
 Invariants:
 - *nothing escapes*: an exception that left `load` would end the whole server, so each becomes the outcome that the
   agent asks for;
 - *copied is verified*: `load` copies what `prepare` verified, and nothing else; a version that was prepared is copied
-  once or never;
+  once or never. What goes to the device is hashed where it is sent from, in page-locked memory of this process;
 - *no forward pass sees half*: the device is idle before the first copy and after the last;
 - *nothing is left*: the socket has an abstract name and goes with the process. Only the same user is answered.
 
@@ -21,14 +21,17 @@ It runs where Gyre is not installed: it must import nothing of Gyre, and of SGLa
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
+import queue
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -44,8 +47,16 @@ KEY = "GYRE_WEIGHT_LOADER"
 _SLOTS = 2
 """Slots whose files stay pinned: a host has one that serves and one that is filled."""
 
-_COPY_BYTES = 32 << 20
-"""Copied to the device at a time while it generates, so that its own copies get in between."""
+_PIECE_BYTES = 4 << 20
+"""Sent to the device at a time: the engine's own copies get in between, and a core's cache still has what it copied
+when it hashes it."""
+
+_PIECES = 2
+"""Of each thread: one is sent while the next is filled."""
+
+_THREADS = 4
+"""At most, and an eighth of the cores: the engine needs some, too. One hashes and copies three to five gigabytes a
+second, a device takes fifty."""
 
 _SPARE_BYTES = 2 << 30
 """Device memory that staging leaves free."""
@@ -78,8 +89,8 @@ class _Rank:
         self._prepared: _Prepared | None = None
         self._pinned: dict[tuple[int, int, int], _Mapping] = {}
         """By file system, inode and size: the last used at the end."""
-        self._stream: torch.cuda.Stream | None = None
-        """One for all copies: memory that was given back is used again by the stream that had it, and by no other."""
+        self._way: _Way | None = None
+        """Made when it is first needed: it has page-locked memory."""
         self._lock = threading.Lock()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"\0gyre-{os.environ[KEY]}-{self.rank}")
@@ -132,14 +143,10 @@ class _Rank:
         mappings = [self._map(path) for path in slot["files"]]
         _lay_out(slot["tensors"], mappings)
         times["map_s"] += time.perf_counter()
-        times["verify_s"] = -time.perf_counter()
-        for file, offset, size, checksum in slot["chunks"]:
-            mappings[file].verify(offset, size, checksum)
-        times["verify_s"] += time.perf_counter()
         size_bytes = sum(mapping.size for mapping in mappings)
         buffers = [mapping.buffer for mapping in mappings]
-        times |= {"pin_s": 0.0, "copy_s": 0.0}
-        note = ""
+        times |= {"verify_s": 0.0, "pin_s": 0.0, "copy_s": 0.0}
+        note, verified = "", False
         began = time.perf_counter()
         try:
             stage = self._choose(stage, size_bytes)
@@ -149,13 +156,21 @@ class _Rank:
                 self._keep(mappings)
                 times["pin_s"] = time.perf_counter() - began
             elif stage == "device":
-                buffers = [self._to_device(mapping.buffer) for mapping in mappings]
+                if self._way is None:
+                    self._way = _Way(self.device)
+                buffers, verified = self._way.bring(mappings, slot["chunks"]), True
                 times["copy_s"] = time.perf_counter() - began
+        except OtherBytes:
+            raise
         except (
             Exception
         ) as error:  # no memory for it, say: from where the version is, it is copied all the same
             stage, note = "host", _told(error)
             buffers = [mapping.buffer for mapping in mappings]
+        if not verified:
+            began = time.perf_counter()
+            _verify(mappings, slot["chunks"])
+            times["verify_s"] = time.perf_counter() - began
         with self._lock:
             self._prepared = _Prepared(version, slot["tensors"], buffers, mappings)
         return {"ok": True, "stage": stage, "size_bytes": size_bytes, "note": note} | times
@@ -181,17 +196,6 @@ class _Rank:
             return stage
         free, _ = torch.cuda.mem_get_info(self.device)
         return "device" if free > size_bytes + _SPARE_BYTES else "pinned"
-
-    def _to_device(self, buffer: torch.Tensor) -> torch.Tensor:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream = self._stream
-        with torch.cuda.stream(stream):
-            copy = torch.empty(buffer.numel(), dtype=torch.uint8, device=self.device)
-            for at in range(0, buffer.numel(), _COPY_BYTES):
-                copy[at : at + _COPY_BYTES].copy_(buffer[at : at + _COPY_BYTES], non_blocking=True)
-                stream.synchronize()
-        return copy
 
     # -- SGLang's side, in the thread that steps the model ---------------------------------------------
 
@@ -227,6 +231,122 @@ class _Prepared:
             yield name, raw.view(shape).to(device, non_blocking=True)
 
 
+class OtherBytes(ValueError):
+    """The slot does not hold what its manifest says."""
+
+
+class _Way:
+    """Files to `device`, verified in the same pass, by several threads. A thread takes a part (a chunk, or what no
+    chunk covers), copies it piece by piece into page-locked memory of its own, hashes it there, and has it sent from
+    there: what was hashed is what arrives.
+
+    Without a device that runs beside the host (a CPU: in tests) the memory is plain, and a copy ends when it returns.
+    """
+
+    def __init__(self, device: torch.device, *, threads: int = 0, piece_bytes: int = _PIECE_BYTES) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        # One for all: memory that was given back is used again by the stream that had it, and by no other.
+        self._stream = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._lanes = [
+            [
+                (torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=self._cuda), self._event())
+                for _ in range(_PIECES)
+            ]
+            for _ in range(threads or _threads())
+        ]
+
+    def _event(self) -> Any:
+        return torch.cuda.Event(blocking=True) if self._cuda else None  # type: ignore[no-untyped-call]
+
+    def bring(self, mappings: Sequence[_Mapping], chunks: Sequence[Any]) -> list[torch.Tensor]:
+        """A copy of each file on the device. Raises OtherBytes where a checksum differs."""
+        sizes = [mapping.size for mapping in mappings]
+        parts: queue.SimpleQueue[tuple[int, int, int, str] | None] = queue.SimpleQueue()
+        for part in (*_parts(sizes, chunks), *[None] * len(self._lanes)):
+            parts.put(part)
+        with torch.cuda.stream(self._stream):
+            copies = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
+
+        def work(lane: list[tuple[torch.Tensor, Any]]) -> None:
+            if self._cuda:
+                torch.cuda.set_device(self._device)
+            while (part := parts.get()) is not None:
+                file, offset, size, checksum = part
+                self._send(mappings[file], copies[file], offset, size, checksum, lane)
+
+        try:
+            with ThreadPoolExecutor(len(self._lanes), thread_name_prefix="gyre-weights") as pool:
+                for done in [pool.submit(work, lane) for lane in self._lanes]:
+                    done.result()
+        finally:
+            if self._stream is not None:
+                self._stream.synchronize()  # nothing is on its way any more, whatever happened
+        return copies
+
+    def _send(
+        self,
+        mapping: _Mapping,
+        copy: torch.Tensor,
+        offset: int,
+        size: int,
+        checksum: str,
+        lane: list[tuple[torch.Tensor, Any]],
+    ) -> None:
+        digest = _hasher(checksum) if checksum else None
+        mapping.require(offset, size)
+        origin = mapping.buffer.data_ptr()
+        for turn, at in enumerate(range(offset, offset + size, lane[0][0].numel())):
+            piece, sent = lane[turn % len(lane)]
+            count = min(piece.numel(), offset + size - at)
+            if sent is not None:
+                sent.synchronize()  # what was in it before has left
+            ctypes.memmove(piece.data_ptr(), origin + at, count)  # lets others run meanwhile, as hashing does
+            if digest is not None:
+                digest.update(memoryview(piece.numpy())[:count])
+            if sent is None:
+                copy[at : at + count].copy_(piece[:count])
+                continue
+            with torch.cuda.stream(self._stream):
+                copy[at : at + count].copy_(piece[:count], non_blocking=True)
+                sent.record(self._stream)
+        if digest is not None and digest.hexdigest() != checksum:
+            raise mapping.differs(digest.hexdigest(), checksum, offset, size)
+
+
+def _threads() -> int:
+    return max(1, min(_THREADS, len(os.sched_getaffinity(0)) // 8))
+
+
+def _parts(sizes: Sequence[int], chunks: Sequence[Any]) -> list[tuple[int, int, int, str]]:
+    """The chunks, and what none of them covers, without a checksum."""
+    found = [(file, offset, size, checksum) for file, offset, size, checksum in chunks]
+    for file, end in enumerate(sizes):
+        at = 0
+        for _, offset, size, _ in sorted(part for part in found if part[0] == file):
+            if offset > at:
+                found.append((file, at, offset - at, ""))
+            at = max(at, offset + size)
+        if at < end:
+            found.append((file, at, end - at, ""))
+    return found
+
+
+def _verify(mappings: Sequence[_Mapping], chunks: Sequence[Any]) -> None:
+    """Raises OtherBytes."""
+    if not chunks:
+        return
+    with ThreadPoolExecutor(_threads(), thread_name_prefix="gyre-weights") as pool:
+        for done in [pool.submit(mappings[file].verify, *rest) for file, *rest in chunks]:
+            done.result()
+
+
+def _hasher(checksum: str) -> Any:
+    if xxhash is None:
+        raise RuntimeError("the Python of SGLang has no xxhash: checksums cannot be compared")
+    return xxhash.xxh3_64() if len(checksum) == 16 else xxhash.xxh3_128()
+
+
 class _Mapping:
     """A file in memory, shared with whoever wrote it; never written to from here."""
 
@@ -237,19 +357,23 @@ class _Mapping:
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = False
 
-    def verify(self, offset: int, size: int, checksum: str) -> None:
-        if xxhash is None:
-            raise RuntimeError("the Python of SGLang has no xxhash: checksums cannot be compared")
+    def require(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise ValueError(f"{self.path} has {self.size} bytes, and a chunk of it ends at {offset + size}")
-        digest = xxhash.xxh3_64_hexdigest if len(checksum) == 16 else xxhash.xxh3_128_hexdigest
+            raise OtherBytes(f"{self.path} has {self.size} bytes, and a chunk of it ends at {offset + size}")
+
+    def differs(self, found: str, checksum: str, offset: int, size: int) -> OtherBytes:
+        return OtherBytes(
+            f"{self.path} holds other bytes than its manifest says: {found} and not {checksum} "
+            f"for {size} bytes from {offset}"
+        )
+
+    def verify(self, offset: int, size: int, checksum: str) -> None:
+        digest = _hasher(checksum)
+        self.require(offset, size)
         with memoryview(self._map)[offset : offset + size] as chunk:
-            found = digest(chunk)  # lets others run meanwhile
-        if found != checksum:
-            raise ValueError(
-                f"{self.path} holds other bytes than its manifest says: {found} and not {checksum} "
-                f"for {size} bytes from {offset}"
-            )
+            digest.update(chunk)  # lets others run meanwhile
+        if digest.hexdigest() != checksum:
+            raise self.differs(digest.hexdigest(), checksum, offset, size)
 
     def pin(self) -> None:
         """Page-lock it, so that the device reads it at full speed. A second time costs nothing."""
