@@ -303,7 +303,7 @@ class _Way:
                 sent.synchronize()  # what was in it before has left
             ctypes.memmove(piece.data_ptr(), origin + at, count)  # lets others run meanwhile, as hashing does
             if digest is not None:
-                digest.update(memoryview(piece.numpy())[:count])
+                digest.update(piece.numpy()[:count])
             if sent is None:
                 copy[at : at + count].copy_(piece[:count])
                 continue
