@@ -1,7 +1,7 @@
 """A whole GRPO job on real SGLang engines: it trains, and whatever of its rollout plane is killed, it loses nothing.
 
-One Ray cluster, one job, two engines: an engine takes half a minute of a core to start. The job's steps go through the
-kills one after another; the reward holds the job while what was killed comes back.
+One Ray cluster, one job, two engines: an engine takes half a minute of a core to start. The job goes through the kills
+one after another, and trains the steps that a test allows: its reward holds it in between.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from gyre.rollouts.ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from gyre.testing.sglang_cpu import cpu_arguments, cpu_python
+from tests.sglang.workloads import PROMPTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(900)]
 
-STEPS, PROMPTS, SAMPLES, TOKENS = 12, 8, 4, 160
+STEPS, SAMPLES, TOKENS = 20, 4, 160
 BACK_S = 400.0
 """For an engine to be started anew on a machine that is busy with others."""
 
@@ -98,6 +99,7 @@ class Job:
         self.seen: dict[int, psutil.Process] = {}
         """Every process that any rollout vertex ever had."""
         self.folders: set[str] = set()
+        self.allowed = 0
 
     def rollouts(self, path: str = "/v1/status", body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The rollout manager's answer."""
@@ -144,10 +146,16 @@ class Job:
             self.folders |= {t for t in (_target(link) for link in links) if "/gyre-weights-" in t}
 
     def in_mid_generation(self, name: str) -> None:
-        self.until(
-            lambda: self.instances()[name]["running"] > 2 and self.rollouts()["account"]["in_flight"] > 60,
-            f"samples under way on {name}",
-        )
+        """Samples are under way on `name`, of a step that may not be trained yet."""
+
+        def look() -> bool:
+            if self.instances()[name]["running"] > 2 and self.rollouts()["account"]["in_flight"] > 60:
+                return True
+            if self.handle.status()["job"]["step"] >= self.allowed:
+                self.allow(self.allowed + 1)
+            return False
+
+        self.until(look, f"samples under way on {name}")
 
     def engine(self, name: str) -> list[psutil.Process]:
         agent = psutil.Process(self.faults.find(name).pid)
@@ -156,14 +164,17 @@ class Job:
     def scheduler(self, name: str) -> psutil.Process:
         return next(p for p in self.engine(name) if "scheduler" in " ".join(p.cmdline()))
 
-    def hold(self) -> None:
-        (self.directory / "hold").touch()
+    def allow(self, steps: int) -> None:
+        """That many steps in all. There must be some left for the faults to come."""
+        assert self.allowed <= steps <= STEPS
+        new = self.directory / "steps.new"
+        new.write_text(str(steps))
+        new.replace(self.directory / "steps")
+        self.allowed = steps
 
-    def go_on(self) -> None:
-        """Two steps further."""
-        step = self.handle.status()["job"]["step"]
-        (self.directory / "hold").unlink()
-        self.faults.reach_step(step + 2, timeout_s=BACK_S)
+    def train(self, more: int) -> None:
+        self.allow(self.allowed + more)
+        self.faults.reach_step(self.allowed, timeout_s=BACK_S)
 
 
 def _target(link: str) -> str:
@@ -191,7 +202,7 @@ def gone(processes: list[psutil.Process], within_s: float = 30.0) -> None:
 
 def test_it_trains_on_what_sglang_generates(job: Job) -> None:
     job.serving("rollout-0", "rollout-1")
-    job.faults.reach_step(2, timeout_s=BACK_S)
+    job.train(2)
 
 
 def test_an_engine_is_killed_in_mid_generation(job: Job) -> None:
@@ -199,23 +210,21 @@ def test_an_engine_is_killed_in_mid_generation(job: Job) -> None:
     job.in_mid_generation("rollout-0")
     engine, died = job.engine("rollout-0"), len(job.told("EngineDied"))
     job.scheduler("rollout-0").kill()
-    job.hold()
     job.until(lambda: len(job.told("EngineDied")) > died, "EngineDied")
     assert job.told("EngineDied")[-1]["instance"] == "rollout-0"
     gone(engine)
     job.serving("rollout-0")
-    job.go_on()
+    job.train(2)
 
 
 def test_an_agent_is_killed_in_mid_generation_and_takes_its_engine_along(job: Job) -> None:
     job.in_mid_generation("rollout-1")
     engine = job.engine("rollout-1")
     (victim,) = job.faults.kill("rollout-1")
-    job.hold()
     gone(engine)
     job.faults.replaced(victim)
     job.serving("rollout-1")
-    job.go_on()
+    job.train(2)
 
 
 def test_the_manager_is_killed_in_mid_generation_and_the_engines_go_on(job: Job) -> None:
@@ -223,14 +232,13 @@ def test_the_manager_is_killed_in_mid_generation_and_the_engines_go_on(job: Job)
     joined = len(job.told("InstanceJoined"))
     engines = [job.scheduler("rollout-0"), job.scheduler("rollout-1")]
     (victim,) = job.faults.kill("rollout_manager-0")
-    job.hold()
     job.faults.replaced(victim)
     job.until(lambda: len(job.told("InstanceJoined")) >= joined + 2, "both instances back")
     back = job.told("InstanceJoined")[joined:]
     assert all(one["kept"] == one["held"] for one in back)
     assert sum(one["kept"] for one in back) > 0
     assert all(engine.is_running() for engine in engines)
-    job.go_on()
+    job.train(2)
 
 
 def test_a_drained_instance_hands_over(job: Job) -> None:
@@ -245,7 +253,7 @@ def test_a_drained_instance_hands_over(job: Job) -> None:
 
 def test_it_ends_with_nothing_lost_and_nothing_left(job: Job) -> None:
     job.serving("rollout-0")
-    (job.directory / "hold").unlink(missing_ok=True)
+    job.allow(STEPS)
     view = job.handle.wait(BACK_S)
     result = view["job"]["result"]
     assert view["job"]["phase"] == "succeeded", view["job"]

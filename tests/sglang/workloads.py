@@ -7,16 +7,21 @@ import time
 from gyre.rollouts import Group
 from gyre.workloads import BaseWorkload, operator
 
+PROMPTS = 8
+"""Of a step."""
+
 
 class LengthReward(BaseWorkload):
     """The longer the better: there is a gradient from the first step, and samples long enough to be interrupted.
 
-    While the file `hold` is in the job's directory nothing is scored: the job waits, and generates what it may.
+    It scores as many steps as the file `steps` in the job's directory allows. At the next one the job waits, however
+    fast the machine, and generates what it may.
     """
 
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
-        while (self.context.directory / "hold").exists():
+        step = groups[0].id // PROMPTS
+        while step >= self._allowed():
             self.report_progress()
             time.sleep(0.05)
         longest = self.config["sampling"]["max_new_tokens"]
@@ -24,3 +29,9 @@ class LengthReward(BaseWorkload):
             for sample in group.samples:
                 sample.reward = len(sample.token_ids) / longest
         return groups
+
+    def _allowed(self) -> int:
+        try:
+            return int((self.context.directory / "steps").read_text())
+        except FileNotFoundError:  # nobody has allowed any
+            return 0
