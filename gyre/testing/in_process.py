@@ -16,7 +16,8 @@ Invariants:
 - *dead is dead*: no result of a killed vertex is ever delivered, none of its reports is read, and code that still
   runs in it ends at its next `report_progress`;
 - *deaths land where they are put*: an action of `on` runs in the thread of the call that it was put at, before
-  that call begins or after it has ended and before anybody has heard of it.
+  that call begins or after it has ended and before anybody has heard of it; or in the thread of the caller, when the
+  call is on its way.
 
 What one process cannot show: `env` and `sys.path` are shared by all vertices (and put back by `close`), and
 collectives over Gloo or NCCL need processes; `collective_of` is a stand-in for workloads that can use it.
@@ -50,7 +51,7 @@ from gyre.workloads.protocol import Binding, Failure, failure_of, thread_stacks
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.transport import Transport
 
-When = Literal["before", "after"]
+When = Literal["sent", "before", "after"]
 Outcome = tuple[str, Any]
 Packed = tuple[bytes, tuple[bytes, ...]]
 """A pickle and the buffers that it refers to."""
@@ -297,9 +298,16 @@ class Shared:
 class InProcessTransport:
     """Calls the living vertices that `find` knows. `term` is the trainer's incarnation, as in Ray's transport."""
 
-    def __init__(self, find: Callable[[str, int], InProcessVertex | None], term: int) -> None:
+    def __init__(
+        self,
+        find: Callable[[str, int], InProcessVertex | None],
+        term: int,
+        *,
+        moments: Moments | None = None,
+    ) -> None:
         self._find = find
         self._term = term
+        self._moments = moments or Moments()
         self._lock = threading.Lock()
         self._closed = False
         self._open: set[Future[Outcome]] = set()
@@ -315,27 +323,47 @@ class InProcessTransport:
         **kwargs: Any,
     ) -> Future[Outcome]:
         """See `gyre.workloads.transport.Transport`. Raises Killed once closed, and what makes arguments unpicklable."""
+        packed = _pack((args, kwargs))
+
+        def call(host: InProcessHost) -> Outcome:
+            given, named = _unpack(packed)
+            if control:
+                return host.control_call(self._term, method, *given, **named)
+            if bundle is not None:
+                return host.call_with_weights(self._term, _unpack(bundle.packed), method, *given, **named)
+            return host.call(self._term, method, *given, **named)
+
+        out = self._send(vertex, incarnation, call)
+        self._moments.reached(vertex, method, "sent")
+        return out
+
+    def settle(self, vertex: str, incarnation: int) -> Future[Outcome]:
+        return self._send(vertex, incarnation, lambda host: host.settle(self._term))
+
+    def standing(self, vertex: str, incarnation: int) -> Future[Outcome]:
+        """Answered in the caller's thread, for the vertex's own may be inside of a call; also while it hangs."""
+        return self._send(vertex, incarnation, lambda host: host.standing(self._term), beside=True)
+
+    def _send(
+        self,
+        vertex: str,
+        incarnation: int,
+        call: Callable[[InProcessHost], Outcome],
+        *,
+        beside: bool = False,
+    ) -> Future[Outcome]:
         out: Future[Outcome] = Future()
         with self._lock:
             if self._closed:
                 raise Killed
             self._open.add(out)
-        packed = _pack((args, kwargs))
         found = self._find(vertex, incarnation)
-        if found is None:
+        if found is None or (beside and found.dead):
             self._end(out, error=lost(vertex, incarnation))
             return out
-
-        def call() -> Packed:
-            given, named = _unpack(packed)
-            if control:
-                outcome = found.host.control_call(self._term, method, *given, **named)
-            elif bundle is not None:
-                value = _unpack(bundle.packed)
-                outcome = found.host.call_with_weights(self._term, value, method, *given, **named)
-            else:
-                outcome = found.host.call(self._term, method, *given, **named)
-            return _sendable(outcome)
+        if beside:
+            self._end(out, value=_unpack(_sendable(call(found.host))))
+            return out
 
         def finish(inner: Future[Any]) -> None:
             error = inner.exception()
@@ -344,7 +372,7 @@ class InProcessTransport:
             else:
                 self._end(out, value=_unpack(inner.result()))
 
-        found.submit(call).add_done_callback(finish)
+        found.submit(lambda: _sendable(call(found.host))).add_done_callback(finish)
         return out
 
     def share(self, value: Any) -> Shared:
@@ -536,7 +564,9 @@ class InProcessJob:
     ) -> None:
         """Run `action` at the `nth` call from now of `call`, `role.method`: any method, those of the protocol
         included (`load_weights`, `state`, `begin`, `restore`, `checkpoint`, …). Each rank's call counts; `vertex`
-        counts that vertex's alone. An action that raises before a call makes the call fail with that."""
+        counts that vertex's alone. An action that raises before a call makes the call fail with that. With `sent` it
+        runs in the trainer's thread when the call is on its way to the vertex: a trainer that is killed there has not
+        sent what it would send next, the same call to the next rank of a gang above all."""
         self._moments.add(call, nth, action, when=when, vertex=vertex)
 
     def on_report(self, kind: str, nth: int, action: Callable[[], object], *, when: When = "after") -> None:
@@ -689,7 +719,7 @@ class InProcessJob:
 
     def _start_trainer(self) -> None:
         transport_term = self._incarnations.get(f"{TRAINER}-0", 0) + 1
-        transport = InProcessTransport(self._living, transport_term)
+        transport = InProcessTransport(self._living, transport_term, moments=self._moments)
         self._transports[transport_term] = transport
         vertex = self._make(f"{TRAINER}-0", transport)
         binding = self._binding(vertex.host, None)

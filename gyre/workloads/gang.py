@@ -7,11 +7,12 @@ failures are symptoms, and the death, which may be heard of a moment later, is t
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.errors import Fenced, VertexLost
@@ -44,6 +45,7 @@ class Gang:
     transport: Transport
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -52,6 +54,8 @@ class Gang:
     def submit(
         self, method: str, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any
     ) -> list[Future[Outcome]]:
+        """To every rank. The call's number goes with it, by which a rank that was not given it is found out."""
+        kwargs["_gyre_gang_call"] = (self.number, next(self._numbers))
         return [
             self.transport.submit(*member, method, *args, **kwargs)
             for member, args in zip(self.members, per_rank, strict=True)

@@ -4,7 +4,8 @@ Gangs that are trained beside the leading one (a critic) come and go with it: al
 restored and replayed together, for a step of the job is a step of each.
 
 Invariant *exactly the ledger's state*: a gang that was brought up has trained what the ledger says, in the same
-micro-batches, and nothing else; whatever state its ranks were in before.
+micro-batches, and nothing else; whatever state its ranks were in before. Ranks that are out of step with each other
+are not brought up (`gyre.workloads.muster`).
 
 This module must not know how micro-batches are made, or what runs beside the gang.
 """
@@ -20,6 +21,7 @@ from gyre.workloads.checkpoints import Checkpoints
 from gyre.workloads.gang import Gang, GangLost
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.learners import Learner
+from gyre.workloads.muster import muster
 from gyre.workloads.optimizer_steps import OptimizerSteps
 from gyre.workloads.protocol import Failure
 from gyre.workloads.retries import pause_s
@@ -79,8 +81,10 @@ class GangKeeper:
             )
         self._count += 1
         gang = gangs.pop(self._leader.role)
-        self._beside = gangs
+        self._beside = beside = gangs
         try:
+            for each in (gang, *beside.values()):
+                muster(each, timeout_s=self._run.call_timeout_s)
             self._bring_up(gang)
             if self._book.checkpoint_step != self._book.step:
                 self.checkpoint_if_due(gang)  # one that an earlier gang or trainer did not live to write

@@ -7,6 +7,7 @@ outbox and stays there until acknowledged, so a master that is away loses nothin
 Invariants:
 - *fenced*: a control call with an older epoch, or a data call with an older term, is refused;
 - *one at a time*: the workload's methods run one after another, except operators marked `control`;
+- *where it stands*: which call of its gang began here last is known, also while the rank is inside of it;
 - *no zombie*: without a master for `orphan_timeout_s` the process ends itself; a master that hangs it ends first.
 
 The class is an ordinary one: Ray makes an actor of it, tests call it directly. Calls marked (control) below
@@ -25,13 +26,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.master_guard import Identity, MasterGuard
-from gyre.workloads.protocol import Binding, Failure, Report, failure_of, thread_stacks
+from gyre.workloads.protocol import Binding, Failure, Report, Standing, failure_of, thread_stacks
 
 OUTBOX_LIMIT = 100_000
 """Reports kept for a master that is away; at one a step this is weeks."""
@@ -64,6 +66,7 @@ class VertexHost:
         self._fence = threading.Lock()
         self._epoch = epoch
         self._term = 0
+        self._standing = Standing()
         self._heard_at = monotonic()
         self._condition = threading.Condition()
         self._outbox: list[tuple[int, str, dict[str, Any]]] = []
@@ -222,21 +225,30 @@ class VertexHost:
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_`
-        are offered: the method is given those that its signature names."""
+        are offered: the method is given those that its signature names. `_gyre_gang_call` is the host's own: the
+        gang and the number of a call that every rank is given."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused
+        gang_call = kwargs.pop("_gyre_gang_call", None)
         with self._work:
             refused = self._check_term(term)
             if refused is not None:
                 return "error", refused
             self._begin(method)
+            if gang_call is not None:
+                self._standing = Standing((term, *gang_call), method, inside=True)
+            failed = True
             try:
                 function = getattr(self._workload, method)
-                return "ok", function(*args, **_accepted(function, kwargs))
+                value = function(*args, **_accepted(function, kwargs))
+                failed = False
+                return "ok", value
             except (Exception, SystemExit) as error:  # told to the caller, who decides
                 return "error", failure_of(error, module=type(self._workload).__module__)
             finally:
+                if gang_call is not None:
+                    self._standing = replace(self._standing, inside=False, failed=failed)
                 self._end()
 
     def call_with_weights(
@@ -245,7 +257,8 @@ class VertexHost:
         """`load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one put
         into the object store is passed by reference."""
         if hasattr(self._workload, "load_weights"):  # a reference may bring weights of its own
-            status, value = self.call(term, "load_weights", *bundle)
+            number = {key: value for key, value in kwargs.items() if key == "_gyre_gang_call"}
+            status, value = self.call(term, "load_weights", *bundle, **number)
             if status == "error":
                 return status, value
         return self.call(term, method, *args, **kwargs)
@@ -262,6 +275,21 @@ class VertexHost:
             return "ok", function(*args, **_accepted(function, kwargs))
         except (Exception, SystemExit) as error:  # as in `call`
             return "error", failure_of(error, module=type(self._workload).__module__)
+
+    def standing(self, term: int) -> tuple[str, Any]:
+        """(control) The rank's `Standing`, whatever it is inside of. The question fences nobody: calls of an older
+        term that were sent to all ranks may still begin on all of them."""
+        with self._fence:
+            if term < self._term:
+                return "error", self._older(term)
+        return "ok", self._standing
+
+    def settle(self, term: int) -> tuple[str, Any]:
+        """The rank's `Standing` when the calls that were sent to it before have ended. None of an older term begins
+        after this."""
+        with self._work:
+            refused = self._check_term(term)
+            return ("ok", self._standing) if refused is None else ("error", refused)
 
     # -- the trainer vertex (control) ---------------------------------------------------------------
 
@@ -313,12 +341,15 @@ class VertexHost:
     def _check_term(self, term: int) -> Failure | None:
         with self._fence:
             if term < self._term:
-                text = f"{self.vertex} works for term {self._term}; a call came with term {term}."
-                return Failure(error=text, traceback="", user_code=False, fenced=True)
+                return self._older(term)
             self._term = term
         if self._workload is None:
             return Failure(error=f"{self.vertex} is not set up yet", traceback="", user_code=False)
         return None
+
+    def _older(self, term: int) -> Failure:
+        text = f"{self.vertex} works for term {self._term}; a call came with term {term}."
+        return Failure(error=text, traceback="", user_code=False, fenced=True)
 
     def _begin(self, what: str) -> None:
         self._moved_at = self._monotonic()

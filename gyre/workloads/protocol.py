@@ -122,6 +122,23 @@ class Binding:
     """For a rollout instance: it stands on the trainer's devices, and generates in windows."""
 
 
+GangCallId = tuple[int, int, int]
+"""The trainer's term, the number of its gang, the number of the call among that gang's. They grow in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a rank stands in the calls that its gang was given: the last one that began there."""
+
+    call: GangCallId = (0, 0, 0)
+    """Zeros where none has begun."""
+    method: str = ""
+    inside: bool = False
+    """It has not ended."""
+    failed: bool = False
+    """It raised."""
+
+
 @dataclass(slots=True)
 class Report:
     """What a watch call returns. `outbox` holds what the master has not yet acknowledged."""

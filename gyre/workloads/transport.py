@@ -36,6 +36,14 @@ class Transport(Protocol):
         operator that is marked so runs beside whatever else the vertex does."""
         ...
 
+    def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        """The vertex's `Standing`, behind every call that was sent to it before."""
+        ...
+
+    def standing(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        """The vertex's `Standing`, at once and beside whatever it does."""
+        ...
+
     def share(self, value: Any) -> Any:
         """Something that stands for `value` and is cheap to pass to many."""
         ...
@@ -69,6 +77,15 @@ class RayTransport:
             return handle.call.remote(self._term, method, *args, **kwargs)
 
         return self._send(vertex, incarnation, call)
+
+    def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        return self._send(vertex, incarnation, lambda handle: handle.settle.remote(self._term))
+
+    def standing(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        def ask(handle: Any) -> Any:
+            return handle.standing.options(concurrency_group="control").remote(self._term)
+
+        return self._send(vertex, incarnation, ask)
 
     def share(self, value: Any) -> Any:
         import ray
