@@ -1,0 +1,81 @@
+"""Turns: a few callers at a time, and nobody waits who need not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gyre.weights.turns import LEAST, MOST, SOON_S, Turns
+from tests.weights.plane import until
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("gyre.weights.turns.time.monotonic", lambda: now[0])
+    made = Turns()
+    made.now = now
+    return made
+
+
+def test_callers_beyond_the_limit_are_told_that_there_is_no_turn(turns):
+    held = [turns.take(f"caller {at}") for at in range(LEAST)]
+    assert all(held)
+    assert turns.take("one more") is None
+    held[0].let_go()
+    assert turns.take("one more") is not None
+
+
+def test_who_is_alone_sends_as_much_as_he_asks_for(turns):
+    assert all(turns.take("he") for _ in range(3 * MOST))
+    assert turns.take("another") is None
+    assert turns.take("he") is not None
+
+
+def test_a_turn_is_let_go_once(turns):
+    first, second = turns.take("a"), turns.take("b")
+    first.let_go()
+    first.let_go()
+    assert turns.take("c") is not None
+    assert turns.take("d") is None
+    second.let_go()
+
+
+@pytest.mark.parametrize(("bytes_s", "limit"), [(1e6, LEAST), (39e6, 4), (10e9, MOST)])
+def test_the_limit_follows_the_link(turns, bytes_s, limit):
+    """Of chunks of a megabyte on a link that two of them share: as many as it carries within SOON_S."""
+    assert SOON_S == 0.1
+    for _ in range(20):
+        both = [turns.take("a"), turns.take("b")]
+        turns.now[0] += 2e6 / bytes_s
+        both[0].let_go(1_000_000)
+        both[1].let_go()
+    assert turns.limit == limit
+
+
+def test_those_who_wait_are_served_in_their_order():
+    turns, served = Turns(), []
+
+    def wait(name: str) -> None:
+        turn = turns.take(name, 60.0)
+        assert turn is not None
+        served.append(name)
+        turn.let_go()
+
+    held = [turns.take("a"), turns.take("b")]
+    with ThreadPoolExecutor(3) as pool:
+        for count, name in enumerate(["first", "second", "third"], 1):
+            pool.submit(wait, name)
+            until(lambda count=count: len(turns._waiting) == count)
+        assert turns.take("late") is None  # those who wait come first
+        held[0].let_go()
+    assert served == ["first", "second", "third"]
+
+
+def test_a_wait_for_a_turn_ends():
+    turns = Turns()
+    held = [turns.take("a"), turns.take("b")]
+    assert turns.take("c", 0.01) is None
+    assert not turns._waiting
+    assert all(held)
