@@ -17,7 +17,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,12 @@ DAMAGED_REST_S = 60.0
 
 LOOK_AROUND_S = 0.25
 """After so long a relay is asked what it has by now, even where there is something else to fetch."""
+
+TURN_WAIT_S = 0.25
+"""For a turn at a source, where no other source is known to have one."""
+
+FULL_FOR_S = 0.05
+"""A source that had no turn free is asked after all others."""
 
 ASK_AGAIN_S = 0.02
 """Before a source is asked again for what it did not have yet; doubling up to ten times that."""
@@ -83,12 +89,17 @@ class _Peer:
     given_since: dict[int, float] = field(default_factory=dict)
     asked_at: float = float("-inf")
     busy: int = 0
+    """Requests of this fetch that are with it now."""
+    full_until: float = 0.0
+    """It had no turn free for us a moment ago."""
     rest_until: float = 0.0
     rest_s: float = FIRST_REST_S
     damaged: int = 0
 
-    def has(self, index: int) -> bool:
-        return self.have is None or bool(self.have >> index & 1)
+    @property
+    def mask(self) -> int:
+        """`have`; of those who may have all, all bits that there are."""
+        return -1 if self.have is None else self.have
 
     def learn(self, have: str, given: str, now: float) -> None:
         if have:
@@ -96,10 +107,7 @@ class _Peer:
         if given:
             fresh = int(given, 16) & ~self.given
             self.given = int(given, 16)
-            while fresh:
-                index = fresh.bit_length() - 1
-                self.given_since[index] = now
-                fresh &= ~(1 << index)
+            self.given_since.update(dict.fromkeys(_each_bit(fresh), now))
 
 
 class Receiver:
@@ -301,8 +309,9 @@ class _Fetch:
         self._base = self._find_base()
         self._plain: set[int] = set()
         """Chunks whose delta gave other bytes: they come as they are."""
-        self._needed = {chunk.index for chunk in slot.chunks} - slot.have
-        self._flying: set[int] = set()
+        self._needed = _bits({chunk.index for chunk in slot.chunks} - slot.have)
+        self._flying = 0
+        """Chunks that are asked for now. As `_needed`, bits."""
         self._peers: dict[Source, _Peer] = {}
         self._lock = threading.Condition()
         self._moved = time.monotonic()
@@ -323,7 +332,7 @@ class _Fetch:
         self._look_at_sources()
         threads = [
             threading.Thread(target=self._work, name=f"gyre-fetch-{number}", daemon=True)
-            for number in range(max(1, min(self.receiver.streams, len(self._needed))))
+            for number in range(max(1, min(self.receiver.streams, self._needed.bit_count())))
         ]
         for thread in threads:
             thread.start()
@@ -345,7 +354,7 @@ class _Fetch:
                     return
                 self._lock.wait(0.1)
                 idle_s = time.monotonic() - self._moved
-                missing = len(self._needed)
+                missing = self._needed.bit_count()
             if self._superseded():
                 self.receiver._incident(
                     "superseded", {"version": self.manifest.version, "missing_chunks": missing}
@@ -399,7 +408,7 @@ class _Fetch:
                     peer, index = job
                     peer.busy += 1
                     if index is not None:
-                        self._flying.add(index)
+                        self._flying |= 1 << index
                 try:
                     transport = transports.pop(peer.source, None) or self._transport(peer.source)
                     if self._step(peer, index, transport):
@@ -409,7 +418,7 @@ class _Fetch:
                 finally:
                     with self._lock:
                         peer.busy -= 1
-                        self._flying.discard(index if index is not None else -1)
+                        self._flying &= ~(1 << index) if index is not None else -1
                         self._lock.notify_all()
         except Abandoned:
             pass
@@ -440,10 +449,10 @@ class _Fetch:
     # -- what next ---------------------------------------------------------------------------------------
 
     def _pick(self) -> tuple[_Peer, int | None] | None:
-        """Some chunk that is needed, of the least busy source that may have it; or, where none has any, a source to
-        ask what it has by now. Under the lock."""
+        """Some chunk that is needed, of a source that may have it: of one that has a turn free, as far as is known,
+        and of those of the least busy. Or, where none has any, a source to ask what it has by now. Under the lock."""
         now = time.monotonic()
-        open_ = list(self._needed - self._flying)
+        open_ = self._needed & ~self._flying
         if not open_:
             return None
         able = [peer for peer in self._peers.values() if peer.rest_until <= now]
@@ -453,12 +462,10 @@ class _Fetch:
             stale.asked_at = now
             return stale, None
         patience_s = self._patience_s()
-        for peer in sorted(able, key=lambda peer: peer.busy):
-            here = [
-                index for index in open_ if peer.has(index) and self._may_ask(peer, index, now, patience_s)
-            ]
+        for peer in sorted(able, key=lambda peer: (peer.full_until > now, peer.busy, not peer.given)):
+            here = self._may_ask(peer, open_ & peer.mask, able, now, patience_s)
             if here:
-                return peer, self.receiver._random.choice(here)
+                return peer, self._rarest(here, peer)
         for peer in sorted(able, key=lambda peer: peer.asked_at):
             told_little = peer.have is not None or peer.given
             if told_little and peer.source.address and not peer.busy and now - peer.asked_at > ASK_AGAIN_S:
@@ -472,16 +479,30 @@ class _Fetch:
         oldest = min(relays, key=lambda peer: peer.asked_at, default=None)
         return oldest if oldest is not None and now - oldest.asked_at > LOOK_AROUND_S else None
 
-    def _may_ask(self, peer: _Peer, index: int, now: float, patience_s: float) -> bool:
-        """What a source has given to others is asked of them as long as one has it, and for a while if none does."""
-        if not peer.given >> index & 1:
-            return True
-        others = [other for other in self._peers.values() if other is not peer and other.rest_until <= now]
-        if not others:
-            return True
-        if any(other.has(index) and not other.given >> index & 1 for other in others):
-            return False
-        return now - peer.given_since.get(index, now) > patience_s
+    def _may_ask(self, peer: _Peer, here: int, able: Sequence[_Peer], now: float, patience_s: float) -> int:
+        """Of the chunks `here`, as bits, those to ask this source for: what it has given to others is asked of them as
+        long as one has it, and for a while if none does."""
+        given = here & peer.given
+        others = [other for other in able if other is not peer]
+        if not given or not others:
+            return here
+        waiting = given
+        for other in others:
+            waiting &= ~(other.mask & ~other.given)
+        for index in _each_bit(waiting):
+            if now - peer.given_since.get(index, now) > patience_s:
+                given &= ~(1 << index)
+        return here & ~given
+
+    def _rarest(self, here: int, peer: _Peer) -> int:
+        """One of these chunks at random, of those that nobody else is known to have where there are such: they are
+        what others will want."""
+        common = 0
+        for other in self._peers.values():
+            if other is not peer and other.have is not None:
+                common |= other.have
+        bits = list(_each_bit(here & ~common or here))
+        return self.receiver._random.choice(bits)
 
     def _patience_s(self) -> float:
         """Two chunks' time on this link, and a stall."""
@@ -514,6 +535,7 @@ class _Fetch:
             base.manifest.checksum if with_base and base is not None and base.manifest is not None else "",
             base.view(chunk) if with_base and base is not None else None,
             insist=bool(peer.given >> chunk.index & 1),
+            wait_s=TURN_WAIT_S if peer.full_until > time.monotonic() else 0.0,
         )
 
     # -- one chunk -----------------------------------------------------------------------------------------
@@ -569,9 +591,12 @@ class _Fetch:
         now = time.monotonic()
         self._learn(peer, pulled.told)
         if pulled.status != "ok":
-            if pulled.status == "gone":
-                with self._lock:
+            with self._lock:
+                if pulled.status == "gone":
                     peer.rest_until = now + FIRST_REST_S
+                elif pulled.status == "busy":
+                    peer.full_until = now + FULL_FOR_S
+                    self._moved = now  # it lives, and sends: our turn comes
             return
         if pulled.digest != chunk.digest:
             self._damaged(peer, chunk.index, f"checksum {pulled.digest}, not {chunk.digest}", want)
@@ -582,7 +607,7 @@ class _Fetch:
             base = want.base if pulled.codec == "delta" else ""
             server.encoded.put((self.manifest.checksum, chunk.index, pulled.codec, base), pulled.encoded)
         with self._lock:
-            self._needed.discard(chunk.index)
+            self._needed &= ~(1 << chunk.index)
             self._moved = now
             peer.rest_s, peer.damaged = FIRST_REST_S, 0
             where = str(peer.source)
@@ -601,7 +626,7 @@ class _Fetch:
                 found = pulled.wire_bytes / pulled.seconds
                 receiver.rates[way] = found if known is None else 0.7 * known + 0.3 * found
                 self._choose_again()
-            rate = pulled.wire_bytes / pulled.seconds * max(1, len(self._flying))
+            rate = pulled.wire_bytes / pulled.seconds * max(1, self._flying.bit_count())
             before = receiver.link_bytes_s
             receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
         asked = want.codec
@@ -656,3 +681,18 @@ class _Fetch:
         self.receiver._incident(
             kind, {"version": self.manifest.version, "source": str(peer.source), **evidence}
         )
+
+
+def _bits(indices: Iterable[int]) -> int:
+    bits = 0
+    for index in indices:
+        bits |= 1 << index
+    return bits
+
+
+def _each_bit(bits: int) -> Iterator[int]:
+    """Highest first."""
+    while bits:
+        index = bits.bit_length() - 1
+        yield index
+        bits ^= 1 << index

@@ -40,7 +40,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Want:
     """A chunk of the version with this manifest. A delta is against `base`, whose bytes of this chunk are `base_view`.
-    `insist`: who has it was asked already."""
+    `insist`: who has it was asked already. `wait_s`: for the source's turn, where it sends to others now."""
 
     manifest: WeightManifest
     chunk: Chunk
@@ -49,11 +49,13 @@ class Want:
     base: str = ""
     base_view: memoryview | None = None
     insist: bool = False
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """`status`: ok, missing (not there yet), elsewhere (another receiver has it), gone (the whole version). `digest` is
+    """`status`: ok, missing (not there yet), elsewhere (another receiver has it), busy (sends to others now), gone
+    (the whole version). `digest` is
     the xxh3-64 of the chunk as it was written. `seconds` is the link's, `encode_s` and `decode_s` what
     encoding and decoding took, on cores as busy as they are. `told` is
     what the source says of itself and others: `have`, `given`, `peers`."""
@@ -111,6 +113,7 @@ class TcpTransport:
                 "codec": want.codec,
                 "base": want.base,
                 "insist": want.insist,
+                "wait_s": want.wait_s,
             }
         )
         if reply.get("status") != "ok":
