@@ -184,7 +184,7 @@ def bare_loop(options: argparse.Namespace, name: str) -> Loop:
     from gyre.workloads.megatron.hugging_face import import_weights
     from gyre.workloads.megatron.model import build_model
     from gyre.workloads.megatron.parallel import Ranks
-    from gyre.workloads.megatron.sources import SeededWeights
+    from gyre.workloads.torch.folder import SeededWeights
 
     architecture = architecture_from(hugging_face(options), "bench")
     context = WorkloadContext("bench", "actor", 0, 1)

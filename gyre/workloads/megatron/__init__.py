@@ -9,9 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_EXPORTS = {"MegatronActor": "actor", "MegatronReference": "reference", "MegatronSettings": "settings"}
+_EXPORTS = {
+    "MegatronActor": "actor",
+    "MegatronCritic": "critic",
+    "MegatronReference": "reference",
+    "MegatronSettings": "settings",
+}
 
-__all__ = ["MegatronActor", "MegatronReference", "MegatronSettings"]
+__all__ = ["MegatronActor", "MegatronCritic", "MegatronReference", "MegatronSettings"]
 
 
 def __getattr__(name: str) -> Any:

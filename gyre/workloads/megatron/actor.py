@@ -20,44 +20,62 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from gyre.errors import ConfigError
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.manifest import pack_weights
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.tasks import task_of
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch, WeightsNotLoaded
-from gyre.workloads.torch.gradients import counted
+from gyre.workloads.torch.folder import first_weights, read_config
+from gyre.workloads.torch.gradients import counted, trained_samples
 from gyre.workloads.torch.hugging_face import config_of, from_names, to_names
-from gyre.workloads.torch.model import Decoder
+from gyre.workloads.torch.learner import TorchLearner
+from gyre.workloads.torch.model import Decoder, ModelConfig
 from gyre.workloads.torch.policy import model_config
 
 if TYPE_CHECKING:
+    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.workloads.losses import LossSum
+    from gyre.workloads.megatron.packing import Pass, Row
     from gyre.workloads.megatron.snapshot import Snapshot
 
 
-class MegatronActor(TorchActor):
-    """The operators of `TorchActor`; all of them go to every rank, but for the exports, which the first rank answers.
+Source = Callable[[str], torch.Tensor]
+"""Gives a whole tensor by its Hugging Face name."""
 
-    With `config.megatron.model_path` the model is that folder's. Without, it is the small decoder of `config.model`,
-    and `export_weights` has its names, so that the other torch roles go with it.
+
+class MegatronLearner(TorchLearner):
+    """What actor and critic share. Every operator goes to every rank.
+
+    With `config.megatron.model_path` the model is that folder's. Without, it is the small decoder of `config.model`.
     """
+
+    VALUES: ClassVar[bool] = False
+    """Whether the model gives values instead of logits."""
+
+    hugging_face_config: dict[str, Any]
+    """The content of the model's `config.json`."""
+    decoder_config: ModelConfig | None = None
+    """The small decoder's shape, where the model is not a folder's."""
 
     def setup(self) -> None:
         self.layout = MegatronSettings.read(self.config)
         self.device = device_of(self.layout)
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False
-        self.takes_snapshots = True
-        """Set it False where weights are read from the device, by `hugging_face.export_weights`."""
+        self._known_digest: str | None = None
         self.timings: dict[str, float] = {}
         """Seconds of the last step's `update` and `snapshot`, the device's work included."""
         super().setup()
@@ -72,24 +90,10 @@ class MegatronActor(TorchActor):
             make_deterministic()
         self._seam = open_seam(self.device)
         from gyre.workloads.megatron.checkpoint import CheckpointWriter
-        from gyre.workloads.megatron.config import architecture_from
         from gyre.workloads.megatron.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
-        source: Any
-        path = self.layout.model_path
-        if path:
-            from gyre.workloads.megatron.sources import first_weights, read_config
-
-            self.hugging_face_config = read_config(Path(path))
-            architecture = architecture_from(self.hugging_face_config, path)
-            source = first_weights(Path(path), architecture, self.settings.seed, self.device)
-        else:
-            self._decoder_config = model_config(self.settings, self.task)
-            self.hugging_face_config = config_of(self._decoder_config, eos_id=self.task.tokenizer.eos_id)
-            architecture = architecture_from(self.hugging_face_config, "config.model")
-            decoder = Decoder(self._decoder_config, seed=self.settings.seed)
-            source = self._names_of(decoder).__getitem__
+        architecture, source = self.first_model()
         seed_everything(self.settings.seed)
         self.ranks = Ranks(
             self.context,
@@ -98,7 +102,7 @@ class MegatronActor(TorchActor):
             timeout_s=self.settings.collective_timeout_s,
             seed=self.settings.seed,
         )
-        self.peers = self.ranks  # type: ignore[assignment]  # as far as the warm start and the end need them
+        self.peers = self.ranks  # type: ignore[assignment]  # as far as a learner needs them
         self.policy = MegatronPolicy(
             architecture,
             self.layout,
@@ -108,29 +112,25 @@ class MegatronActor(TorchActor):
             device=self.device,
             dtype=self.dtype,
             seam=self._seam,
+            values=self.VALUES,
         )
         self._writer = CheckpointWriter(self.policy, self._seam)
 
-    def _names_of(self, decoder: Decoder) -> dict[str, torch.Tensor]:
-        return to_names(decoder.state_dict(), self._decoder_config)
+    def first_model(self) -> tuple[Architecture, Source]:
+        """The folder's model, or the small decoder. Raises ConfigError."""
+        from gyre.workloads.megatron.config import architecture_from
 
-    # -- the supervised start ------------------------------------------------------------------------
-
-    @operator(kind="control")
-    def warm_start(self) -> dict[str, Any]:
-        """As `TorchActor.warm_start`, of the small decoder in plain torch, whose weights Megatron then takes. A model
-        from a folder has none: `{"steps": 0}`."""
-        if self._warm is not None or self.step > 0:
-            return super().warm_start()
-        if self.layout.model_path:
-            self._warm = {"steps": 0}
-        else:
-            self.model = Decoder(self._decoder_config, seed=self.settings.seed)
-            super().warm_start()
-            self.policy.load(self._names_of(self.model).__getitem__)
-            del self.model
-        self._changed()
-        return self._warm or {}
+        path = self.layout.model_path
+        if path:
+            self.hugging_face_config = read_config(Path(path))
+            architecture = architecture_from(self.hugging_face_config, path)
+            return architecture, first_weights(Path(path), architecture, self.settings.seed, self.device)
+        task = task_of(self.config)
+        self.decoder_config = model_config(self.settings, task)
+        self.hugging_face_config = config_of(self.decoder_config, eos_id=task.tokenizer.eos_id)
+        architecture = architecture_from(self.hugging_face_config, "config.model")
+        decoder = Decoder(self.decoder_config, seed=self.settings.seed)
+        return architecture, to_names(decoder.state_dict(), self.decoder_config).__getitem__
 
     # -- one optimizer step --------------------------------------------------------------------------
 
@@ -141,31 +141,43 @@ class MegatronActor(TorchActor):
             groups = self.ranks.pool_shares(groups)
         return super().accumulate(groups, step=step, index=index)
 
-    def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
-        """Adds to Megatron's own sum of gradients; returns none."""
-        from gyre.workloads.megatron.gradients import packed_policy_loss, policy_rows, summed
-        from gyre.workloads.megatron.packing import pack
+    def add_gradient(
+        self, groups: list[Group], rows: list[Row], backward: Callable[[list[Pass]], list[LossSum]]
+    ) -> tuple[None, Tally]:
+        """Adds to Megatron's own sum of gradients what `backward` makes of the packed rows."""
+        from gyre.workloads.megatron.gradients import summed
 
         self._refuse_spoiled()
         tally = counted(groups)
-        loss = self.settings.loss
-        passes = list(
-            pack(
-                policy_rows(groups, self.settings),
-                max_tokens=self.layout.pass_tokens,
-                multiple=self.ranks.tensor if self.layout.sequence_parallel else 1,
-            )
-        )
+        passes = self.packed(rows)
         self._spoiled = True
-        told = self.policy.backward(
-            passes,
-            lambda part, logprobs, entropies: packed_policy_loss(part, logprobs, entropies, self.settings),
-            temperature=self.settings.sampling.temperature,
-            entropy_gradient=loss.entropy_coeff != 0,
-        )
+        told = backward(passes)
         tally = tally.plus(summed(told))
         self._spoiled = False
         return None, tally
+
+    def packed(self, rows: list[Row]) -> list[Pass]:
+        from gyre.workloads.megatron.packing import pack
+
+        multiple = self.ranks.tensor if self.layout.sequence_parallel else 1
+        return list(pack(rows, max_tokens=self.layout.pass_tokens, multiple=multiple))
+
+    def by_group(
+        self, groups: list[Group], compute: Callable[[list[Pass]], list[torch.Tensor]]
+    ) -> list[NDArray[np.float32]]:
+        """A number for each token of each sample, float32 `[t]`, in the order of groups and samples, on every rank of
+        the replica. Passes hold samples of one group alone, so that a group's bits do not depend on others."""
+        from gyre.workloads.megatron.packing import Row
+
+        passes: list[Pass] = []
+        for group in groups:
+            kept = [sample for sample in group.samples if len(sample.token_ids)]
+            passes += self.packed([Row(group.prompt_ids, sample.token_ids) for sample in kept])
+        lengths = [len(sample.token_ids) for group in groups for sample in group.samples]
+        found = [value.float().cpu() for value in compute(passes)]
+        self.report_progress()
+        flat = self.ranks.from_last_stage(torch.cat(found) if found else None, sum(lengths)).numpy()
+        return [part.copy() for part in np.split(flat, np.cumsum(lengths)[:-1])] if lengths else []
 
     def sum_over_ranks(
         self, gradient: torch.Tensor, verdict: float, tally: Tally
@@ -192,11 +204,20 @@ class MegatronActor(TorchActor):
         self._spoiled = True  # it is divided and clipped where it stands
         started = time.monotonic()
         norm = self.policy.step(count=count, lr=lr)
+        self._spoiled = False
+        self._known_digest = None
         self._settle()
-        updated = time.monotonic()
-        self._changed()
-        self.timings = {"update": updated - started, "snapshot": time.monotonic() - updated}
+        self.timings["update"] = time.monotonic() - started
         return norm
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.ranks.replica, self.ranks.replica_count
+
+    def everybodys(self, groups: Sequence[Group]) -> list[Group]:
+        """A replica's ranks hold the same groups: one of them tells."""
+        mine = list(groups) if self.ranks.speaks_for_samples else []
+        return [group for blob in self.ranks.exchange(pack_groups(mine)) for group in unpack_groups(blob)]
 
     def _settle(self) -> None:
         """What was asked of the device is done."""
@@ -215,16 +236,152 @@ class MegatronActor(TorchActor):
                 hint=f"Call begin({self.step + 1}) on every rank and accumulate again.",
             )
 
+    def _changed(self) -> None:
+        """The weights are new: a collective of all ranks."""
+        self._known_digest = None
+
+    def _digest(self) -> str:
+        """The checksum of the weights, the same in every layout. A collective of all ranks, where it is not known."""
+        if self._known_digest is None:
+            self._known_digest = self.ranks.from_first(self.checksum())
+        return self._known_digest
+
+    def checksum(self) -> str:
+        """On the first rank; anything on others. A collective of the first replica."""
+        from gyre.workloads.megatron.snapshot import checksum_of
+
+        return checksum_of(self.policy)
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def checkpoint(  # type: ignore[override]  # the light learner never writes in the background
+        self, path: Path, *, background: bool = False
+    ) -> bool:
+        """Write the actor's state below `path`; see `megatron.checkpoint`. It is on the disk when this returns, but
+        with `background`: then training goes on meanwhile, True says so, and `checkpoint_written` when it is whole."""
+        self._writer.abandon()  # of a controller that died before it was written
+        path.mkdir(parents=True, exist_ok=True)
+        self._writer.begin(
+            path,
+            {
+                **self._book(),
+                "policy_version": self.step,
+                "digest": self._digest(),
+                "layout": {
+                    "ranks": self.world_size,
+                    "tensor_parallel": self.layout.tensor_parallel,
+                    "pipeline_parallel": self.layout.pipeline_parallel,
+                },
+            },
+        )
+        return background or not self.checkpoint_written(wait=True)
+
+    def _book(self) -> dict[str, Any]:
+        """What belongs to a state beside its tensors; the same on every rank."""
+        return {
+            "step": self.step,
+            "trained": self.trained,
+            "metrics": self._metrics,
+            "warm": self._warm,
+        }
+
+    def _take(self, book: dict[str, Any]) -> None:
+        """The weights are those of this book now; drops what was accumulated."""
+        self.step = book["step"]
+        self.trained = [(start, end) for start, end in book["trained"]]
+        self._metrics = book["metrics"]
+        self._warm = book["warm"]
+        self._half_updated = False
+        self._pending = self._accumulation(self.step + 1)
+        self._changed()
+
+    @operator(kind="control")
+    def checkpoint_written(self, *, wait: bool) -> bool:
+        """Whether what `checkpoint` began is on the disk, on every rank; with `wait`, when it is.
+
+        Raises CheckpointMismatch, on all ranks together, where it cannot be written.
+        """
+        return self._writer.is_written(wait=wait)
+
+    def restore(self, path: Path) -> None:
+        """Take back what `checkpoint` wrote, in whatever layout; drops what was accumulated.
+
+        Raises CheckpointMismatch where it is absent, of another format, or not what its digest says.
+        """
+        from gyre.workloads.megatron.checkpoint import restore
+
+        book = restore(self.policy, self._seam, path)
+        self._take(book)
+        if self._digest() != book["digest"]:
+            raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
+
+
+class MegatronActor(MegatronLearner, TorchActor):
+    """The operators of `TorchActor`; all of them go to every rank, but for the exports, which the first rank answers.
+
+    Of the small decoder `export_weights` has the names, so that the other torch roles go with it.
+    """
+
+    def setup(self) -> None:
+        self.takes_snapshots = True
+        """Set it False where weights are read from the device, by `hugging_face.export_weights`."""
+        super().setup()
+
+    # -- the supervised start ------------------------------------------------------------------------
+
+    @operator(kind="control")
+    def warm_start(self) -> dict[str, Any]:
+        """As `TorchActor.warm_start`, of the small decoder in plain torch, whose weights Megatron then takes. A model
+        from a folder has none: `{"steps": 0}`."""
+        if self._warm is not None or self.step > 0:
+            return super().warm_start()
+        if self.decoder_config is None:
+            self._warm = {"steps": 0}
+        else:
+            self.model = Decoder(self.decoder_config, seed=self.settings.seed)
+            super().warm_start()
+            self.policy.load(to_names(self.model.state_dict(), self.decoder_config).__getitem__)
+            del self.model
+        self._changed()
+        return self._warm or {}
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def gradient(self, groups: list[Group]) -> tuple[None, Tally]:
+        from gyre.workloads.megatron.gradients import packed_policy_loss, policy_rows
+
+        return self.add_gradient(
+            groups,
+            policy_rows(groups, self.settings),
+            lambda passes: self.policy.backward(
+                passes,
+                lambda part, logprobs, entropies: packed_policy_loss(
+                    part, logprobs, entropies, self.settings
+                ),
+                temperature=self.settings.sampling.temperature,
+                entropy_gradient=self.settings.loss.entropy_coeff != 0,
+            ),
+        )
+
+    def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:
+        def logprobs(passes: list[Pass]) -> list[torch.Tensor]:
+            found = self.policy.logprobs(passes, temperature=self.settings.sampling.temperature)
+            return [one for one, _ in found]
+
+        trained_samples(groups, self.settings)
+        return self.by_group(groups, logprobs)
+
     # -- what others see of it -----------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """The weights are new: a collective of all ranks."""
         from gyre.workloads.megatron.snapshot import Snapshot
 
+        super()._changed()
+        started = time.monotonic()
         self._snapshot: Snapshot | None = None  # before the next one, which can then have its memory
-        self._known_digest: str | None = None
         if self.takes_snapshots:
             self._snapshot = Snapshot.take(self.policy)
+        self.timings["snapshot"] = time.monotonic() - started
 
     def weights(self) -> dict[str, torch.Tensor]:
         """On the first rank, the weights after the last step by Hugging Face's names, in host memory, in the model's
@@ -236,12 +393,33 @@ class MegatronActor(TorchActor):
             )
         return self._snapshot.tensors
 
+    @operator(kind="control")
+    def restore_weights(
+        self,
+        *,
+        version: int,
+        checksum: str,
+        sources: list[tuple[str, str]],
+        trained: list[list[int]],
+    ) -> None:
+        """As `TorchActor.restore_weights`, into whatever layout."""
+        from gyre.workloads.megatron.checkpoint import begin_optimizer_anew
+        from gyre.workloads.torch.folder import SafetensorsFolder
+
+        self.policy.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
+        begin_optimizer_anew(self.policy)
+        self.ranks.sum([0.0])  # nobody takes a folder away that others may have linked, or still fetch
+        self.let_go()
+        if self._memory is not None:
+            self._memory.drop()  # of the same steps, and of another history
+        self._take({"step": version, "trained": trained, "metrics": {}, "warm": {"steps": 0}})
+
     @operator(kind="weights")
     def export_weights(self, *, version: int) -> tuple[dict[str, Any], bytes]:
         """The weights as policy `version`: the manifest as a dict, and its buffer. The first rank has them."""
         named = self.weights()
-        if not self.layout.model_path:
-            named = from_names(named, self._decoder_config)
+        if self.decoder_config is not None:
+            named = from_names(named, self.decoder_config)
         manifest, buffer = pack_weights(named, version=version, step=self.step)
         return manifest.to_dict(), buffer
 
@@ -262,68 +440,13 @@ class MegatronActor(TorchActor):
         (partial / "config.json").write_text(json.dumps(self.hugging_face_config, indent=1))
         partial.rename(path)
 
-    def _digest(self) -> str:
-        """The checksum of what `export_weights` gives: a collective of all ranks, where it is not known yet."""
+    def checksum(self) -> str:
+        """Of what `export_weights` gives."""
         from gyre.workloads.megatron.snapshot import Snapshot
 
-        if self._known_digest is None:
-            if self._snapshot is None:
-                self._snapshot = Snapshot.take(self.policy)
-            found = self.export_weights(version=0)[0]["checksum"] if self.rank == 0 else ""
-            self._known_digest = self.ranks.from_first(found)
-        return self._known_digest
-
-    # -- checkpoints ---------------------------------------------------------------------------------
-
-    def checkpoint(  # type: ignore[override]  # the light learner never writes in the background
-        self, path: Path, *, background: bool = False
-    ) -> bool:
-        """Write the actor's state below `path`; see `megatron.checkpoint`. It is on the disk when this returns, but
-        with `background`: then training goes on meanwhile, True says so, and `checkpoint_written` when it is whole."""
-        self._writer.abandon()  # of a controller that died before it was written
-        path.mkdir(parents=True, exist_ok=True)
-        self._writer.begin(
-            path,
-            {
-                "step": self.step,
-                "policy_version": self.step,
-                "trained": self.trained,
-                "metrics": self._metrics,
-                "warm": self._warm,
-                "digest": self._digest(),
-                "layout": {
-                    "ranks": self.world_size,
-                    "tensor_parallel": self.layout.tensor_parallel,
-                    "pipeline_parallel": self.layout.pipeline_parallel,
-                },
-            },
-        )
-        return background or not self.checkpoint_written(wait=True)
-
-    @operator(kind="control")
-    def checkpoint_written(self, *, wait: bool) -> bool:
-        """Whether what `checkpoint` began is on the disk, on every rank; with `wait`, when it is.
-
-        Raises CheckpointMismatch, on all ranks together, where it cannot be written.
-        """
-        return self._writer.is_written(wait=wait)
-
-    def restore(self, path: Path) -> None:
-        """Take back what `checkpoint` wrote, in whatever layout; drops what was accumulated.
-
-        Raises CheckpointMismatch where it is absent, of another format, or not what its digest says.
-        """
-        from gyre.workloads.megatron.checkpoint import restore
-
-        book = restore(self.policy, self._seam, path)
-        self.step = book["step"]
-        self.trained = [(start, end) for start, end in book["trained"]]
-        self._metrics = book["metrics"]
-        self._warm = book["warm"]
-        self._pending = self._accumulation(self.step + 1)
-        self._changed()
-        if self._digest() != book["digest"]:
-            raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
+        if self._snapshot is None:
+            self._snapshot = Snapshot.take(self.policy)
+        return str(self.export_weights(version=0)[0]["checksum"]) if self.rank == 0 else ""
 
 
 def device_of(layout: MegatronSettings) -> torch.device:

@@ -1,4 +1,5 @@
-"""The policy's loss over packed passes: from groups to rows, and from a pass's log-probs to a summed loss.
+"""The policy's and the critic's loss over packed passes: from groups to rows, and from what a model says of a pass to
+a summed loss.
 
 The maths is `gyre.workloads.losses`; which samples have a gradient is decided as in `gyre.workloads.torch.gradients`.
 
@@ -13,29 +14,43 @@ import torch
 from torch import Tensor
 
 from gyre.rollouts.samples import Group
-from gyre.workloads.advantages import advantages_of, reference_of
-from gyre.workloads.losses import LossSum, policy_loss
+from gyre.workloads.advantages import gae_of, reference_of, values_of
+from gyre.workloads.losses import LossSum, policy_loss, value_loss
 from gyre.workloads.megatron.packing import Pass, Row
 from gyre.workloads.torch.accumulation import Tally
+from gyre.workloads.torch.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
 from gyre.workloads.torch.settings import TorchSettings
 
 
 def policy_rows(groups: Sequence[Group], settings: TorchSettings) -> list[Row]:
-    """The samples that have a gradient, with `advantages`, `engine` log-probs, and `reference` where it is needed.
-
-    Raises ValueError for a sample without reward, or without what a term of the loss needs.
-    """
-    loss = settings.loss
-    samples = [(group, sample) for group in groups for sample in group.samples]
+    """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones and `reference`'s where
+    they are needed. Raises ValueError as `trained_samples`."""
     rows = []
-    for (group, sample), advantages in zip(samples, advantages_of(groups, loss), strict=True):
-        if not len(sample.token_ids) or not (loss.needs_every_sample or advantages.any()):
-            continue
+    for group, sample, advantages in trained_samples(groups, settings):
         values = {"advantages": advantages, "engine": sample.logprobs}
-        if loss.kl_loss_coef > 0:
+        if keeps_old_logprobs(settings):
+            values["old"] = sample.extras[OLD_LOGPROBS]
+        if settings.loss.kl_loss_coef > 0:
             values["reference"] = reference_of(sample)
         rows.append(Row(group.prompt_ids, sample.token_ids, values))
     return rows
+
+
+def value_rows(groups: Sequence[Group], settings: TorchSettings) -> list[Row]:
+    """The samples with a token, with the `values` that their advantages are made from, and the `returns`.
+
+    Raises ValueError for a sample without reward or without values.
+    """
+    return [
+        Row(
+            group.prompt_ids,
+            sample.token_ids,
+            {"values": values_of(sample), "returns": gae_of(sample, settings.loss)[1]},
+        )
+        for group in groups
+        for sample in group.samples
+        if len(sample.token_ids)
+    ]
 
 
 def packed_policy_loss(
@@ -50,11 +65,25 @@ def packed_policy_loss(
         part.values["advantages"],
         torch.ones_like(part.targets, dtype=torch.bool),
         loss,
-        # One optimizer step a batch: the policy before the step is the one that computes here.
-        old_logprobs=None if truncated else engine,
+        # None: of one update, the policy before it is the one that computes here.
+        old_logprobs=part.values.get("old") if truncated else engine,
         rollout_logprobs=engine if truncated else None,
         ref_logprobs=part.values.get("reference"),
         entropies=entropies,
+        rows=part.rows,
+        norm_length=settings.norm_length,
+    )
+    return found.loss, LossSum(found.loss.detach(), found.weight, found.metrics)
+
+
+def packed_value_loss(part: Pass, values: Tensor, settings: TorchSettings) -> tuple[Tensor, LossSum]:
+    """The same of the critic's loss."""
+    found = value_loss(
+        values,
+        part.values["values"],
+        part.values["returns"],
+        torch.ones_like(part.targets, dtype=torch.bool),
+        settings.loss,
         rows=part.rows,
         norm_length=settings.norm_length,
     )

@@ -5,6 +5,7 @@
 | `linear_qkv`: for each key-value head its queries' rows, its key's, its value's | `q_proj`, `k_proj`, `v_proj` |
 | `linear_fc1`: this rank's gate rows, then its up rows | `gate_proj`, `up_proj` |
 | embedding and output layer: this rank's rows of the padded vocabulary | `embed_tokens`, `lm_head` |
+| a critic's output layer, whole on every rank of the last stage | `value_head` |
 
 Invariants:
 - *lossless*: what was imported is exported again bit by bit, in any layout, where the dtypes agree;
@@ -27,6 +28,7 @@ from torch import Tensor
 from gyre.rollouts.engines.embedded.architecture import Architecture
 from gyre.weights.manifest import WeightMismatch
 from gyre.workloads.megatron.parallel import Ranks
+from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -51,13 +53,16 @@ class _Parameter:
     parts: tuple[str, ...]
 
 
-def import_weights(model: GPTModel, architecture: Architecture, ranks: Ranks, source: Source) -> None:
+def import_weights(
+    model: GPTModel, architecture: Architecture, ranks: Ranks, source: Source, *, values: bool = False
+) -> None:
     """Set this rank's parameters from whole tensors. Raises WeightMismatch for a tensor of another shape.
 
-    Every rank asks `source` for what it holds a piece of, and for nothing else.
+    Every rank asks `source` for what it holds a piece of, and for nothing else. With `values` the model has a value
+    head.
     """
     state = dict(model.named_parameters())
-    for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size):
+    for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size, values=values):
         if parameter.stage != _stage(ranks):
             continue
         target = state.pop(parameter.name)
@@ -77,7 +82,12 @@ def import_weights(model: GPTModel, architecture: Architecture, ranks: Ranks, so
 
 
 def export_weights(
-    model: GPTModel, architecture: Architecture, ranks: Ranks, *, dtype: torch.dtype | None = None
+    model: GPTModel,
+    architecture: Architecture,
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype | None = None,
+    values: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Hugging Face's names with whole tensors on the model's device, in the order of the layers; `dtype` None keeps
     the model's.
@@ -86,27 +96,21 @@ def export_weights(
     memory that later ones do not use.
     """
     state = dict(model.named_parameters())
-    for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size):
+    for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size, values=values):
         whole = _gathered(parameter, state, model, ranks, dtype)
         yield from _split(parameter, whole, architecture, ranks.tensor)
 
 
 HEAD_PARAMETER = "output_layer.weight"
+_VALUE_BIAS_PARAMETER = "output_layer.bias"
 _LAYER = "decoder.layers.{}."
-
-
-def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model by its Hugging Face name, in the order in which they are exported."""
-    found = {}
-    for parameter in _parameters(architecture, 1, architecture.vocab):
-        for part in parameter.parts:
-            found[part] = _shape_of(part, architecture)
-    return found
 
 
 def _shape_of(name: str, a: Architecture) -> tuple[int, ...]:
     if name in (EMBEDDING, HEAD):
         return a.vocab, a.hidden
+    if name in (VALUE_WEIGHT, VALUE_BIAS):
+        return (1, a.hidden) if name == VALUE_WEIGHT else (1,)
     rows = {
         "q_proj": a.heads * a.head_dim,
         "k_proj": a.kv_heads * a.head_dim,
@@ -122,7 +126,7 @@ def _shape_of(name: str, a: Architecture) -> tuple[int, ...]:
     return (rows[module],) if kind == "bias" else (rows[module], columns.get(module, a.hidden))
 
 
-def _parameters(a: Architecture, stages: int, padded: int) -> Iterator[_Parameter]:
+def _parameters(a: Architecture, stages: int, padded: int, *, values: bool) -> Iterator[_Parameter]:
     width = (a.heads + 2 * a.kv_heads) * a.head_dim
     yield _Parameter("embedding.word_embeddings.weight", 0, "vocab", (padded, a.hidden), (EMBEDDING,))
     per_stage = a.layers // stages
@@ -168,7 +172,10 @@ def _parameters(a: Architecture, stages: int, padded: int) -> Iterator[_Paramete
             yield one("mlp.linear_fc2.bias", "whole", (a.hidden,), "mlp.down_proj.bias")
     last = stages - 1
     yield _Parameter("decoder.final_layernorm.weight", last, "whole", (a.hidden,), ("model.norm.weight",))
-    if not a.tied:
+    if values:
+        yield _Parameter(HEAD_PARAMETER, last, "whole", (1, a.hidden), (VALUE_WEIGHT,))
+        yield _Parameter(_VALUE_BIAS_PARAMETER, last, "whole", (1,), (VALUE_BIAS,))
+    elif not a.tied:
         yield _Parameter(HEAD_PARAMETER, last, "vocab", (padded, a.hidden), (HEAD,))
 
 

@@ -26,6 +26,7 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -78,6 +79,28 @@ class Norm(nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class ValueHead(nn.Module):
+    """In the place of the output layer: one float32 number a token. Every tensor-parallel rank has all of it, and gives
+    the same values."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=config.params_dtype))
+        self.sequence_parallel: bool = config.sequence_parallel
+        for parameter in self.parameters():  # as `Norm`'s
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """`[tokens, rows, 1]` of hidden states `[tokens, rows, hidden]`, which are this rank's part of the tokens where
+        they are sharded by sequence."""
+        values = F.linear(hidden.float(), self.weight.float(), self.bias.float())
+        if self.sequence_parallel:
+            # Every rank goes on with all of them, so what comes back to it is whole, and not a part of a sum.
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
+        return values, None
 
 
 class CausalAttention(nn.Module):
@@ -161,8 +184,11 @@ def build_model(
     first_stage: bool,
     last_stage: bool,
     device: torch.device,
+    values: bool = False,
 ) -> GPTModel:
-    """This rank's part of the decoder, on `device`, its weights not yet set."""
+    """This rank's part of the decoder, on `device`, its weights not yet set. With `values` its last stage has a value
+    head instead of an output layer; its embedding must then not be tied."""
+    assert not (values and architecture.tied), "a value head shares nothing with the embedding"
     layer = get_gpt_layer_local_spec(
         qk_layernorm=config.qk_layernorm, normalization=config.normalization
     ).submodules
@@ -183,6 +209,8 @@ def build_model(
             position_embedding_type="rope",
             parallel_output=True,
         )
+    if values and last_stage:
+        model.output_layer = ValueHead(config).to(device)
     model.rotary_pos_emb = Rotary(architecture.rope.frequencies(architecture.head_dim), device)
     _mark_shards(model)
     return model.to(device=device, dtype=config.params_dtype)

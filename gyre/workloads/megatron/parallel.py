@@ -28,6 +28,7 @@ from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.torch.peers import exchange_bytes
 
 
 class Ranks:
@@ -105,7 +106,8 @@ class Ranks:
         """What the ranks of this replica were given, together, by the groups' ids: the same on each of them."""
         if self.replica_size == 1:
             return list(groups)
-        pooled = [group for blob in self._exchange(pack_groups(groups)) for group in unpack_groups(blob)]
+        blobs = exchange_bytes(pack_groups(groups), self.replica_size, self.replica_group)
+        pooled = [group for blob in blobs for group in unpack_groups(blob)]
         return sorted(pooled, key=lambda group: group.id)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -128,16 +130,17 @@ class Ranks:
         dist.broadcast(blob, src=0)
         return blob.numpy().tobytes().decode()
 
-    def _exchange(self, blob: bytes) -> list[bytes]:
-        """Everybody's bytes, in the order of the replica's ranks."""
-        mine = torch.tensor([len(blob)])
-        sizes = [torch.zeros_like(mine) for _ in range(self.replica_size)]
-        dist.all_gather(sizes, mine, group=self.replica_group)
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-        blobs = [torch.zeros_like(padded) for _ in range(self.replica_size)]
-        dist.all_gather(blobs, padded, group=self.replica_group)
-        return [got[: int(size)].numpy().tobytes() for got, size in zip(blobs, sizes, strict=True)]
+    def exchange(self, blob: bytes) -> list[bytes]:
+        """Everybody's bytes, by rank."""
+        return exchange_bytes(blob, self.world_size) if self.world_size > 1 else [blob]
+
+    def from_last_stage(self, values: torch.Tensor | None, count: int) -> torch.Tensor:
+        """The float32 `[count]` that the last stage's ranks have, on every rank of the replica, in host memory."""
+        told = torch.zeros(count) if values is None else values
+        if self.pipeline > 1:
+            last = dist.get_global_rank(self.pipeline_group, self.pipeline - 1)
+            dist.broadcast(told, src=last, group=self.pipeline_group)
+        return told
 
     def close(self) -> None:
         """Leave the groups. Safe to call twice."""

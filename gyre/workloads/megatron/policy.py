@@ -41,10 +41,14 @@ from gyre.workloads.torch.settings import OptimSettings
 Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
 """Of a pass, its log-probs and entropies `[n]`: a summed loss, and whatever is to be returned of it."""
 
+ValueLoss = Callable[[Pass, Tensor], tuple[Tensor, Any]]
+"""The same of a pass and its values `[n]`."""
+
 
 class MegatronPolicy:
     """`module` is the bare GPTModel of this rank. Its weights are `source`'s. Unless it `trains` it has no optimizer
-    and no room for gradients, and `logprobs` is all that it does."""
+    and no room for gradients, and `logprobs` is all that it does. With `values` it has a value head instead of an
+    output layer: `backward_values` and `token_values` are then what it does, and its embedding must not be tied."""
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class MegatronPolicy:
         dtype: torch.dtype,
         seam: Callable[[], AbstractContextManager[Any]],
         trains: bool = True,
+        values: bool = False,
     ) -> None:
         self.architecture = architecture
         self.settings = settings
@@ -65,6 +70,7 @@ class MegatronPolicy:
         self.ranks = ranks
         self.device = device
         self.dtype = dtype
+        self.values = values
         self.config = transformer_config(architecture, settings, device=device, dtype=dtype)
         with seam():
             self.module: GPTModel = build_model(
@@ -73,8 +79,9 @@ class MegatronPolicy:
                 first_stage=ranks.first_stage,
                 last_stage=ranks.last_stage,
                 device=device,
+                values=values,
             )
-            import_weights(self.module, architecture, ranks, source)
+            import_weights(self.module, architecture, ranks, source, values=values)
             self._inner: Any = (
                 self.module if dtype == torch.float32 else Float16Module(self.config, self.module)
             )
@@ -118,7 +125,7 @@ class MegatronPolicy:
     def load(self, source: Source) -> None:
         """Take other weights. What the optimizer knows of the old ones stays."""
         with self._seam():
-            import_weights(self.module, self.architecture, self.ranks, source)
+            import_weights(self.module, self.architecture, self.ranks, source, values=self.values)
             self.optimizer.reload_model_params()
 
     # -- one optimizer step ---------------------------------------------------------------------------
@@ -139,25 +146,65 @@ class MegatronPolicy:
     ) -> list[Any]:
         """Add the gradient of the passes' losses. Returns what `loss` returned beside each, on the last stage's ranks;
         nothing on others."""
-        return self._run(passes, loss, temperature, entropy_gradient, forward_only=False)
+        read = self._log_probs(temperature, entropy_gradient)
+
+        def of_logits(part: Pass, logits: Tensor) -> tuple[Tensor, Any]:
+            return loss(part, *read(part, logits))
+
+        return self._run(passes, of_logits, forward_only=False)
 
     def logprobs(self, passes: Sequence[Pass], *, temperature: float) -> list[tuple[Tensor, Tensor]]:
         """Log-probs and entropies `[n]` of each pass, on the last stage's ranks; nothing on others."""
+        read = self._log_probs(temperature, entropy_gradient=False)
 
-        def keep(part: Pass, logprobs: Tensor, entropies: Tensor) -> tuple[Tensor, Any]:
-            return logprobs.sum(), (logprobs, entropies)
+        def keep(part: Pass, logits: Tensor) -> tuple[Tensor, Any]:
+            found = read(part, logits)
+            return found[0].sum(), found
 
-        return self._run(passes, keep, temperature, entropy_gradient=False, forward_only=True)
+        return self._run(passes, keep, forward_only=True)
+
+    def backward_values(self, passes: Sequence[Pass], loss: ValueLoss) -> list[Any]:
+        """As `backward`, of values."""
+
+        def of_output(part: Pass, output: Tensor) -> tuple[Tensor, Any]:
+            return loss(part, _token_values(part, output))
+
+        return self._run(passes, of_output, forward_only=False)
+
+    def token_values(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """The values float32 `[n]` before each predicted token of each pass, on the last stage's ranks; nothing on
+        others."""
+
+        def keep(part: Pass, output: Tensor) -> tuple[Tensor, Any]:
+            found = _token_values(part, output)
+            return found.sum(), found
+
+        return self._run(passes, keep, forward_only=True)
+
+    def _log_probs(
+        self, temperature: float, entropy_gradient: bool
+    ) -> Callable[[Pass, Tensor], tuple[Tensor, Tensor]]:
+        def read(part: Pass, logits: Tensor) -> tuple[Tensor, Tensor]:
+            return vocab_parallel_logprobs(
+                logits,
+                part.targets,
+                vocab=self.architecture.vocab,
+                temperature=temperature,
+                group=self.ranks.tensor_group,
+                rows=part.columns,
+                entropy_gradient=entropy_gradient,
+            )
+
+        return read
 
     def _run(
         self,
         passes: Sequence[Pass],
-        loss: Loss,
-        temperature: float,
-        entropy_gradient: bool,
+        of_output: Callable[[Pass, Tensor], tuple[Tensor, Any]],
         *,
         forward_only: bool,
     ) -> list[Any]:
+        """`of_output(pass, the last stage's output [width, …])` gives a loss and what is to be returned."""
         if not passes:
             return []
 
@@ -173,20 +220,11 @@ class MegatronPolicy:
                 **options,
             )
 
-            def of_output(logits: Tensor) -> tuple[Tensor, Tensor, Any]:
-                logprobs, entropies = vocab_parallel_logprobs(
-                    logits[0],
-                    part.targets,
-                    vocab=self.architecture.vocab,
-                    temperature=temperature,
-                    group=self.ranks.tensor_group,
-                    rows=part.columns,
-                    entropy_gradient=entropy_gradient,
-                )
-                total, told = loss(part, logprobs, entropies)
+            def judged(output: Tensor) -> tuple[Tensor, Tensor, Any]:
+                total, told = of_output(part, output[0])
                 return total, _NO_TOKENS, told
 
-            return out, of_output
+            return out, judged
 
         with self._seam(), torch.set_grad_enabled(not forward_only):
             told: list[Any] = get_forward_backward_func()(
@@ -222,6 +260,10 @@ class MegatronPolicy:
             self.optimizer.step_with_ready_grads()
         self.zero()
         return norm
+
+
+def _token_values(part: Pass, output: Tensor) -> Tensor:
+    return output[:, 0].float().index_select(0, part.columns)
 
 
 _NO_TOKENS = torch.tensor(0, dtype=torch.int)

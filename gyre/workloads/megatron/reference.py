@@ -44,7 +44,7 @@ class MegatronReference(BaseWorkload):
         from gyre.workloads.megatron.config import architecture_from
         from gyre.workloads.megatron.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
-        from gyre.workloads.megatron.sources import first_weights, read_config
+        from gyre.workloads.torch.folder import first_weights, read_config
 
         path = Path(self.layout.model_path)
         architecture = architecture_from(read_config(path), str(path))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import xxhash
 from torch import Tensor
 
 from gyre.workloads.megatron.hugging_face import export_weights
@@ -31,10 +32,26 @@ class Snapshot:
         held: dict[str, Tensor] = {}
         if ranks.replica == 0:
             pinned = policy.device.type == "cuda"
-            for name, tensor in export_weights(policy.module, policy.architecture, ranks, dtype=dtype):
+            for name, tensor in export_weights(
+                policy.module, policy.architecture, ranks, dtype=dtype, values=policy.values
+            ):
                 if ranks.rank == 0:
                     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
                     held[name] = host.copy_(tensor.detach(), non_blocking=True)
             if pinned:
                 torch.cuda.current_stream().synchronize()
         return cls(held)
+
+
+def checksum_of(policy: MegatronPolicy) -> str:
+    """xxh3-128 over names and bytes of the whole model, on the first rank; "" on others. A collective of all ranks of
+    the first replica; nothing is kept."""
+    ranks = policy.ranks
+    if ranks.replica != 0:
+        return ""
+    digest = xxhash.xxh3_128()
+    for name, tensor in export_weights(policy.module, policy.architecture, ranks, values=policy.values):
+        if ranks.rank == 0:
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest() if ranks.rank == 0 else ""

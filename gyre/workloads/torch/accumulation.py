@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gyre.rollouts.samples import Group
+
 _COUNTS = ("groups", "samples", "sequences", "tokens", "reward", "loss", "scored_tokens")
 
 
@@ -55,16 +57,24 @@ class Tally:
 
 @dataclass(slots=True)
 class Accumulation:
-    """What this rank has accumulated for optimizer step `step`. `gradient` is flat, in parameter order."""
+    """What this rank has accumulated for step `step`: the sum in `gradient`, flat, in parameter order; or, where a step
+    has several updates, the groups themselves in `held`, for nobody knows yet which update will train which."""
 
     step: int
     gradient: Tensor
     tally: Tally = field(default_factory=Tally)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     group_ids: set[int] = field(default_factory=set)
+    held: list[Group] = field(default_factory=list)
 
     def add(
-        self, index: int, gradient: Tensor | None, tally: Tally, group_ids: Sequence[int]
+        self,
+        index: int,
+        gradient: Tensor | None,
+        tally: Tally,
+        group_ids: Sequence[int],
+        *,
+        held: Sequence[Group] = (),
     ) -> dict[str, Any]:
         """Take a micro-batch in and return its record."""
         record = {
@@ -79,5 +89,6 @@ class Accumulation:
             self.gradient += gradient
         self.tally = self.tally.plus(tally)
         self.group_ids.update(group_ids)
+        self.held += held
         self.records[index] = record
         return record

@@ -1,4 +1,7 @@
-"""The critic in plain torch: the decoder with a value head, trained towards the returns of generalised advantages.
+"""The critic in plain torch: a decoder with a value head, trained towards the returns of generalised advantages.
+
+Its decoder has the actor's shape: with `config.megatron.model_path` it is that folder's model, in float32; without, it
+is the small one, and begins with the policy that training begins with.
 
 How a step is made, repeated, checkpointed and restored: `gyre.workloads.torch.learner`.
 
@@ -10,17 +13,30 @@ This module must not know how values become advantages.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest, unpack_weights
+from gyre.workloads.advantages import gae_of
 from gyre.workloads.base import operator
+from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.tasks import task_of
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.errors import StepGap
+from gyre.workloads.torch.folder import (
+    VALUE_BIAS,
+    VALUE_WEIGHT,
+    architecture_in,
+    first_weights,
+    with_value_head,
+)
 from gyre.workloads.torch.gradients import value_gradient
+from gyre.workloads.torch.hugging_face import config_from, from_names
 from gyre.workloads.torch.learner import TorchLearner
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
 from gyre.workloads.torch.model import ValueModel
@@ -37,7 +53,21 @@ class TorchCritic(TorchLearner):
     model: ValueModel
 
     def make_model(self) -> ValueModel:
-        return ValueModel(model_config(self.settings, task_of(self.config)), seed=self.settings.seed)
+        """Raises ConfigError where the folder holds no model, or one that is not computed here."""
+        self.model_path = MegatronSettings.read(self.config).model_path
+        if not self.model_path:
+            return ValueModel(model_config(self.settings, task_of(self.config)), seed=self.settings.seed)
+        seed, folder = self.settings.seed, Path(self.model_path)
+        architecture = replace(
+            architecture_in(folder), tied=True
+        )  # whatever head it has is the policy's alone
+        shape, cpu = config_from(architecture), torch.device("cpu")
+        source = with_value_head(first_weights(folder, architecture, seed, cpu), architecture.hidden, seed)
+        model = ValueModel(shape)
+        named = {name: source(name).float() for name in expected_shapes(architecture)}
+        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, shape).items()}
+        load_parameters(model, tensors | {name: source(name) for name in (VALUE_WEIGHT, VALUE_BIAS)})
+        return model
 
     @property
     def optim(self) -> OptimSettings:
@@ -45,6 +75,13 @@ class TorchCritic(TorchLearner):
 
     def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
         return value_gradient(self.model, groups, self.settings)
+
+    def prepared(self, groups: list[Group]) -> list[Group]:
+        for group in groups:
+            for sample in group.samples:
+                if len(sample.token_ids):
+                    gae_of(sample, self.settings.loss)
+        return groups
 
     def told(self, tally: Tally) -> dict[str, Any]:
         names = ("value", "return", "value_error", "value_clipped")
@@ -54,12 +91,13 @@ class TorchCritic(TorchLearner):
 
     @operator(kind="weights")
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
-        """Begin with the decoder of a policy, and return its version; once a step was applied, nothing is changed.
+        """Begin with the decoder of a policy, and return its version; once a step was applied, nothing is changed, and
+        a folder's model has begun with the folder's.
 
         Raises WeightMismatch where bytes and manifest disagree, or where it is another model's.
         """
         told = WeightManifest.from_dict(manifest)
-        if self.step == 0:
+        if self.step == 0 and not self.model_path:
             tensors = unpack_weights(told, buffer)
             tensors.pop("head.weight", None)  # of the policy alone, where it is not tied
             load_parameters(self.model.decoder, tensors)
@@ -72,11 +110,7 @@ class TorchCritic(TorchLearner):
 
         `step` is the optimizer step that will train on them. Raises StepGap where it is not this critic's next.
         """
-        if step != self.step + 1:
-            raise StepGap(
-                f"values for step {step} were asked of {self.role}[{self.rank}], "
-                f"whose last applied step is {self.step}."
-            )
+        self.refuse_other_step(step)
         for group in groups:
             kept = [sample for sample in group.samples if len(sample.token_ids)]
             if kept:
@@ -87,3 +121,11 @@ class TorchCritic(TorchLearner):
                 sample.extras.setdefault("values", torch.zeros(0).numpy())
             self.report_progress(step=step)
         return groups
+
+    def refuse_other_step(self, step: int) -> None:
+        """Raises StepGap where `step` is not this critic's next."""
+        if step != self.step + 1:
+            raise StepGap(
+                f"values for step {step} were asked of {self.role}[{self.rank}], "
+                f"whose last applied step is {self.step}."
+            )

@@ -7,6 +7,7 @@
     ├── MicroBatchMismatch   a step was applied with other micro-batches than it accumulated
     ├── TrainedTwice         a group would be trained a second time
     ├── NotFinite            a gradient holds NaN or infinity
+    ├── HalfUpdated          some of a step's updates were made, and the next one failed
     └── CheckpointMismatch   a checkpoint is not this actor's
 
 This module must not import torch.
@@ -39,6 +40,10 @@ class TrainedTwice(GyreError):
 
 class NotFinite(GyreError):
     code = "actor.not_finite"
+
+
+class HalfUpdated(GyreError):
+    code = "actor.half_updated"
 
 
 class CheckpointMismatch(GyreError):

@@ -8,8 +8,11 @@ This module must not know about ranks, optimizers or steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gyre.rollouts.samples import Group, Sample
@@ -20,7 +23,70 @@ from gyre.workloads.torch.logprobs import TokenRow, pad_rows, pad_values, token_
 from gyre.workloads.torch.model import Decoder, ValueModel
 from gyre.workloads.torch.settings import TorchSettings
 
-Chosen = list[tuple[Group, Sample]]
+OLD_LOGPROBS = "old_logprobs"
+"""Of a sample's extras: the trainer's own log-probs before the first update of the step, float32 `[t]`."""
+
+
+def trained_samples(
+    groups: Sequence[Group], settings: TorchSettings
+) -> list[tuple[Group, Sample, NDArray[np.float32]]]:
+    """The samples that have a gradient, with their advantages, in order. Those without advantage have none, unless
+    another term of the loss needs them.
+
+    Raises ValueError for a sample without reward, or without what a term of the loss needs.
+    """
+    loss = settings.loss
+    samples = [(group, sample) for group in groups for sample in group.samples]
+    found = [
+        (group, sample, advantages)
+        for (group, sample), advantages in zip(samples, advantages_of(groups, loss), strict=True)
+        if len(sample.token_ids) and (loss.needs_every_sample or advantages.any())
+    ]
+    if loss.kl_loss_coef > 0:
+        for _, sample, _ in found:
+            reference_of(sample)
+    return found
+
+
+def keeps_old_logprobs(settings: TorchSettings) -> bool:
+    """Whether the policy's own log-probs before a step have to be kept: the ratio is to them, and not to the engine's,
+    and a later update of the step would compute others."""
+    return settings.loss.tis_imp_ratio_cap > 0 and settings.optim.updates > 1
+
+
+def with_old_logprobs(groups: Sequence[Group], found: Sequence[NDArray[np.float32]]) -> list[Group]:
+    """The groups, each sample with its `OLD_LOGPROBS` of `found`, which are in the order of groups and samples."""
+    rows = iter(found)
+    return [
+        replace(
+            group,
+            samples=[
+                replace(sample, extras=sample.extras | {OLD_LOGPROBS: next(rows)}) for sample in group.samples
+            ],
+        )
+        for group in groups
+    ]
+
+
+@torch.no_grad()
+def old_logprobs(
+    model: Decoder, groups: Sequence[Group], settings: TorchSettings
+) -> list[NDArray[np.float32]]:
+    """Of every sample under the weights as they are, float32 `[t]`; zeros of those that have no gradient."""
+    needed = {id(sample) for _, sample, _ in trained_samples(groups, settings)}
+    found = []
+    for group in groups:
+        kept = [sample for sample in group.samples if id(sample) in needed]
+        rows = iter(())
+        if kept:
+            batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for sample in kept])
+            rows = iter(token_logprobs(model, batch, settings.sampling.temperature)[0])
+        for sample in group.samples:
+            count = len(sample.token_ids)
+            found.append(
+                next(rows)[:count].numpy().copy() if id(sample) in needed else np.zeros(count, np.float32)
+            )
+    return found
 
 
 def policy_gradient(
@@ -28,27 +94,24 @@ def policy_gradient(
 ) -> tuple[Tensor | None, Tally]:
     """The flat float32 gradient of the summed loss, or None where it is exactly zero, and the tally.
 
-    Samples without advantage have no gradient and are left out, unless another term of the loss needs them. Raises
-    ValueError for a sample without reward, or without what a term of the loss needs.
+    Samples without a gradient are left out. Raises ValueError as `trained_samples`.
     """
     loss = settings.loss
-    samples = [(group, sample) for group in groups for sample in group.samples]
-    every = advantages_of(groups, loss)
-    kept = [
-        k
-        for k, (_, sample) in enumerate(samples)
-        if len(sample.token_ids) and (loss.needs_every_sample or every[k].any())
-    ]
+    found_samples = trained_samples(groups, settings)
     tally = counted(groups)
-    if not kept:
+    if not found_samples:
         return None, tally
-    chosen, advantages = [samples[k] for k in kept], [every[k] for k in kept]
+    chosen = [(group, sample) for group, sample, _ in found_samples]
+    advantages = [one for _, _, one in found_samples]
     batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for group, sample in chosen])
     logprobs, entropies = token_logprobs(
         model, batch, settings.sampling.temperature, entropy_gradient=loss.entropy_coeff != 0
     )
     engines = pad_values([sample.logprobs for _, sample in chosen], batch)
     truncated = loss.tis_imp_ratio_cap > 0
+    old = None if truncated else engines
+    if keeps_old_logprobs(settings):
+        old = pad_values([sample.extras[OLD_LOGPROBS] for _, sample in chosen], batch)
     reference = None
     if loss.kl_loss_coef > 0:
         reference = pad_values([reference_of(sample) for _, sample in chosen], batch)
@@ -57,8 +120,7 @@ def policy_gradient(
         pad_values(advantages, batch),
         batch.mask,
         loss,
-        # One optimizer step a batch: the policy before the step is the one that computes here.
-        old_logprobs=None if truncated else engines,
+        old_logprobs=old,  # None: of one update, the policy before it is the one that computes here
         rollout_logprobs=engines if truncated else None,
         ref_logprobs=reference,
         entropies=entropies,

@@ -1,12 +1,17 @@
 """What every trained model in plain torch does: data-parallel optimizer steps with AdamW over Gloo, exactly once.
 
-One optimizer step is `begin(step)`, `accumulate(groups, step=, index=)` for each micro-batch, `apply(step=, …)`.
+One step is `begin(step)`, `accumulate(groups, step=, index=)` for each micro-batch, `apply(step=, …)`.
 Every rank gets every call; a rank's `groups` are its own share, possibly none.
+
+With `optim.epochs` and `optim.mini_batches` at 1 a step is one update of the weights, whose gradient is summed as the
+micro-batches come. With more, micro-batches are held, and `apply` makes all updates (`gyre.workloads.torch.updates`).
 
 Invariants:
 - *once*: a repeated call returns what the first returned and changes nothing; a step out of order is refused;
 - *trained once*: the ids of trained groups are part of the state, and of its checkpoint; none enters twice;
-- *one gradient*: the update is that of the whole mini-batch, however it was cut and spread over ranks;
+- *one gradient*: an update is that of its whole mini-batch, however it was cut and spread over ranks;
+- *whole or restored*: a step of several updates that fails between two of them leaves weights that are of no step; the
+  learner says so (`state` has the step -1) and does nothing more until `restore`;
 - *bit-exact continuation*: a restored checkpoint followed by the same calls gives the same bits.
 
 This module must not know what is learned, where groups come from or where weights go.
@@ -16,30 +21,46 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.manifest import pack_weights
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.losses import mini_batch_weight
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import (
     CheckpointMismatch,
+    HalfUpdated,
     MicroBatchMismatch,
     NotFinite,
     StepGap,
     TrainedTwice,
 )
+from gyre.workloads.torch.gradients import counted
 from gyre.workloads.torch.intervals import Interval, contains, merge
 from gyre.workloads.torch.peers import Peers
 from gyre.workloads.torch.policy import load_parameters
 from gyre.workloads.torch.settings import OptimSettings, TorchSettings
+from gyre.workloads.torch.updates import mini_batches_of, share_of
 
 CHECKPOINT_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """One update of the weights: the tally of its mini-batch over all ranks, what its loss was divided by, and the
+    gradient's norm before the clip."""
+
+    tally: Tally
+    count: float
+    grad_norm: float
 
 
 class TorchLearner(BaseWorkload):
@@ -65,9 +86,18 @@ class TorchLearner(BaseWorkload):
         """The flat gradient of the summed loss, None where there is none, and the tally."""
         raise NotImplementedError
 
+    def prepared(self, groups: list[Group]) -> list[Group]:
+        """The groups with whatever must be of the weights before a step's first update; `groups` stay as they are.
+
+        Raises ValueError as `gradient` would for what they lack."""
+        raise NotImplementedError
+
     def told(self, tally: Tally) -> dict[str, Any]:
         """A step's metrics beyond those that every learner has."""
         raise NotImplementedError
+
+    def _changed(self) -> None:
+        """A step's updates are made: the weights are new."""
 
     def setup(self) -> None:
         self.settings = TorchSettings.read(self.config)
@@ -77,6 +107,7 @@ class TorchLearner(BaseWorkload):
         self.trained: list[Interval] = []
         self._metrics: dict[str, Any] = {}
         self._warm: dict[str, Any] | None = None
+        self._half_updated = False
         self._pending = self._accumulation(1)
 
     def build(self) -> None:
@@ -127,43 +158,81 @@ class TorchLearner(BaseWorkload):
         ids = [group.id for group in groups]
         self._refuse_trained([*self._pending.group_ids, *ids])
         self.report_progress(step=step, index=index)
+        if self.optim.updates > 1:
+            return self._pending.add(index, None, counted(groups), ids, held=self.prepared(groups))
         gradient, tally = self.gradient(groups)
         return self._pending.add(index, gradient, tally, ids)
 
     @operator
     def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
-        """Step the optimizer with the mini-batch's gradient over all ranks, and return the step's metrics.
+        """Step the optimizer with the batch's gradient over all ranks, or make the batch's updates; return the metrics.
 
         `indices` is how many micro-batches this and every rank must have accumulated; `group_ids` are the groups
         in them over all ranks. Metrics: `step`, `loss`, `grad_norm`, `lr`, `reward_mean`, `groups`, `samples`,
-        `tokens`, and the learner's own. Raises, on all ranks together, MicroBatchMismatch, TrainedTwice and
-        NotFinite; the weights are then as they were.
+        `tokens`, and the learner's own; of several updates `updates`, the means of their losses and norms. Raises, on
+        all ranks together, MicroBatchMismatch, TrainedTwice and NotFinite; the weights are then as they were, but
+        where NotFinite comes of a later update: see *whole or restored*.
         """
         if self._is_applied(step):
             return self._metrics if step == self.step else {"already_applied": True}
         self._refuse_trained(group_ids)
-        gradient, tally = self._reduce(step, indices, group_ids)
-        mode = self.settings.loss.loss_agg_mode
-        count = mini_batch_weight(mode, tokens=tally.tokens, sequences=tally.sequences)
+        gradient, batch = self._reduce(step, indices, group_ids)
         lr = learning_rate(self.optim, step)
-        grad_norm = self.update(gradient, max(count, 1.0), lr)
+        if self.optim.updates == 1:
+            made = [self._update(gradient, batch, lr)]
+        else:
+            made = self._updates(step, group_ids, lr)
+        self._changed()
 
         self.step = step
         self.trained = merge(self.trained, group_ids)
         self._pending = self._accumulation(step + 1)
         self._metrics = {
             "step": step,
-            "loss": tally.loss / max(count, 1.0),
-            "grad_norm": grad_norm,
+            "loss": sum(one.tally.loss for one in made) / max(sum(one.count for one in made), 1.0),
+            "grad_norm": sum(one.grad_norm for one in made) / max(len(made), 1),
             "lr": lr,
-            "reward_mean": tally.reward / max(tally.samples, 1.0),
-            "groups": int(tally.groups),
-            "samples": int(tally.samples),
-            "tokens": int(tally.tokens),
-            **self.told(tally),
+            "reward_mean": batch.reward / max(batch.samples, 1.0),
+            "groups": int(batch.groups),
+            "samples": int(batch.samples),
+            "tokens": int(batch.tokens),
+            **self.told(reduce(Tally.plus, (one.tally for one in made), Tally())),
         }
+        if self.optim.updates > 1:
+            self._metrics["updates"] = len(made)
         self.report_progress(step=step)
         return self._metrics
+
+    def _updates(self, step: int, group_ids: list[int], lr: float) -> list[_Update]:
+        """All updates of a step, each on its own part of the batch, which is dealt out anew."""
+        groups = {group.id: group for group in self.everybodys(self._pending.held)}
+        copy, copies = self.place
+        made = []
+        for part in mini_batches_of(group_ids, self.optim, seed=self.settings.seed, step=step):
+            share = share_of(part, groups, copy=copy, copies=copies)
+            found, tally = self.gradient(share)
+            gradient = torch.zeros_like(self._pending.gradient) if found is None else found
+            gradient, _, tally = self.sum_over_ranks(gradient, 0.0, tally)
+            made.append(self._update(gradient, tally, lr))
+            self._half_updated = True
+            self.report_progress(step=step, update=len(made))
+        self._half_updated = False
+        return made
+
+    def _update(self, gradient: torch.Tensor, tally: Tally, lr: float) -> _Update:
+        """One update by a gradient that is summed over all ranks."""
+        mode = self.settings.loss.loss_agg_mode
+        count = mini_batch_weight(mode, tokens=tally.tokens, sequences=tally.sequences)
+        return _Update(tally, count, self.update(gradient, max(count, 1.0), lr))
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which copy of the model this rank computes with, and how many there are."""
+        return self.rank, self.world_size
+
+    def everybodys(self, groups: Sequence[Group]) -> list[Group]:
+        """What all ranks hold, together: the same on each of them."""
+        return [group for blob in self.peers.exchange(pack_groups(groups)) for group in unpack_groups(blob)]
 
     def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:
         """Step the optimizer with the summed `gradient` over `count`. Returns its norm before the clip. Raises
@@ -211,6 +280,11 @@ class TorchLearner(BaseWorkload):
         return gradient, tally
 
     def _is_applied(self, step: int) -> bool:
+        if self._half_updated:
+            raise HalfUpdated(
+                f"{self.role}[{self.rank}] failed between two updates of step {self.step + 1}.",
+                hint="Restore its last checkpoint.",
+            )
         if step > self.step + 1:
             raise StepGap(
                 f"step {step} was called while the last applied step is {self.step}.",
@@ -234,8 +308,11 @@ class TorchLearner(BaseWorkload):
 
     @operator(kind="control")
     def state(self) -> dict[str, Any]:
-        """`{"step", "trained", "digest"}`: trained ids as `[start, end)` intervals, xxh3-128 of the weights."""
-        return {"step": self.step, "trained": [list(pair) for pair in self.trained], "digest": self._digest()}
+        """`{"step", "trained", "digest"}`: trained ids as `[start, end)` intervals, xxh3-128 of the weights.
+
+        The step is -1 where the weights are of none: some of a step's updates were made, and the next one failed."""
+        step = -1 if self._half_updated else self.step
+        return {"step": step, "trained": [list(pair) for pair in self.trained], "digest": self._digest()}
 
     def _digest(self) -> str:
         manifest, _ = pack_weights(dict(self.model.named_parameters()), version=0, step=self.step)
@@ -280,6 +357,7 @@ class TorchLearner(BaseWorkload):
         self.trained = [(start, end) for start, end in content["trained"]]
         self._metrics = content["metrics"]
         self._warm = content["warm"]
+        self._half_updated = False
         self._pending = self._accumulation(self.step + 1)
         if self._digest() != content["digest"]:
             raise CheckpointMismatch(f"the weights in {file} are not those that were written.")

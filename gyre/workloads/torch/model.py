@@ -1,4 +1,5 @@
-"""A small Qwen3-like decoder: RMSNorm, rotary positions, grouped-query attention with normed q and k, SwiGLU.
+"""A Qwen3-like decoder: RMSNorm, rotary positions, grouped-query attention with normed q and k, SwiGLU. By its options
+it is a Qwen2 or a Llama, too.
 
 Invariant *one function*: prefill, cached decoding and the training forward are the same code, so that a
 sampler's log-probs and a trainer's agree up to the rounding of differently shaped products.
@@ -31,10 +32,18 @@ class ModelConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-6
     tied_embeddings: bool = True
+    head_size: int = 0
+    """0: `hidden / heads`."""
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    frequencies: tuple[float, ...] = ()
+    """Radians a position of each pair of rotary dimensions; () takes them from `rope_theta`."""
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.head_size or self.hidden // self.heads
 
 
 class KVCache:
@@ -57,10 +66,10 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.qkv = nn.Linear(config.hidden, width + 2 * kv_width, bias=False)
-        self.out = nn.Linear(width, config.hidden, bias=False)
-        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
-        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+        self.qkv = nn.Linear(config.hidden, width + 2 * kv_width, bias=config.qkv_bias)
+        self.out = nn.Linear(width, config.hidden, bias=config.out_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
@@ -93,8 +102,8 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
         self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.gate_up = nn.Linear(config.hidden, 2 * config.mlp, bias=False)
-        self.down = nn.Linear(config.mlp, config.hidden, bias=False)
+        self.gate_up = nn.Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp, config.hidden, bias=config.mlp_bias)
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
@@ -118,7 +127,10 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
         self.head = None if config.tied_embeddings else nn.Linear(config.hidden, config.vocab, bias=False)
-        frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+        if config.frequencies:
+            frequencies = torch.tensor(config.frequencies)
+        else:
+            frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
         angles = torch.outer(torch.arange(config.max_positions), frequencies)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -180,7 +192,7 @@ class Decoder(nn.Module):
 class ValueModel(nn.Module):
     """The decoder with one number instead of logits: what return is expected after the tokens so far.
 
-    The head begins at zero, so that the first values are 0.
+    The head begins at zero, so that the first values are 0, unless it is set to something else.
     """
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:

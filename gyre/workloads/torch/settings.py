@@ -77,6 +77,15 @@ class OptimSettings:
     warmup_steps: int = 5
     decay_steps: int = 0
     final_lr_ratio: float = 0.1
+    epochs: int = 1
+    """Passes over the groups of a step, …"""
+    mini_batches: int = 1
+    """… and optimizer steps in each pass. All of them are one step of the job: one rate, one policy version."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps in a step of the job."""
+        return self.epochs * self.mini_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +165,15 @@ def _check(settings: TorchSettings) -> None:
             "config.sampling counts must be positive",
         ),
         (sampling.temperature >= 0, "config.sampling.temperature must not be negative"),
-        (
-            settings.optim.lr > 0 and settings.optim.clip_norm > 0,
-            "config.optim.lr and clip_norm must be positive",
-        ),
-        (
-            settings.critic.optim.lr > 0 and settings.critic.optim.clip_norm > 0,
-            "config.critic.optim.lr and clip_norm must be positive",
-        ),
     ]
+    for path, optim in (("config.optim", settings.optim), ("config.critic.optim", settings.critic.optim)):
+        rules += [
+            (optim.lr > 0 and optim.clip_norm > 0, f"{path}.lr and clip_norm must be positive"),
+            (
+                min(optim.epochs, optim.mini_batches) >= 1,
+                f"{path}.epochs and mini_batches must be at least 1",
+            ),
+        ]
     for holds, sentence in rules:
         if not holds:
             raise ConfigError(f"{sentence}.")

@@ -1,0 +1,84 @@
+"""The critic in Megatron-core: the decoder with a value head, over tensor, pipeline and data parallel ranks.
+
+What a critic is, is `gyre.workloads.torch.critic`; what is Megatron's of a learner, `gyre.workloads.megatron.actor`.
+
+Invariant *a group's values are its own*: passes hold samples of one group, so that its values are the same bits
+whatever else is asked in the same call.
+
+This module imports Megatron when it is set up, not before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from gyre.rollouts.samples import Group
+from gyre.weights.manifest import WeightManifest, unpack_weights
+from gyre.workloads.base import operator
+from gyre.workloads.megatron.actor import MegatronLearner, Source
+from gyre.workloads.torch.accumulation import Tally
+from gyre.workloads.torch.critic import TorchCritic
+from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT, with_value_head
+from gyre.workloads.torch.hugging_face import to_names
+
+if TYPE_CHECKING:
+    from gyre.rollouts.engines.embedded.architecture import Architecture
+
+
+class MegatronCritic(MegatronLearner, TorchCritic):
+    """The operators and metrics of `TorchCritic`; all of them go to every rank, `values` with each rank's share.
+
+    With `config.megatron.model_path` it begins with that folder's model, and its head is drawn from the seed. Without,
+    it begins with the policy's small decoder and a head of zeros.
+    """
+
+    VALUES: ClassVar[bool] = True
+
+    def first_model(self) -> tuple[Architecture, Source]:
+        architecture, source = super().first_model()
+        if self.decoder_config is None:
+            source = with_value_head(source, architecture.hidden, self.settings.seed)
+        else:
+            source = _with_zeros(source, architecture.hidden)
+        return replace(architecture, tied=False), source  # the head is a value's, and shares nothing
+
+    def gradient(self, groups: list[Group]) -> tuple[None, Tally]:
+        from gyre.workloads.megatron.gradients import packed_value_loss, value_rows
+
+        return self.add_gradient(
+            groups,
+            value_rows(groups, self.settings),
+            lambda passes: self.policy.backward_values(
+                passes, lambda part, values: packed_value_loss(part, values, self.settings)
+            ),
+        )
+
+    @operator(kind="weights")
+    def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
+        """As `TorchCritic.load_weights`."""
+        told = WeightManifest.from_dict(manifest)
+        if self.step == 0 and self.decoder_config is not None:
+            named = to_names(unpack_weights(told, buffer), self.decoder_config)
+            self.policy.load(_with_zeros(named.__getitem__, self.decoder_config.hidden))
+            self._changed()
+        return told.version
+
+    @operator
+    def values(self, groups: list[Group], *, step: int) -> list[Group]:
+        """As `TorchCritic.values`, of this rank's share."""
+        self.refuse_other_step(step)
+        pooled = self.ranks.pool_shares(groups)
+        found = iter(self.by_group(pooled, self.policy.token_values))
+        values = {group.id: [next(found) for _ in group.samples] for group in pooled}
+        for group in groups:
+            for sample, mine in zip(group.samples, values[group.id], strict=True):
+                sample.extras["values"] = mine
+        return groups
+
+
+def _with_zeros(source: Source, hidden: int) -> Source:
+    heads = {VALUE_WEIGHT: torch.zeros(1, hidden), VALUE_BIAS: torch.zeros(1)}
+    return lambda name: heads[name] if name in heads else source(name)

@@ -1,0 +1,136 @@
+"""What rank processes do with critics, and with plain torch. Nothing here imports Megatron by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+from gyre.workloads.base import WorkloadContext
+from tests.megatron.work import Steps, actor_on, ids, take_step
+
+
+@contextmanager
+def critic_on(rank: int, ranks: int, port: int, config: dict[str, Any]) -> Iterator[Any]:
+    from gyre.workloads.megatron.critic import MegatronCritic
+
+    critic = MegatronCritic()
+    critic.context = WorkloadContext(
+        "j", "critic", rank, ranks, config=config, master_addr="127.0.0.1", master_port=port
+    )
+    try:
+        critic.setup()
+        yield critic
+    finally:
+        if hasattr(critic, "ranks"):
+            critic.teardown()
+
+
+def take_valued_step(critic: Any, micro_batches: list[list[Group]]) -> dict[str, Any]:
+    """One step, its groups given to the ranks in another way for their values than for their training."""
+    valued = values_of(critic, [group for groups in micro_batches for group in groups])
+    by_id = {group.id: group for group in valued}
+    return take_step(critic, [[by_id[group.id] for group in groups] for groups in micro_batches])
+
+
+def values_of(critic: Any, groups: list[Group]) -> list[Group]:
+    """All groups with the values of the critic's next step, as the trainer has them: put together from the ranks."""
+    mine = copy.deepcopy(groups[::-1][critic.rank :: critic.world_size])
+    told = critic.values(mine, step=critic.step + 1)
+    assert ids(told) == ids(mine)
+    return sorted(pooled(critic, told), key=lambda group: group.id)
+
+
+def pooled(critic: Any, groups: list[Group]) -> list[Group]:
+    """Every rank's groups, on each of them."""
+    return [group for blob in critic.ranks.exchange(pack_groups(groups)) for group in unpack_groups(blob)]
+
+
+def flat_values(groups: list[Group]) -> Any:
+    return np.concatenate([sample.extras["values"] for group in groups for sample in group.samples])
+
+
+def named_weights(critic: Any) -> dict[str, Any]:
+    """By Hugging Face's names, on the first rank: a collective."""
+    from gyre.workloads.megatron.snapshot import Snapshot
+
+    return {name: tensor.numpy().copy() for name, tensor in Snapshot.take(critic.policy).tensors.items()}
+
+
+def train_critic(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, policy: Any = None
+) -> dict[str, Any]:
+    """Values and metrics of each step, and the weights after the last."""
+    with critic_on(rank, ranks, port, config) as critic:
+        if policy is not None:
+            assert critic.load_weights(*policy) == 0
+        values, metrics = [], []
+        for micro_batches in steps:
+            values.append(flat_values(values_of(critic, [g for groups in micro_batches for g in groups])))
+            metrics.append(take_valued_step(critic, micro_batches))
+        return {
+            "values": values,
+            "metrics": metrics,
+            "state": critic.state(),
+            "weights": named_weights(critic),
+        }
+
+
+def checkpoint_and_go_on(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    with critic_on(rank, ranks, port, config) as critic:
+        take_valued_step(critic, steps[0])
+        critic.checkpoint(folder)
+        state = critic.state()
+        metrics = [take_valued_step(critic, micro_batches) for micro_batches in steps[1:]]
+        return {"at": state, "metrics": metrics, "after": critic.state(), "weights": named_weights(critic)}
+
+
+def restore_and_go_on(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """Of another seed, which the checkpoint must replace."""
+    with critic_on(rank, ranks, port, {**config, "seed": 99}) as critic:
+        critic.restore(folder)
+        state = critic.state()
+        metrics = [take_valued_step(critic, micro_batches) for micro_batches in steps[1:]]
+        return {"at": state, "metrics": metrics, "after": critic.state(), "weights": named_weights(critic)}
+
+
+def train_in_plain_torch(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps
+) -> dict[str, Any]:
+    """The plain actor on ranks of its own: metrics, weights by Hugging Face's names, and state."""
+    from gyre.workloads.torch.actor import TorchActor
+    from gyre.workloads.torch.hugging_face import to_names
+
+    actor = TorchActor()
+    actor.context = WorkloadContext(
+        "j", "actor", rank, ranks, config=config, master_addr="127.0.0.1", master_port=port
+    )
+    actor.setup()
+    try:
+        actor.warm_start()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+        named = to_names(dict(actor.model.named_parameters()), actor.model.config)
+        weights = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}
+        return {"metrics": metrics, "weights": weights, "state": actor.state()}
+    finally:
+        actor.teardown()
+
+
+def restore_and_train(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """An actor that is killed after its first step and begins anew."""
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.restore(folder)
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
+        return {"at": state, "after": {"metrics": metrics, "state": actor.state()}}
