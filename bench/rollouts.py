@@ -514,6 +514,20 @@ def print_table(rows: list[Row]) -> None:
 SETTINGS = argparse.Namespace()
 
 
+def write(path: Path, results: dict[str, Any]) -> None:
+    """After each part: the next may take minutes, or fail."""
+    data = {
+        "command": "python " + " ".join(["bench/rollouts.py", *sys.argv[1:]]),
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+        "parts": results,
+    }
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -539,18 +553,9 @@ def main() -> int:
         )
         results[part] = run()
         print_table(results[part])
-        print()
-    if SETTINGS.json:
-        data = {
-            "command": "python " + " ".join(["bench/rollouts.py", *sys.argv[1:]]),
-            "machine": {
-                "cores": os.cpu_count(),
-                "python": platform.python_version(),
-                "system": platform.platform(),
-            },
-            "parts": results,
-        }
-        SETTINGS.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        print(flush=True)
+        if SETTINGS.json:
+            write(SETTINGS.json, results)
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from gyre.rollouts.frames import Ack, Frame, Progress, Request, encode
+from gyre.rollouts.frames import Ack, Frame, Report, Request, encode
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.peers import AgentSession, Peer
 from gyre.rollouts.unwritten import Batch
@@ -69,18 +69,18 @@ class MeasuredManager(RolloutManager):
     _asked_at: float | None = None
     _first_at: float | None = None
 
-    def _hear(self, session: AgentSession, frame: Frame | Progress) -> None:
+    def _hear(self, session: AgentSession, frame: Frame | Report) -> None:
         now = time.monotonic()
-        if isinstance(frame, Progress):
+        if isinstance(frame, Report):
             self.figures.reports += 1
             if frame.ends and self._freed_at is None:
                 self._freed_at = now
-            if self._first_at is None and (frame.rows.size or frame.ends):
+            if self._first_at is None and (frame.columns[0] or frame.ends):
                 self._first_at = now
             self.figures.finished += len(frame.ends)
         super()._hear(session, frame)
 
-    def _hear_trainer(self, peer: Peer, frame: Frame | Progress) -> None:
+    def _hear_trainer(self, peer: Peer, frame: Frame | Report) -> None:
         if isinstance(frame, Request) and self._asked_at is None:
             self._asked_at = time.monotonic()
         super()._hear_trainer(peer, frame)

@@ -20,7 +20,7 @@ This module must not know about sockets, Ray, the store or how routing decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,20 @@ from numpy.typing import NDArray
 from gyre.rollouts.accounts import Account
 from gyre.rollouts.blame import POISON_AFTER, acquit, blame, is_suspect, strike
 from gyre.rollouts.deltas import delta_in, ticket_in
-from gyre.rollouts.frames import End, Held, Hello, Keep, Progress, Prompt, Request, Work, lineage, refuse
+from gyre.rollouts.frames import (
+    End,
+    Held,
+    Hello,
+    Keep,
+    Progress,
+    Prompt,
+    Report,
+    Request,
+    Work,
+    lineage,
+    refuse,
+)
+from gyre.rollouts.joined_reports import JoinedReports
 from gyre.rollouts.philox import words
 from gyre.rollouts.policies.routing import Router
 from gyre.rollouts.sample_rows import SampleRows
@@ -41,8 +54,9 @@ from gyre.rollouts.unwritten import Batch, Unwritten
 MOST_RESETS = 3
 """Times that a sample is set aside and begun anew before its group is given up."""
 
-LOST_LEASES = 100_000
-"""Leases that ended, with how far their samples were: what a former holder has beyond that is known to be lost."""
+LOST_LEASES = 50_000
+"""At least so many leases that ended are known, with how far their samples were: what a former holder has beyond that
+is known to be lost."""
 
 BLAMED_INCARNATIONS = 256
 """Lost ones that are remembered with their samples: the network may have been cut, and they come back."""
@@ -95,6 +109,7 @@ class Book:
         self._rows = SampleRows()
         self._unwritten = Unwritten()
         self._lost_leases: dict[int, int] = {}
+        self._older_leases: dict[int, int] = {}
         self._blamed: dict[str, dict[int, tuple[Record, Record]]] = {}
         """What samples answered for before and after an incarnation was lost with them, by key: it may come back."""
 
@@ -254,7 +269,7 @@ class Book:
 
     def _take_back(self, instance: Instance, held: Held) -> Keep | None:
         state = self.sample(held.key)
-        known = self._lost_leases.pop(held.lease, held.length)
+        known = self._lost_leases.pop(held.lease, self._older_leases.pop(held.lease, held.length))
         here = state is not None and not state.finish and held.start <= state.length <= held.length
         if held.key in self.given_up:
             here = False
@@ -469,15 +484,11 @@ class Book:
             if not fits:
                 frame = self._fitting(frame, mine)
             if frame.rows.size:
-                self._append(instance, frame)
-        self._unwritten.sessions[instance.number] = frame.seq
+                self._append(frame)
+                self._grew(instance, len(frame.tokens))
+        self._reported(instance, frame.seq, frame.rate_tokens_s, frame.used_tokens)
         if frame.ends:
             self._unwritten.ended.add(instance.number)
-        self.router.observe(name, rate_tokens_s=frame.rate_tokens_s, kv_used_tokens=frame.used_tokens)
-        if instance.suspect is not None and acquit(instance.suspect):
-            self._note_record(instance.suspect)
-            instance.suspect = None
-            self._offer(instance)
         if not frame.ends:
             return []
         suspect = instance.suspect
@@ -486,6 +497,42 @@ class Book:
         if dead:
             self._blame(dead, suspect)
         return back
+
+    def progress_of_many(
+        self, names: Sequence[str], reports: Sequence[Report], joined: JoinedReports
+    ) -> bool:
+        """As `progress` of each, in one pass: reports of different instances, each with samples, that end nothing.
+        False, and nothing has changed, where one of them has to be looked at by itself."""
+        instances = [self.instances[name] for name in names]
+        rows, table = joined.rows, self._rows
+        if int(rows.max()) >= len(table.samples) or int(joined.versions.max()) > self.newest_version:
+            return False
+        numbers = np.repeat(np.array([instance.number for instance in instances]), joined.sizes)
+        lengths = table.tokens.lengths[rows]
+        fits = (
+            (table.leases[rows] == joined.leases)
+            & (table.owners[rows] == numbers)
+            & (lengths == joined.starts)
+            & (lengths.astype(np.int64) + joined.counts <= table.limits[rows])
+        )
+        if not fits.all():
+            return False
+        self.account.generated += len(joined.tokens)
+        self._append(joined)
+        for instance, report, total in zip(instances, reports, joined.totals, strict=True):
+            self._grew(instance, total)
+            _, _, used_tokens, rate_tokens_s = report.load
+            self._reported(instance, report.seq, rate_tokens_s, used_tokens)
+        return True
+
+    def _reported(self, instance: Instance, seq: int, rate_tokens_s: float, used_tokens: int) -> None:
+        """Its tokens are in."""
+        self._unwritten.sessions[instance.number] = seq
+        self.router.observe(instance.name, rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens)
+        if instance.suspect is not None and acquit(instance.suspect):
+            self._note_record(instance.suspect)
+            instance.suspect = None
+            self._offer(instance)
 
     def _check(self, frame: Progress, mine: NDArray[np.bool_], lengths: NDArray[np.uint32] | None) -> None:
         """`lengths` where not all of the frame begins at its samples' last tokens."""
@@ -505,15 +552,16 @@ class Book:
                 f"progress.versions: {int(frame.versions.max())}; the newest policy is {self.newest_version}",
             )
 
-    def _append(self, instance: Instance, frame: Progress) -> None:
+    def _append(self, frame: Progress | JoinedReports) -> None:
         """Into memory and into the batch; every delta here fits."""
         rows = frame.rows
         self._rows.tokens.append(rows, frame.counts, frame.versions, frame.tokens, frame.logprobs)
         keys = self._rows.keys[rows]
         self._rows.deltas[rows] = self._unwritten.tokens(frame, keys)
-        total = len(frame.tokens)
-        instance.tokens += total
-        self.router.generated(instance.name, total)
+
+    def _grew(self, instance: Instance, tokens: int) -> None:
+        instance.tokens += tokens
+        self.router.generated(instance.name, tokens)
 
     def _fitting(self, frame: Progress, mine: NDArray[np.bool_]) -> Progress:
         """The frame without what a former holder sent, and without tokens that are here already (a resend)."""
@@ -734,8 +782,10 @@ class Book:
                 instance.suspect = None
                 self._offer(instance)
         if state.instance is not None:
-            if len(self._lost_leases) >= LOST_LEASES:
-                del self._lost_leases[next(iter(self._lost_leases))]
+            if (
+                len(self._lost_leases) >= LOST_LEASES
+            ):  # to drop the oldest one by one would look for it ever longer
+                self._lost_leases, self._older_leases = {}, self._lost_leases
             self._lost_leases[state.lease] = state.length
         state.instance = None
         state.lease = 0

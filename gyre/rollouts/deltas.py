@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.frames import Progress
+from gyre.rollouts.joined_reports import JoinedReports
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.rollouts.tickets import Ticket
 
@@ -26,7 +27,7 @@ class NewDelta:
     """A delta that is not stored yet: what some reports brought, one after another, and how samples ended."""
 
     seq: int
-    frames: list[Progress] = field(default_factory=list)
+    frames: list[Progress | JoinedReports] = field(default_factory=list)
     keys: list[NDArray[np.int64]] = field(default_factory=list)
     """Of each frame's rows."""
     ends: list[list[Any]] = field(default_factory=list)

@@ -64,15 +64,17 @@ from gyre.rollouts.frames import (
     Reclaim,
     Reject,
     Request,
+    Report,
     Taken,
     Weights,
     WeightsTrouble,
     Welcome,
     Work,
-    decode,
     refuse,
 )
+    unpack,
 from gyre.rollouts.local_windows import TRAINER_AWAY_S, LocalWindows
+from gyre.rollouts.intake import Intake
 from gyre.rollouts.manager_status import book_status, instance_status
 from gyre.rollouts.manager_weights import PolicyVersions
 from gyre.rollouts.peers import AgentSession, Peer
@@ -169,6 +171,7 @@ class RolloutManager:
         )
         self._dispatch_scheduled = False
         self._hold_until = 0.0
+        self._intake = Intake(self.book, self._refused)
         self._rebalanced_at = 0.0
         self._fleet = FleetWatch(self.settings.elastic) if self.settings.elastic is not None else None
         self._tasks: list[asyncio.Task[None]] = []
@@ -295,7 +298,7 @@ class RolloutManager:
                 if message.type is WSMsgType.BINARY:
                     if session.peer is not peer or peer.closing:
                         return socket  # the same instance dialled again: this connection is history
-                    self._hear(session, decode(message.data))
+                    self._hear(session, unpack(message.data))
                 elif message.type is WSMsgType.TEXT:
                     raise refuse("malformed", "a text message; frames are binary")
         except FrameError as error:
@@ -309,14 +312,14 @@ class RolloutManager:
             writer.cancel()
         return socket
 
-    async def _first(self, socket: web.WebSocketResponse) -> Frame | Progress:
+    async def _first(self, socket: web.WebSocketResponse) -> Frame | Report:
         try:
             message = await socket.receive(timeout=self.settings.hello_timeout_s)
         except TimeoutError:
             raise refuse("no_hello", "nothing came within the time for a hello") from None
         if message.type is not WSMsgType.BINARY:
             raise refuse("no_hello", "the first message is no frame")
-        return decode(message.data)
+        return unpack(message.data)
 
     def _reject(self, peer: Peer, error: FrameError) -> None:
         """Said to the peer and told once; the connection ends, and nobody else notices."""
@@ -327,7 +330,7 @@ class RolloutManager:
 
     # -- agents -------------------------------------------------------------------------------------
 
-    def _join(self, frame: Frame | Progress, peer: Peer) -> AgentSession:
+    def _join(self, frame: Frame | Report, peer: Peer) -> AgentSession:
         if not isinstance(frame, Hello):
             raise refuse("no_hello", f"the first frame is {type(frame).__name__}, not Hello")
         if frame.protocol != PROTOCOL:
@@ -345,6 +348,7 @@ class RolloutManager:
         peer.name = frame.instance
         before = self.sessions.get(frame.instance)
         back = before is not None and before.hello.incarnation == frame.incarnation
+        self._intake.take_in()
         if before is not None and not back:
             if before.peer is not None:
                 message = f"another process has joined as {frame.instance}"
@@ -393,11 +397,15 @@ class RolloutManager:
         self._dispatch_later()
         return session
 
-    def _hear(self, session: AgentSession, frame: Frame | Progress) -> None:
+    def _hear(self, session: AgentSession, frame: Frame | Report) -> None:
         session.heard_at = self._now()
-        if isinstance(frame, Progress):
-            self._progress(session, frame)
-        elif isinstance(frame, Loaded):
+        if isinstance(frame, Report):
+            self._report(session, frame)
+            return
+        self._intake.take_in()
+        if session.peer is None or session.peer.closing:
+            return  # for what it said before
+        if isinstance(frame, Loaded):
             self._loaded(session, frame)
         elif isinstance(frame, LoadFailed):
             session.loading = None
@@ -421,21 +429,40 @@ class RolloutManager:
         else:
             raise refuse("unexpected", f"an agent does not send {type(frame).__name__}")
 
-    def _progress(self, session: AgentSession, frame: Progress) -> None:
-        session.running, session.waiting = frame.running, frame.waiting
-        session.used_tokens, session.rate_tokens_s = frame.used_tokens, frame.rate_tokens_s
-        back = self.book.progress(session.name, frame)
-        for state in back:
+    def _report(self, session: AgentSession, report: Report) -> None:
+        session.running, session.waiting, session.used_tokens, session.rate_tokens_s = report.load
+        if self._intake.has(session.name):
+            if report.ends:
+                self._intake.take_in_of(session.name)
+            else:
+                self._intake.take_in()
+            if session.peer is None or session.peer.closing:
+                return  # for what it said before
+        if report.ends:
+            self._ended(session, report.unfold())
+        elif report.columns[0]:
+            self._intake.add(session.name, report)
+        else:
+            self.book.progress(session.name, report.unfold())
+        self._commits.soon()
+
+    def _ended(self, session: AgentSession, frame: Progress) -> None:
+        for state in self.book.progress(session.name, frame):
             if state.key in self.book.moving:
                 self._send_work(self.book.hand_on(state))
-        if frame.ends:
-            self._dispatch()  # at once: what else this turn of the loop brings may take milliseconds
-            self._failures()
-            if session.draining and not self.book.instances[session.name].held:
-                self._drained(session)
+        self._dispatch()  # at once: what else this turn of the loop brings may take milliseconds
+        self._failures()
+        if session.draining and not self.book.instances[session.name].held:
+            self._drained(session)
         if self.book.has_whole:
             self._commits.now()
-        self._commits.soon()
+
+    def _refused(self, name: str, error: FrameError) -> None:
+        """What an instance reported cannot be, which shows when it is taken in."""
+        session = self.sessions[name]
+        if session.peer is not None:
+            self._reject(session.peer, error)
+            session.peer.close()
 
     def _loaded(self, session: AgentSession, frame: Loaded) -> None:
         if session.loading is not None and frame.version >= session.loading:
@@ -506,6 +533,7 @@ class RolloutManager:
             self._lost(session, "drained")
             return
         session.lost_at = self._now()
+        self._intake.take_in()
         if session.name in self.book.instances:
             self._admit(session)
 
@@ -516,6 +544,7 @@ class RolloutManager:
             session.peer.close()
             session.peer = None
         instance = self.book.instances.get(session.name)
+        self._intake.take_in()
         if instance is None or instance.number != session.number:
             return
         died = f"its machine or agent was lost ({reason})" if reason in DEATHS else ""
@@ -727,7 +756,7 @@ class RolloutManager:
             peer.send(Attached(protocol=PROTOCOL, epoch=self._term, version=self.weights.newest))
             async for message in socket:
                 if message.type is WSMsgType.BINARY and self._trainer is peer:
-                    self._hear_trainer(peer, decode(message.data))
+                    self._hear_trainer(peer, unpack(message.data))
         except FrameError as error:
             self._reject(peer, error)
         finally:
@@ -743,7 +772,9 @@ class RolloutManager:
             writer.cancel()
         return socket
 
-    def _hear_trainer(self, peer: Peer, frame: Frame | Progress) -> None:
+    def _hear_trainer(self, peer: Peer, frame: Frame | Report) -> None:
+        if not isinstance(frame, Request | Pulse):
+            self._intake.take_in()
         if isinstance(frame, Request):
             required = self.book.required_version
             try:
@@ -797,6 +828,7 @@ class RolloutManager:
         batch.counters |= self.weights.take_counters()
         return batch
 
+        self._intake.take_in()
     def _write(self, batch: Batch) -> None:
         """On the ledger's thread."""
         self._store.write(
@@ -837,6 +869,7 @@ class RolloutManager:
                 if session.lost_at is not None and session.peer is None:
                     if now - session.lost_at > settings.reconnect_grace_s:
                         self._lost(session, "connection_lost")
+            self._intake.take_in()
                 elif now - session.heard_at > settings.silence_timeout_s:
                     self._lost(session, "silent")
                 elif session.drain_until is not None and now > session.drain_until + 1.0:
@@ -918,6 +951,7 @@ class RolloutManager:
             "served_version": self.book.served_version,
             **book_status(self.book),
             "refused": self.refused,
+        self._intake.take_in()
             "local_window": self._windows.status(self._now()),
             "instances": [
                 instance_status(session, self.book.instances[session.name], self._now())

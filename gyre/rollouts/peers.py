@@ -18,13 +18,18 @@ from aiohttp import web
 
 from gyre.rollouts.frames import Frame, Hello, encode
 
+AT_ONCE_BYTES = 16 << 10
+"""A frame up to this size is written by who sends it, where nothing waits before it: a quarter of what a transport
+holds before it asks to wait."""
+
 SEND_LIMIT_BYTES = 256 << 20
 """Waiting for one peer that does not read; beyond it the connection is cut and the peer dials again."""
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """One connection. Frames to it are queued; a task of its own writes them."""
+    """One connection. A small frame is written at once where the peer reads; what is large, or has to wait for that, is
+    queued, and a task of its own writes it."""
 
     socket: web.WebSocketResponse
     name: str
@@ -40,11 +45,30 @@ class Peer:
         if self.closing:
             return
         data = encode(frame)
+        if not self.waiting_bytes and len(data) <= AT_ONCE_BYTES and self._reads():
+            self._write_at_once(data)
+            return
         self.waiting_bytes += len(data)
         if self.waiting_bytes > SEND_LIMIT_BYTES:
             self.cut()
             return
         self.queue.put_nowait(data)
+
+    def _reads(self) -> bool:
+        """Whether the system has taken all that was written so far."""
+        transport = self.transport
+        return isinstance(transport, asyncio.WriteTransport) and not transport.get_write_buffer_size()
+
+    def _write_at_once(self, data: bytes) -> None:
+        """aiohttp awaits nothing but room in the transport, and there is room: one step writes the frame."""
+        writing = self.socket.send_bytes(data)
+        try:
+            writing.send(None)
+        except StopIteration:
+            return
+        except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
+            return
+        writing.close()  # it is written; what comes next finds that the peer does not read, and is queued
 
     def close(self) -> None:
         """After what is queued."""

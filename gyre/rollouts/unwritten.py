@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gyre.rollouts.deltas import NewDelta, delta_out, ticket_out
 from gyre.rollouts.frames import Progress
+from gyre.rollouts.joined_reports import JoinedReports
 from gyre.rollouts.live_deltas import LiveDeltas
 from gyre.rollouts.tickets import Ticket
 
@@ -93,8 +94,8 @@ class Unwritten:
         """The sample is closed; `keys` are those of all rows as they are now."""
         self.forgotten += self.live.closed(key, keys)
 
-    def tokens(self, frame: Progress, keys: NDArray[np.int64]) -> int:
-        """What a report brought, `keys` naming its rows' samples. Gives the number of the delta that holds it."""
+    def tokens(self, frame: Progress | JoinedReports, keys: NDArray[np.int64]) -> int:
+        """What reports brought, `keys` naming their rows' samples. Gives the number of the delta that holds it."""
         rows = frame.rows
         delta = self._deltas[-1] if self._deltas else None
         if (
