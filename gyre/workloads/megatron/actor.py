@@ -393,27 +393,6 @@ class MegatronActor(MegatronLearner, TorchActor):
             )
         return self._snapshot.tensors
 
-    @operator(kind="control")
-    def restore_weights(
-        self,
-        *,
-        version: int,
-        checksum: str,
-        sources: list[tuple[str, str]],
-        trained: list[list[int]],
-    ) -> None:
-        """As `TorchActor.restore_weights`, into whatever layout."""
-        from gyre.workloads.megatron.checkpoint import begin_optimizer_anew
-        from gyre.workloads.torch.folder import SafetensorsFolder
-
-        self.policy.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
-        begin_optimizer_anew(self.policy)
-        self.ranks.sum([0.0])  # nobody takes a folder away that others may have linked, or still fetch
-        self.let_go()
-        if self._memory is not None:
-            self._memory.drop()  # of the same steps, and of another history
-        self._take({"step": version, "trained": trained, "metrics": {}, "warm": {"steps": 0}})
-
     @operator(kind="weights")
     def export_weights(self, *, version: int) -> tuple[dict[str, Any], bytes]:
         """The weights as policy `version`: the manifest as a dict, and its buffer. The first rank has them."""
