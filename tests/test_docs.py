@@ -23,7 +23,7 @@ from gyre.api.builder import RLJobBuilder, RoleBuilder
 from gyre.api.cli import INTERRUPTED, TERMINATED, VERBS, main
 from gyre.api.job import RLJob
 from gyre.api.rest.app import create_app
-from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec
+from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec, WeightsSpec
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
@@ -330,9 +330,10 @@ def test_nothing_is_said_of_where_it_was_written() -> None:
         ("### `failover`", FailoverSpec),
         ("### `run`", RunSpec),
         ("### `rollouts`", RolloutsSpec),
+        ("### `weights`", WeightsSpec),
         ("### `roles.<name>`", RoleSpec),
     ],
-    ids=["failover", "run", "rollouts", "roles"],
+    ids=["failover", "run", "rollouts", "weights", "roles"],
 )
 def test_every_setting_is_in_its_table_with_its_default(heading: str, model: type[BaseModel]) -> None:
     rows = table_under(OPERATIONS, heading)
@@ -357,6 +358,7 @@ def test_the_tables_of_settings_hold_nothing_else() -> None:
         ("### `failover`", FailoverSpec),
         ("### `run`", RunSpec),
         ("### `rollouts`", RolloutsSpec),
+        ("### `weights`", WeightsSpec),
     ):
         assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
 
@@ -367,6 +369,7 @@ def test_the_other_keys_of_a_job_are_named() -> None:
         "roles",
         "run",
         "rollouts",
+        "weights",
         "failover",
     }
 

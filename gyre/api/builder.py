@@ -40,6 +40,7 @@ from gyre.config import (
     RolloutsSpec,
     RunSpec,
     StalenessSpec,
+    WeightsSpec,
     config_error,
     plain_config,
 )
@@ -121,6 +122,10 @@ class RLJobBuilder:
     def rollouts(self, **fields: Any) -> RLJobBuilder:
         """Fields of `RolloutsSpec`: `engine="sglang"`, `max_running=128`, `update_mode="handover"`, …"""
         return self._set_fields("rollouts", self._spec.rollouts, RolloutsSpec, fields)
+
+    def weights(self, **fields: Any) -> RLJobBuilder:
+        """Fields of `WeightsSpec`: `transports=["mooncake", "tcp"]`, `codec="delta"`, `ports="7100-7131"`, …"""
+        return self._set_fields("weights", self._spec.weights, WeightsSpec, fields)
 
     def store(self, url: str) -> RLJobBuilder:
         """SQLAlchemy URL of the journal."""

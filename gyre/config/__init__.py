@@ -19,7 +19,9 @@ from gyre.config.spec import (
     RunSpec,
     StalenessSpec,
     StoreSpec,
+    WeightsSpec,
     parse_size,
+    port_range,
 )
 
 __all__ = [
@@ -40,10 +42,12 @@ __all__ = [
     "RunSpec",
     "StalenessSpec",
     "StoreSpec",
+    "WeightsSpec",
     "apply_overrides",
     "config_error",
     "load_yaml",
     "parse_job",
     "parse_size",
     "plain_config",
+    "port_range",
 ]

@@ -6,6 +6,7 @@ mappings, OmegaConf objects, YAML files, and `a.b=c` overrides from the command 
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -118,6 +119,9 @@ def _sentence(item: Any, model: type[BaseModel]) -> str:
     message = item["msg"]
     message = message.removeprefix("Value error, ").removeprefix("Input ")
     message = message[0].lower() + message[1:]
+    if item["type"] == "literal_error":
+        near = nearest(str(given), re.findall(r"'([^']*)'", item["ctx"]["expected"]))
+        message += f"; {near}" if near.startswith("did") else ""
     shown = repr(given)
     return f"{path}: {shown if len(shown) <= 80 else shown[:77] + '...'} {message}"
 

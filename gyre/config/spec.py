@@ -8,6 +8,7 @@ This package must not import Ray, torch, SQLAlchemy or FastAPI: planning a job n
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
 
 DeviceType = Literal["CPU", "GPU"]
 EdgeKindName = Literal["samples", "weights", "collective", "control"]
+TransportName = Literal["auto", "shm", "tcp", "mooncake"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -209,6 +211,9 @@ class RunSpec(Model):
     """Streamed: a group whose samples all earned the same, and so has no gradient, is set aside and another prompt
     takes its place; in a step at most so many times `prompts_per_step`, then the job fails. 0 keeps such groups."""
     checkpoint_every: PositiveInt = 10
+    lost_checkpoint: Literal["stop", "weights"] = "stop"
+    """When a gang must be restored and the folder of its last checkpoint is gone: `stop`, for nothing else has all of
+    its state; or go on with the `weights` that instances have, and an optimizer that has seen nothing."""
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
@@ -290,6 +295,94 @@ class RolloutsSpec(Model):
     """How often queued and running samples are looked at for a better place."""
 
 
+class WeightsSpec(Model):
+    """The weight plane: by which way, in which form, and between whom policies reach the instances."""
+
+    transports: Annotated[
+        list[TransportName],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Field(min_length=1),
+    ] = Field(default=["auto"])
+    """`auto`: shared memory on one machine, else TCP, or Mooncake where that is safe and measured faster. Or a list,
+    the preferred first: no other is used, and a later one only where the earlier ones cannot."""
+    mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
+    mooncake_device: str = ""
+    """The RDMA device, such as `mlx5_0`; "" leaves it to Mooncake."""
+    codec: Literal["auto", "none", "delta", "planes", "fp8"] = "auto"
+    """What goes over the wire: by measured rate and cost, or always this one where it can be used. `fp8` also rounds
+    the weights that instances get."""
+    dtype: Literal["trained", "bfloat16"] = "trained"
+    """What instances get: the actor's own dtype, or bfloat16. `fp8` takes bfloat16."""
+    streams: Annotated[int, Field(ge=1, le=64)] = 2
+    """Connections side by side, for each instance that fetches."""
+    chunk_bytes: Annotated[
+        int, BeforeValidator(parse_size), Field(ge=1 << 20, le=1 << 31, multiple_of=4096)
+    ] = 64 << 20
+    """The unit of transfer, of verification and of retry, at most; a small model is cut into 32. Also as text."""
+    bind: str = ""
+    """Where the actor and the instances listen: an address, or a network in CIDR notation for the machine's own address
+    in it. "" takes its address on the way to the rollout manager."""
+    ports: Annotated[
+        str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(max_length=11)
+    ] = ""
+    """One, or a range such as `7100-7131`, of which each takes a free one: as many as there are on a machine. "" takes
+    any."""
+    sender_networks: list[str] = Field(default_factory=list)
+    """In CIDR notation: instances take weights from nobody else. None: from whoever knows the token."""
+    receiver_networks: list[str] = Field(default_factory=list)
+    """In CIDR notation: nobody else is served. None: whoever knows the token. With them the network counts as trusted,
+    so that `auto` may use Mooncake."""
+    encrypt: bool | None = None
+    """TLS between actor and instances. None: where the rollout manager speaks it."""
+    stall_timeout_s: Seconds = 5.0
+    """A source from which nothing comes for so long is left for another."""
+
+    @field_validator("transports")
+    @classmethod
+    def _auto_stands_alone(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("names one twice")
+        if "auto" in value and len(value) > 1:
+            raise ValueError("has `auto` beside others: give it alone, or leave it out")
+        return value
+
+    @field_validator("bind")
+    @classmethod
+    def _bind_is_an_address(cls, value: str) -> str:
+        try:
+            _ = ipaddress.ip_network(value) if "/" in value else value and ipaddress.ip_address(value)
+        except ValueError as error:
+            raise ValueError(f"is neither an address nor a network: {error}") from None
+        return value
+
+    @field_validator("ports")
+    @classmethod
+    def _ports_are_a_range(cls, value: str) -> str:
+        if value:
+            first, last = port_range(value)
+            if not 1 <= first <= last <= 65535:
+                raise ValueError("is no range of ports between 1 and 65535")
+        return value
+
+    @field_validator("sender_networks", "receiver_networks")
+    @classmethod
+    def _networks_are_networks(cls, value: list[str]) -> list[str]:
+        for network in value:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ValueError(f"has {network!r}, which is no network: {error}") from None
+        return value
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """`"7100"` or `"7100-7131"` as first and last. Raises ValueError for other text."""
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
+    if match is None:
+        raise ValueError('expected a port, or a range such as "7100-7131"')
+    return int(match[1]), int(match[2] or match[1])
+
+
 class StoreSpec(Model):
     url: str | None = None
     """SQLAlchemy URL of the journal; None takes the SQLite file in GYRE_HOME."""
@@ -317,6 +410,7 @@ class JobSpec(Model):
     run: RunSpec = Field(default_factory=RunSpec)
     failover: FailoverSpec = Field(default_factory=FailoverSpec)
     rollouts: RolloutsSpec = Field(default_factory=RolloutsSpec)
+    weights: WeightsSpec = Field(default_factory=WeightsSpec)
     store: StoreSpec = Field(default_factory=StoreSpec)
     python_path: list[str] = Field(default_factory=list)
     """Folders put on `sys.path` of every vertex, so that the user's modules import there."""

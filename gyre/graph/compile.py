@@ -30,7 +30,14 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.placement import plan_placement
 from gyre.graph.recipes import ROLLOUT_INSTANCE, recipe_named
-from gyre.graph.validate import check_affinity, check_dcg, check_every_role_used, check_recipe, check_roles
+from gyre.graph.validate import (
+    check_affinity,
+    check_dcg,
+    check_every_role_used,
+    check_recipe,
+    check_roles,
+    check_weights,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ def compile_job(spec: JobSpec) -> CompiledJob:
     dcg, implicit = _build_dcg(resolved)
     _mark_gangs(resolved, dcg)
     check_roles(resolved)
+    check_weights(resolved)
     check_affinity(resolved)
     check_dcg(dcg, uncounted=implicit)
     if resolved.recipe is not None:
@@ -60,6 +68,8 @@ def compile_job(spec: JobSpec) -> CompiledJob:
 
 def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
     resolved = spec.model_copy(deep=True)
+    if resolved.weights.encrypt is None:
+        resolved.weights.encrypt = bool(resolved.rollouts.tls_cert)
     if resolved.recipe is not None:
         recipe = recipe_named(resolved.recipe)
         if TRAINER not in resolved.roles:

@@ -99,6 +99,27 @@ def check_recipe(spec: JobSpec, recipe: Recipe) -> None:
             )
 
 
+def check_weights(spec: JobSpec) -> None:
+    """What the settings of the weight plane permit together."""
+    weights = spec.weights
+    if weights.encrypt and not spec.rollouts.tls_cert:
+        raise GraphError(
+            "weights.encrypt: true given, but the rollout manager has no certificate.",
+            hint="Give rollouts.tls_cert and tls_key: the token that the connections rest on goes to it.",
+        )
+    if weights.encrypt and "mooncake" in weights.transports:
+        raise GraphError(
+            "weights.transports: mooncake given, but it does not encrypt, and weights.encrypt is true.",
+            hint="Leave mooncake out, or set weights.encrypt to false.",
+        )
+    if weights.codec in ("delta", "planes") and not {"auto", "tcp"} & set(weights.transports):
+        raise GraphError(
+            f"weights.codec: {weights.codec!r} given, but only tcp carries it, and weights.transports are "
+            f"{', '.join(weights.transports)}.",
+            hint="Add tcp to weights.transports, or leave the codec out.",
+        )
+
+
 def check_affinity(spec: JobSpec) -> None:
     """The affinities name roles that exist and do not contradict each other."""
     affinity = spec.affinity

@@ -270,6 +270,7 @@ class Scheduler:
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
             store_url=self._store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
             rollouts=self._spec.rollouts.model_dump(mode="json"),
+            weights=self._spec.weights.model_dump(mode="json"),
             elastic=elastic_of(self._spec) if role == ROLLOUT_MANAGER else None,
             local=role in local_roles(self._spec),
         )

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import aiohttp
 import numpy as np
 
-from gyre.errors import GyreError
+from gyre.errors import ConfigError, GyreError
 from gyre.rollouts.agent_reports import Reports
 from gyre.rollouts.agent_samples import HeldSample, engine_request, request_id, version_runs
 from gyre.rollouts.agent_weights import AgentWeights
@@ -121,6 +121,10 @@ class AgentSettings:
     ready_within_s: float = 600.0
     fetch_timeout_s: float = 600.0
     """Nothing of a version came from anybody for so long: the manager is told."""
+    bind: str | None = None
+    """Where weights are served to others, as `weights.bind`; None as the job says."""
+    ports: str | None = None
+    """And by which ports."""
     local: bool = False
 
 
@@ -169,6 +173,8 @@ class Agent:
             is_serving=lambda: self._client is not None,
             send=self._send,
             fetch_timeout_s=settings.fetch_timeout_s,
+            bind=settings.bind,
+            ports=settings.ports,
             monotonic=monotonic,
         )
         self._draining: str | None = None
@@ -355,6 +361,11 @@ class Agent:
         url: str,
         socket: aiohttp.ClientWebSocketResponse,
     ) -> None:
+        try:
+            self._weights.settle(frame.plane)
+        except ConfigError as error:  # on every connection: nobody is served by coming back
+            self._give_up(error)
+            return
         self._interval_s = frame.interval_s
         self._update_mode = frame.update_mode
         self._reports.seq, self._acked = 0, 0

@@ -20,23 +20,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gyre.config import WeightsSpec
 from gyre.errors import GyreError
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
 from gyre.rollouts.engines.loading import LoadReport
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
-from gyre.weights.arena import Arena
-from gyre.weights.claims import Claim
-from gyre.weights.receiver import Fetched, Receiver, Superseded
-from gyre.weights.server import ChunkServer
+from gyre.rollouts.weight_party import Party, check_transports
+from gyre.weights.receiver import Fetched, Superseded
 from gyre.weights.transport import Source
-from gyre.weights.wire import address_towards
 
 ENGINE_STARTS = 3
 """Starts in a row that may fail before the agent gives up: its machine is not able."""
 
 
 class Holdings:
-    """What this agent has of weights: a folder, its server, and the receiver that fills it."""
+    """What this agent has of weights: a folder, its server, and the receiver that fills it. Raises ConfigError."""
 
     def __init__(
         self,
@@ -44,26 +42,21 @@ class Holdings:
         token: str,
         url: str,
         *,
+        plane: WeightsSpec,
         give_up_s: float,
         incident: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self.token = token
-        self._claim = Claim(root, f"instance of {token}")
-        self.arena = Arena(self._claim.path)
-        self.server = ChunkServer(self.arena, token, host=address_towards(url))
-        self.receiver = Receiver(
-            self.arena,
-            token,
-            server=self.server,
-            address=self.server.address,
-            give_up_s=give_up_s,
-            incident=incident,
-        )
+        self.plane = plane
+        self.party = Party(root, f"instance of {token}", token, plane, url=url)
+        self.receiver = self.party.receiver(give_up_s=give_up_s, incident=incident)
+
+    @property
+    def address(self) -> str:
+        return self.party.server.address
 
     def close(self) -> None:
-        self.server.close()
-        self.arena.close(remove=False)
-        self._claim.close()
+        self.party.close()
 
 
 class AgentWeights:
@@ -79,8 +72,11 @@ class AgentWeights:
         is_serving: Callable[[], bool],
         send: Callable[[Frame], None],
         fetch_timeout_s: float,
+        bind: str | None = None,
+        ports: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`bind` and `ports` are this machine's own, before what the manager says."""
         self.version = -1
         """What the engine serves; -1 without."""
         self.checksum = ""
@@ -90,6 +86,8 @@ class AgentWeights:
         self._send = send
         self._fetch_timeout_s = fetch_timeout_s
         self._now = monotonic
+        self._plane = WeightsSpec()
+        self._bind, self._ports = bind, ports
         self._loading = asyncio.Lock()
         self._wanted: Weights | None = None
         self._holdings: Holdings | None = None
@@ -99,7 +97,14 @@ class AgentWeights:
     @property
     def source(self) -> str:
         """Where others can fetch what this agent has; "" before it has anything."""
-        return self._holdings.server.address if self._holdings is not None else ""
+        return self._holdings.address if self._holdings is not None else ""
+
+    def settle(self, plane: WeightsSpec) -> None:
+        """How the job wants weights to travel. Raises ConfigError where this machine cannot do it."""
+        own = {"bind": self._bind, "ports": self._ports}
+        given = {key: value for key, value in own.items() if value is not None}
+        self._plane = WeightsSpec.model_validate({**plane.model_dump(), **given})
+        check_transports(self._plane)
 
     def lost(self) -> None:
         """There is no engine any more."""
@@ -153,6 +158,9 @@ class AgentWeights:
                 how=report.how if report is not None else "start",
                 note=report.why_disk[:1000] if report is not None else "",
                 fetched=_told(fetched),
+                way=fetched.way,
+                codec=max(fetched.codecs, key=lambda codec: fetched.codecs[codec], default="none"),
+                why=fetched.reason[:1000],
             )
 
     def _tell_loaded(self, weights: Weights, **told: Any) -> None:
@@ -167,13 +175,14 @@ class AgentWeights:
     def _fetch(self, weights: Weights, url: str, token: str) -> Fetched:
         """The version, verified, in this agent's own folder. Raises Superseded, WeightsUnreachable, ArenaFull."""
         holdings = self._holdings
-        if holdings is None or holdings.token != token:
+        if holdings is None or holdings.token != token or holdings.plane != self._plane:
             if holdings is not None:
                 holdings.close()
             holdings = self._holdings = Holdings(
                 self._root,
                 token,
                 url,
+                plane=self._plane,
                 give_up_s=self._fetch_timeout_s,
                 incident=lambda what, evidence: self._trouble(weights.version, what, evidence),
             )
@@ -184,13 +193,15 @@ class AgentWeights:
 
         def sources() -> list[Source]:
             wanted = self._wanted or weights  # the same version, told again with other sources
-            told = [Source(address) for address in wanted.sources if address != holdings.server.address]
+            told = [Source(address) for address in wanted.sources if address != holdings.address]
             return [Source("", wanted.local_path), *told] if wanted.local_path else told
 
         receiver = holdings.receiver
         manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None
-        return receiver.fetch(manifest, sources, serving=serving, superseded=superseded)
+        fetched = receiver.fetch(manifest, sources, serving=serving, superseded=superseded)
+        holdings.party.settle()
+        return fetched
 
     def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:
         """On any thread."""

@@ -24,6 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gyre.config import WeightsSpec
 from gyre.errors import GyreError
 
 PROTOCOL = 1
@@ -143,6 +144,8 @@ class Welcome(Frame):
     """What is held and not listed here is to be dropped: it went on elsewhere."""
     weights: Weights | None = None
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
+    plane: WeightsSpec = Field(default_factory=WeightsSpec)
+    """By which way, in which form, and from whom to get weights."""
 
 
 class Work(Frame):
@@ -213,6 +216,11 @@ class Loaded(Frame):
     """host:port where others can fetch it; "" where nobody can."""
     fetched: Text = ""
     """By which way it came, from how many sources, in which codec and why."""
+    way: Text = ""
+    """`linked` or `shared` on one machine, `tcp`, `mooncake`; "" where nothing was fetched."""
+    codec: Text = ""
+    """Of most of its chunks."""
+    why: Text = ""
 
 
 class WeightsTrouble(Frame):

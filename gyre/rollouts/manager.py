@@ -27,11 +27,12 @@ import ssl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from gyre.config import WeightsSpec
 from gyre.errors import GyreError
 from gyre.rollouts.book import Book
 from gyre.rollouts.commits import Commits
@@ -127,6 +128,7 @@ class ManagerSettings:
     load_timeout_s: float = 600.0
     """For fetching and loading a version, the start of an engine with it included."""
     update_mode: str = "in_place"
+    weights: WeightsSpec = field(default_factory=WeightsSpec)
     role: str = "rollout"
     """Of the instances that Gyre places: they are named by it and their rank."""
     elastic: ElasticSettings | None = None
@@ -377,6 +379,7 @@ class RolloutManager:
                 keep=keep,
                 weights=self._with_sources(weights) if weights is not None else None,
                 update_mode=self.settings.update_mode,  # type: ignore[arg-type]
+                plane=self.settings.weights,
             )
         )
         if weights is not None:
@@ -488,6 +491,9 @@ class RolloutManager:
                 "note": frame.note,
             },
         )
+        chosen = self.weights.way_changed(session.name, frame)
+        if chosen is not None:
+            self._on_event("TransferChosen", chosen)
         self._update(session)
         self._admit(session)
         self._dispatch_later()

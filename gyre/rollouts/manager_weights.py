@@ -15,12 +15,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gyre.rollouts.frames import Publish, Weights, refuse
+from gyre.rollouts.frames import Loaded, Publish, Weights, refuse
 from gyre.rollouts.model_folder import ModelFolder
 from gyre.weights.arena import MANIFEST
 from gyre.weights.manifest import WeightMismatch
 
 CHECKSUMS_KEPT = 64
+
+INSTANCES_KNOWN = 4096
+"""Of which it is remembered how they had their weights: those that came and went are told of again."""
 
 
 class PolicyVersions:
@@ -39,6 +42,8 @@ class PolicyVersions:
         self._versions: dict[int, Weights] = {}
         """The served version and those after it."""
         self._checksums: dict[int, str] = {}
+        self._ways: dict[str, tuple[str, str]] = {}
+        """How each instance had its weights last: by which way, and in which codec."""
 
     # -- the ledger ---------------------------------------------------------------------------------
 
@@ -79,6 +84,17 @@ class PolicyVersions:
     def is_known(self, version: int, checksum: str) -> bool:
         """Whether this number was published with these bytes."""
         return self._checksums.get(version) == checksum
+
+    def way_changed(self, instance: str, frame: Loaded) -> dict[str, Any] | None:
+        """What is to be told where an instance has its weights by another way than before, or in another codec."""
+        if not frame.way or self._ways.get(instance) == (frame.way, frame.codec):
+            return None
+        self._ways.pop(instance, None)
+        self._ways[instance] = (frame.way, frame.codec)
+        if len(self._ways) > INSTANCES_KNOWN:
+            del self._ways[next(iter(self._ways))]
+        told = {"transport": frame.way, "codec": frame.codec, "why": frame.why[:1000]}
+        return {"instance": instance, "version": frame.version, **told}
 
     def publish(self, frame: Publish) -> bool:
         """Whether it is a new version. Raises FrameError where it is not what the trainer says, or was something else

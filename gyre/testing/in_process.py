@@ -764,6 +764,7 @@ class InProcessJob:
             spec=self.spec.model_dump(mode="json") if role == TRAINER else None,
             store_url=self.store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
             rollouts=self.spec.rollouts.model_dump(mode="json"),
+            weights=self.spec.weights.model_dump(mode="json"),
             elastic=elastic_of(self.spec) if role == ROLLOUT_MANAGER else None,
             local=role in local_roles(self.spec),
         )

@@ -7,7 +7,7 @@ costs no CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gyre.weights.codecs import Codec
@@ -51,6 +51,11 @@ def blend(before: Cost, measured: Cost, weight: float = 0.3) -> Cost:
     )
 
 
+def faded(costs: Mapping[Codec, Cost]) -> dict[Codec, Cost]:
+    """A tenth back to what was expected before anything was measured: what was once too dear is tried again."""
+    return {codec: blend(cost, PRIOR[codec], 0.1) for codec, cost in costs.items()}
+
+
 def choose_codec(
     able: Iterable[Codec], link_bytes_s: float | None, costs: Mapping[Codec, Cost]
 ) -> CodecChoice:
@@ -85,11 +90,21 @@ class TransportChoice:
 
 
 def choose_transport(
-    rates: Mapping[str, float | None], broken: Mapping[str, str], *, preferred: str = "tcp"
+    rates: Mapping[str, float | None],
+    broken: Mapping[str, str],
+    *,
+    order: Sequence[str] = (),
+    preferred: str = "tcp",
 ) -> TransportChoice:
     """`rates` are bytes a second by transport (None: not tried, and then it is tried now); `broken` says of the others
-    why they cannot be used. Another than `preferred` must be a tenth faster."""
+    why they cannot be used. Another than `preferred` must be a tenth faster. With an `order` its first that can be used
+    is taken, and nothing is measured."""
     aside = "".join(f"; {name} not: {why}" for name, why in sorted(broken.items()))
+    if order:
+        name = next((name for name in order if name in rates), order[0])
+        return TransportChoice(name, f"of {', '.join(order)}" + aside)
+    if list(rates) == [preferred]:
+        return TransportChoice(preferred, aside.removeprefix("; "))
     for name in sorted(rates, key=lambda name: name != preferred):
         if rates[name] is None:
             return TransportChoice(name, "it is measured now" + aside)

@@ -3,9 +3,10 @@
     none     the bytes
     planes   byte planes (the first bytes of all words, the second ones, ...), each through zstd
     delta    against the same chunk of another version: gaps between the words that differ, and their new values, as
-             byte planes through zstd. Values are absolute, so that a delta applied twice gives the same
-    fp8      e4m3 codes with a power of two for each 128 words; only for weights that `round_fp8` rounded, which are
-             exactly such products. A block that is not (a norm, the file's header) goes as it is
+             byte planes through zstd. Values are absolute, so that a delta applied twice gives the same, and deltas
+             that follow on each other are one (`chain`)
+    fp8      e4m3 codes with a power of two for each 128 words; for bfloat16 weights that `gyre.weights.rounding`
+             rounded, which are exactly such products. A block that is not (a norm, the file's header) goes as it is
 
 Invariants:
 - *lossless*: `decode(encode(x))` is `x`, bit by bit, for whatever bytes; loss is only where a publisher rounds;
@@ -19,6 +20,7 @@ no sockets, no clock.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -68,7 +70,8 @@ def decode(codec: str, data: Buffer, into: memoryview, *, word: int, base: Buffe
             if base is None:
                 raise WeightMismatch("a delta came for weights that are not here.")
             into[:] = memoryview(base).cast("B")
-            _apply_delta(data, into, word)
+            for step in _parts(data):
+                _apply_delta(step, into, word)
         elif codec == "fp8":
             _decode_fp8(data, into)
         else:
@@ -80,6 +83,11 @@ def decode(codec: str, data: Buffer, into: memoryview, *, word: int, base: Buffe
 # -- delta ---------------------------------------------------------------------------------------------
 
 
+def chain(deltas: Sequence[Buffer]) -> bytes:
+    """Deltas that follow on each other, the oldest first, as one. Nothing is decoded."""
+    return _frame([step for delta in deltas for step in _parts(delta)])
+
+
 def _encode_delta(view: memoryview, base: memoryview, word: int) -> bytes:
     new, rest = _words(view, word)
     old, _ = _words(base, word)
@@ -88,9 +96,10 @@ def _encode_delta(view: memoryview, base: memoryview, word: int) -> bytes:
     over, gaps = np.divmod(gaps, _SKIP)  # a gap too wide for 16 bits: as many skips before it
     steps = np.full(len(gaps) + int(over.sum()), _SKIP, np.uint16)
     steps[np.cumsum(over + 1) - 1] = gaps
-    return _pack(
+    one = _pack(
         struct.pack("<QQ", len(steps), len(changed)), *_planes(steps), *_planes(new[changed]), bytes(rest)
     )
+    return _frame([one])
 
 
 def _apply_delta(data: Buffer, into: memoryview, word: int) -> None:
@@ -116,61 +125,41 @@ def _apply_delta(data: Buffer, into: memoryview, word: int) -> None:
 # -- fp8 ------------------------------------------------------------------------------------------------
 
 
-def _e4m3_table() -> NDArray[np.float32]:
-    codes = np.arange(256)
-    exponent, mantissa = (codes >> 3) & 15, codes & 7
-    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
-    value = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
-    return np.where(codes & 128, -value, value).astype(np.float32)
+def _exact_table() -> NDArray[np.uint8]:
+    """The code of each magnitude in bfloat16's bits; `_NO_CODE` for what is none."""
+    codes = np.arange(127)
+    exponent, mantissa = codes >> 3, codes & 7
+    values = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent - 7))
+    bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    table = np.full(1 << 15, _NO_CODE, np.uint8)
+    table[bits] = codes
+    return table
 
 
-_E4M3 = _e4m3_table()
-_POSITIVE = _E4M3[:127]
-"""Ascending; code 127 is not a number."""
+_NO_CODE = 127
+_EXACT = _exact_table()
+_BITS = np.zeros(256, np.uint16)
+"""The inverse: bfloat16's bits by code."""
+_BITS[_EXACT[_EXACT != _NO_CODE]] = np.flatnonzero(_EXACT != _NO_CODE)
+_BITS[128:] = _BITS[:128] | 0x8000
 
 _SCALE_BIAS = 120
-_MAX_SCALE = 100
-
-
-def round_fp8(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each block of 128 consecutive values rounded to e4m3 (nearest, 4 significant bits) times a power of two. The last
-    block may be shorter. What bfloat16 holds of the result is exact."""
-    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-    padded = np.zeros(-(-len(flat) // FP8_BLOCK) * FP8_BLOCK, np.float32)
-    padded[: len(flat)] = flat
-    blocks = padded.reshape(-1, FP8_BLOCK)
-    scale = _scales(blocks)
-    codes = _codes(np.ldexp(blocks, -scale[:, None]))
-    rounded = np.ldexp(_E4M3[codes], scale[:, None])
-    return rounded.reshape(-1)[: len(flat)].reshape(np.shape(values)).astype(np.float32)
-
-
-def _scales(blocks: NDArray[np.float32]) -> NDArray[np.int32]:
-    """The power of two for each block with which its largest value is below 448, the largest code."""
-    largest = np.abs(blocks).max(axis=1)
-    _, exponent = np.frexp(largest)
-    scale = exponent - 9  # largest < 2^exponent = 512 * 2^scale
-    scale = scale + (np.ldexp(largest, -scale) > 448)
-    return np.where(largest > 0, np.clip(scale, -_MAX_SCALE, _MAX_SCALE), 0).astype(np.int32)
-
-
-def _codes(scaled: NDArray[np.float32]) -> NDArray[np.uint8]:
-    middle = (_POSITIVE[1:] + _POSITIVE[:-1]) / 2
-    code = np.searchsorted(middle, np.abs(scaled)).astype(np.uint8)
-    return np.where(np.signbit(scaled), code | 128, code).astype(np.uint8)
 
 
 def _encode_fp8(view: memoryview) -> bytes:
     words, _ = _words(view, 2)
     whole = len(words) // FP8_BLOCK * FP8_BLOCK
     bits = words[:whole].reshape(-1, FP8_BLOCK)
-    blocks = (bits.astype(np.uint32) << 16).view(np.float32)
-    finite: NDArray[np.bool_] = np.asarray(np.isfinite(blocks).all(axis=1))
-    safe = np.where(finite[:, None], blocks, np.float32(0))
-    scale = _scales(safe)
-    codes = _codes(np.ldexp(safe, -scale[:, None]))
-    back = np.ldexp(_E4M3[codes], scale[:, None])
-    exact = finite & (back.view(np.uint32) == (bits.astype(np.uint32) << 16)).all(axis=1)
+    magnitude = (bits & 0x7FFF).view(np.int16)
+    largest = magnitude.max(axis=1, initial=0)
+    exponent = largest >> 7
+    scale = (exponent - 135 + ((largest & 127) > 96)).astype(np.int16)  # so that the largest is at most 448
+    usable = (exponent > 0) & (exponent < 255) & (np.abs(scale) <= _SCALE_BIAS - 20)
+    scale = np.where(usable, scale, 0).astype(np.int16)
+    codes = _EXACT[np.maximum(magnitude - (scale << 7)[:, None], 1)]
+    codes[magnitude == 0] = 0
+    exact = (usable | (largest == 0)) & (codes != _NO_CODE).all(axis=1)
+    codes |= (bits >> 8).astype(np.uint8) & 0x80
     scales = np.where(exact, scale + _SCALE_BIAS, _RAW_BLOCK).astype(np.uint8)
     return _pack(scales.tobytes(), codes[exact].tobytes(), bits[~exact].tobytes(), bytes(view[whole * 2 :]))
 
@@ -184,10 +173,13 @@ def _decode_fp8(data: Buffer, into: memoryview) -> None:
     coded, plain = int(exact.sum()), int((~exact).sum())
     codes = np.frombuffer(_inflate(parts[1], coded * FP8_BLOCK), np.uint8).reshape(-1, FP8_BLOCK)
     raw = np.frombuffer(_inflate(parts[2], plain * FP8_BLOCK * 2), np.uint16).reshape(-1, FP8_BLOCK)
-    scale = scales[exact].astype(np.int32) - _SCALE_BIAS
+    shift = ((scales[exact].astype(np.int16) - _SCALE_BIAS) << 7).view(np.uint16)
+    found = _BITS[codes]
+    found += shift[:, None] * (
+        (codes & 0x7F) != 0
+    )  # what came may be anything: it wraps, and its checksum is wrong
     blocks = words[:whole].reshape(-1, FP8_BLOCK)
-    with np.errstate(over="ignore"):  # what came may be anything; its checksum is looked at afterwards
-        blocks[exact] = (np.ldexp(_E4M3[codes], scale[:, None]).view(np.uint32) >> 16).astype(np.uint16)
+    blocks[exact] = found
     blocks[~exact] = raw
     into[whole * 2 :] = _inflate(parts[3], len(into) - whole * 2)
 
@@ -214,8 +206,14 @@ def _join(planes: list[bytes], words: NDArray[Any]) -> None:
 
 def _pack(*parts: Buffer) -> bytes:
     squeezer = zstandard.ZstdCompressor(level=_LEVEL)
-    packed = [squeezer.compress(part) for part in parts]
-    return b"".join([struct.pack("<B", len(packed)), *(struct.pack("<Q", len(p)) for p in packed), *packed])
+    return _frame([squeezer.compress(part) for part in parts])
+
+
+def _frame(parts: Sequence[Buffer]) -> bytes:
+    """At most 255 of them; `_parts` gives them back."""
+    return b"".join(
+        [struct.pack("<B", len(parts)), *(struct.pack("<Q", len(part)) for part in parts), *parts]
+    )
 
 
 def _parts(data: Buffer) -> list[memoryview]:

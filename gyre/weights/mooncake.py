@@ -197,7 +197,9 @@ class MooncakeTransport:
         )
         if reply.get("status") != "ok":
             if reply.get("status") == "unknown":
-                raise MooncakeMissing("the source has no Mooncake.")
+                raise MooncakeMissing(
+                    f"the source has none: {str(reply.get('why') or 'nobody said why')[:300]}"
+                )
             return Pulled(str(reply.get("status")), told=reply)
         theirs = reply.get("address")
         if not isinstance(theirs, int):

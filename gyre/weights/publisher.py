@@ -25,12 +25,10 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import xxhash
 
 from gyre.errors import Conflict
 from gyre.weights.arena import Arena, Slot
-from gyre.weights.codecs import FP8_BLOCK, round_fp8
 from gyre.weights.manifest import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -42,6 +40,7 @@ from gyre.weights.manifest import (
     WeightMismatch,
     checksum_of,
 )
+from gyre.weights.rounding import is_rounded, round_fp8
 from gyre.weights.server import ChunkServer
 
 if TYPE_CHECKING:
@@ -193,10 +192,9 @@ class Publication:
             self._slot.views[0], dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset
         )
         source = tensor.detach()
-        if self._rounding == "fp8" and dtype == torch.bfloat16 and source.dim() >= 2:
-            flat.copy_(torch.from_numpy(_round_in_parts(source.reshape(-1))))
-        else:
-            flat.view(spec.shape).copy_(source)
+        if self._rounding == "fp8" and dtype == torch.bfloat16 and is_rounded(spec.name, spec.shape):
+            source = round_fp8(source)
+        flat.view(spec.shape).copy_(source)
 
     def _fill(self, file: int, offset: int, content: bytes | memoryview) -> None:
         self._slot.views[file][offset : offset + len(content)] = content
@@ -227,9 +225,15 @@ class Publication:
             if self._due:
                 names = sorted(spec.name for spec in self._layout.tensors if spec.offset in self._due)
                 raise WeightMismatch(f"{len(names)} tensors were not put, {names[0]} among them.")
+            arena, server = self._publisher.arena, self._publisher.server
+            before = arena.newest()
             self._done.set_result(self._commit())
         except BaseException as error:
             self._done.set_exception(error)
+            return
+        slot = arena.versions.get(self._numbers[0])
+        if server is not None and slot is not None:
+            server.prepare(before, slot)
 
     def _commit(self) -> WeightManifest:
         version, base, step = self._numbers
@@ -261,14 +265,3 @@ class Publication:
         if server is not None:
             server.forget({slot.manifest.checksum for slot in arena.versions.values() if slot.manifest})
         return manifest
-
-
-def _round_in_parts(flat: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Rounded a few million values at a time, on the host."""
-    rounded = np.empty(flat.numel(), np.float32)
-    step = 1 << 22
-    assert step % FP8_BLOCK == 0
-    for at in range(0, len(rounded), step):
-        part = flat[at : at + step].float().cpu().numpy()
-        rounded[at : at + step] = round_fp8(part)
-    return rounded

@@ -24,13 +24,23 @@ from typing import Any
 
 from gyre.errors import GyreError, Unauthorized
 from gyre.weights.arena import Arena, ArenaFull, Slot, read_manifest
-from gyre.weights.choice import PRIOR, CodecChoice, Cost, blend, choose_codec, choose_transport
+from gyre.weights.choice import (
+    PRIOR,
+    CodecChoice,
+    Cost,
+    TransportChoice,
+    blend,
+    choose_codec,
+    choose_transport,
+    faded,
+)
 from gyre.weights.codecs import Codec
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
 from gyre.weights.mooncake import MooncakeEngine, MooncakeTransport
 from gyre.weights.server import ChunkServer, are_alike, word_of
+from gyre.weights.tls import Encryption
 from gyre.weights.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
-from gyre.weights.wire import Abandoned, Stalled
+from gyre.weights.wire import Abandoned, Stalled, is_allowed
 
 WORSE_EACH_TIME = 2.0
 FIRST_REST_S = 0.2
@@ -125,15 +135,19 @@ class Receiver:
         stall_s: float = 5.0,
         give_up_s: float = 60.0,
         codecs: Sequence[Codec] = ("none", "delta", "planes"),
-        forced_codec: Codec | None = None,
+        forced_codec: Codec | Sequence[Codec] = (),
         incident: Callable[[str, dict[str, Any]], None] = lambda kind, evidence: None,
         remote: Callable[[str, Callable[[], bool]], Transport] | None = None,
         mooncake: MooncakeEngine | None = None,
+        transports: Sequence[str] = ("auto",),
+        networks: Sequence[str] = (),
+        encryption: Encryption | None = None,
         seed: int | None = None,
     ) -> None:
         """`address` is where others reach `server`. `remote(address, abandoned)` makes a transport (None: plain TCP).
         With `mooncake` its reads are measured beside TCP, and the faster is used; the network must be a trusted one.
-        `seed` decides the order of chunks."""
+        `transports` other than `auto` are the only ones, the preferred first, whatever is faster. Of `forced_codec`
+        the first that can be used is. `networks`: of sources, in CIDR notation. `seed` decides the order of chunks."""
         self.arena = arena
         self.server = server
         self.address = address
@@ -143,14 +157,21 @@ class Receiver:
         self.link_bytes_s: float | None = None
         self.costs: dict[Codec, Cost] = dict(PRIOR)
         self._codecs = tuple(codecs)
-        self._forced = forced_codec
+        self._forced: Sequence[Codec] = (
+            (forced_codec,) if isinstance(forced_codec, str) else tuple(forced_codec)
+        )
         self._token = token
         self._incident = incident
         self._remote = remote or self._tcp
         self._random = random.Random(seed)
         self._mooncake = mooncake
-        self.rates: dict[str, float | None] = {"tcp": None}
+        self._order = () if "auto" in transports else tuple(transports)
+        self._networks = tuple(networks)
+        self._encryption = encryption
+        self.rates: dict[str, float | None] = {}
         """Bytes a second of one stream."""
+        if not self._order or "tcp" in self._order:
+            self.rates["tcp"] = None
         if mooncake is not None:
             self.rates["mooncake"] = None
         self.broken: dict[str, str] = {}
@@ -160,8 +181,17 @@ class Receiver:
 
     def _tcp(self, address: str, abandoned: Callable[[], bool]) -> Transport:
         return TcpTransport(
-            address, self._token, relay=self.address, stall_s=self.stall_s, abandoned=abandoned
+            address,
+            self._token,
+            relay=self.address,
+            stall_s=self.stall_s,
+            abandoned=abandoned,
+            encryption=self._encryption,
         )
+
+    def _choose_transport(self) -> TransportChoice:
+        rates = {name: rate for name, rate in self.rates.items() if name not in self.broken}
+        return choose_transport(rates, self.broken, order=self._order)
 
     def fetch(
         self,
@@ -182,7 +212,9 @@ class Receiver:
         try:
             linked = self._link(manifest, sources(), serving)
             if linked is not None:
-                return Fetched(linked, time.monotonic() - began, 0, 0, "linked", {}, {})
+                return Fetched(
+                    linked, time.monotonic() - began, 0, 0, "linked", {}, {}, "it lies on this machine"
+                )
             slot = self.arena.stage_manifest(manifest, keep=serving)
         except ArenaFull as error:
             self._incident("arena_full", {"version": manifest.version, **error.details})
@@ -203,7 +235,7 @@ class Receiver:
             "+".join(sorted(work.ways)) or "here",
             work.by,
             work.codecs,
-            "; ".join([work.choice.reason, *([work.transport.reason] if len(self.rates) > 1 else [])]),
+            "; ".join(part for part in (work.choice.reason, work.transport.reason) if part),
         )
 
     def manifest_of(
@@ -252,7 +284,15 @@ class Receiver:
                     return manifest
         if not source.address:
             return None
-        transport = TcpTransport(source.address, self._token, stall_s=self.stall_s, abandoned=abandoned)
+        if not self._may_dial(source.address):
+            raise Unauthorized(f"{source.address} is in none of the networks that weights may come from.")
+        transport = TcpTransport(
+            source.address,
+            self._token,
+            stall_s=self.stall_s,
+            abandoned=abandoned,
+            encryption=self._encryption,
+        )
         try:
             reply = transport.ask({"op": "manifest", "checksum": checksum})
         finally:
@@ -264,7 +304,15 @@ class Receiver:
             raise WeightMismatch(f"{source} has another manifest under {checksum}.")
         return manifest
 
+    def _may_dial(self, address: str) -> bool:
+        try:
+            return is_allowed(address.rpartition(":")[0].strip("[]"), self._networks)
+        except ValueError:  # a name: who it stands for is not known before it is dialled
+            return False
+
     def _is_here(self, source: Source) -> bool:
+        if self._order and "shm" not in self._order:
+            return False
         return bool(source.path) and source.path not in self._other_bytes and Path(source.path).is_dir()
 
     def _link(self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None) -> Slot | None:
@@ -302,13 +350,16 @@ class _Fetch:
         self.codecs: dict[str, int] = {}
         self.ways: set[str] = set()
         self.choice = CodecChoice("none", "")
-        self.transport = choose_transport(receiver.rates, receiver.broken)
+        receiver.costs = faded(receiver.costs)
+        self.transport = receiver._choose_transport()
         self._superseded = superseded
         self._sources = sources
         self._word = word_of(manifest.tensors)
         self._base = self._find_base()
         self._plain: set[int] = set()
         """Chunks whose delta gave other bytes: they come as they are."""
+        self._no_delta = False
+        """The sources know no way from our base."""
         self._needed = _bits({chunk.index for chunk in slot.chunks} - slot.have)
         self._flying = 0
         """Chunks that are asked for now. As `_needed`, bits."""
@@ -372,18 +423,31 @@ class _Fetch:
     def _abandoned(self) -> bool:
         return self._ended
 
+    def _refused(self, source: Source) -> None:
+        why = {"error": "it is in none of the networks that weights may come from"}
+        self._tell("source_refused", _Peer(source), why, once=True)
+
     def _look_at_sources(self) -> None:
         told = list(self._sources())
+        refused: list[Source] = []
         with self._lock:
             for source in told:
-                if source.address != self.receiver.address or not source.address:
-                    self._peers.setdefault(source, _Peer(source))
+                here = self.receiver._is_here(source)
+                if source in self._peers or (source.address == self.receiver.address and source.address):
+                    continue
+                if here or self.receiver._may_dial(source.address):
+                    self._peers[source] = _Peer(source)
+                else:
+                    refused.append(source)
+        for source in refused:
+            self._refused(source)
 
     def _hear_of(self, addresses: Sequence[str]) -> None:
         with self._lock:
             known = {peer.address for peer in self._peers}
             for address in addresses:
-                if address and address != self.receiver.address and address not in known:
+                fresh = address and address != self.receiver.address and address not in known
+                if fresh and self.receiver._may_dial(address):
                     self._peers[Source(address)] = _Peer(Source(address), have=0)
 
     def _hear_who_has(self, holders: Mapping[str, str]) -> None:
@@ -434,6 +498,11 @@ class _Fetch:
         if self.receiver._is_here(source):
             return SharedTransport(source.path, abandoned=self._abandoned)
         receiver = self.receiver
+        if not source.address or not receiver.rates:
+            raise WeightsUnreachable(
+                f"{source} is not on this machine, and there is no other way than shared memory.",
+                hint="Add tcp to weights.transports.",
+            )
         if receiver._mooncake is not None and self._way() == "mooncake":
             return MooncakeTransport(
                 source.address,
@@ -513,17 +582,22 @@ class _Fetch:
 
     def _way(self) -> str:
         """Only TCP carries codecs."""
-        return self.transport.name if self.choice.codec == "none" else "tcp"
+        return "tcp" if self.choice.codec != "none" and "tcp" in self.receiver.rates else self.transport.name
 
     def _want(self, chunk: Chunk, peer: _Peer) -> Want:
         receiver = self.receiver
         able: list[Codec] = [codec for codec in receiver._codecs if codec != "delta"]
         base = self._base
-        if base is not None and not base.revoked and "delta" in receiver._codecs:
+        if base is not None and not base.revoked and "delta" in receiver._codecs and not self._no_delta:
             able.append("delta")
+        if "tcp" not in receiver.rates:
+            able = []  # only TCP carries codecs
         choice = choose_codec(able, receiver.link_bytes_s, receiver.costs)
-        if receiver._forced is not None and (receiver._forced in able or receiver._forced == "none"):
-            choice = CodecChoice(receiver._forced, "it was asked for")
+        forced = next((codec for codec in receiver._forced if codec in (*able, "none")), None)
+        if forced is not None:
+            choice = CodecChoice(forced, f"{forced} was asked for")
+        elif receiver._forced:
+            choice = CodecChoice("none", "no base is shared")
         self.choice = choice
         codec: Codec = "none" if chunk.index in self._plain else choice.codec
         with_base = codec == "delta" and base is not None and base.manifest is not None
@@ -561,7 +635,8 @@ class _Fetch:
         except Abandoned:
             raise
         except (OSError, GyreError) as error:
-            if transport.name == "mooncake" and not isinstance(error, WeightMismatch):
+            alone = len(self.receiver.rates) == 1
+            if transport.name == "mooncake" and not alone and not isinstance(error, WeightMismatch):
                 self._do_without(transport.name, error)
             elif isinstance(error, WeightMismatch):
                 self._damaged(peer, index, str(error), want)
@@ -630,7 +705,9 @@ class _Fetch:
             before = receiver.link_bytes_s
             receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
         asked = want.codec
-        if asked != "none":
+        if asked == "delta" and pulled.codec == "none":
+            self._no_delta = True  # to ask for each chunk would cost the source more than it saves
+        elif asked != "none":
             ratio = pulled.wire_bytes / chunk.nbytes  # 1 where the source found it not worth it
             before_cost = receiver.costs[asked]
             encode_s = pulled.encode_s / chunk.nbytes or before_cost.encode_s  # 0: it was encoded before
@@ -639,9 +716,7 @@ class _Fetch:
 
     def _choose_again(self) -> None:
         """Under the lock."""
-        receiver = self.receiver
-        rates = {name: rate for name, rate in receiver.rates.items() if name not in receiver.broken}
-        self.transport = choose_transport(rates, receiver.broken)
+        self.transport = self.receiver._choose_transport()
 
     def _do_without(self, name: str, error: BaseException) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 Who made a version (the origin) sends each chunk once, and then names who has it: receivers serve each other, so the
 trainer's link carries about one copy however many instances there are. Who is told so and finds nobody able insists,
-and is served.
+and is served. Chunks go a few at a time, in turns (`gyre.weights.turns`), so that each is soon there to be passed on.
 
 Invariants:
 - *only what is right*: a chunk is sent when it is in its slot's `have`, which holds verified chunks alone;
@@ -19,14 +19,17 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 from gyre.errors import Unauthorized
 from gyre.weights.arena import Arena, Slot, SlotGone
 from gyre.weights.codecs import CODECS, encode
+from gyre.weights.deltas import DeltaSteps, limit_for
 from gyre.weights.manifest import DTYPES, Chunk, TensorSpec
-from gyre.weights.wire import REQUEST_LIMIT, Abandoned, Line, Stalled, is_allowed, receive_caller
+from gyre.weights.tls import Encryption
+from gyre.weights.turns import Turns
+from gyre.weights.wire import REQUEST_LIMIT, SEND_BLOCK, Abandoned, Line, Stalled, is_allowed, receive_caller
 
 IDLE_S = 120.0
 """A connection on which nobody asks is closed: the receiver dials again."""
@@ -35,6 +38,9 @@ WORTH_IT = {"delta": 0.5, "planes": 0.9, "fp8": 0.9}
 """Above this part of the raw size a chunk goes as it is: decoding would cost more than it saves."""
 
 ENCODED_KEPT_BYTES = 256 << 20
+
+LONGEST_WAIT_S = 1.0
+"""For a turn, however long a receiver would wait: it may have heard of another source since."""
 
 UNKNOWN_CALLERS = 64
 """Connections that have not proven themselves yet, at one time."""
@@ -49,6 +55,8 @@ class EncodedChunks:
         self._size = 0
         self._lock = threading.Lock()
         self._making: dict[tuple[str, int, str, str], threading.Lock] = {}
+        self.steps = DeltaSteps()
+        """Deltas outlast the versions that they were made from."""
 
     def put(self, key: tuple[str, int, str, str], data: bytes | None) -> None:
         with self._lock:
@@ -56,6 +64,9 @@ class EncodedChunks:
                 return
             self._held[key] = data
             self._size += len(data or b"")
+            target, index, codec, base = key
+            if codec == "delta" and data is not None:
+                self.steps.add(base, target, index, data)
             while self._size > self._limit:
                 _, old = self._held.popitem(last=False)
                 self._size -= len(old or b"")
@@ -90,7 +101,10 @@ class ChunkServer:
         networks: Sequence[str] = (),
         stall_s: float = 5.0,
         pace: Callable[[int], None] | None = None,
+        reach: str = "",
+        encryption: Encryption | None = None,
     ) -> None:
+        """`reach` is what others call `host`, where that is no address of one machine."""
         self.arena = arena
         self.encoded = EncodedChunks()
         self.sent_bytes = 0
@@ -99,6 +113,9 @@ class ChunkServer:
         """Checksums of versions that were made here."""
         self.memory: Callable[[Slot, Chunk], dict[str, Any]] | None = None
         """Says where a chunk lies for those who read it from memory themselves, by Mooncake."""
+        self.no_memory = "no Mooncake"
+        """Why it does not."""
+        self._encryption = encryption
         self._token = token
         self._networks = tuple(networks)
         self._stall_s = stall_s
@@ -106,6 +123,7 @@ class ChunkServer:
         self._given: dict[str, dict[str, int]] = {}
         """Of the origin's versions: the chunks that each relay was sent, or is being sent, as bits."""
         self._relays: dict[str, dict[str, float]] = {}
+        self._turns = Turns()
         self._lock = threading.Lock()
         self._unknown = 0
         self._lines: set[socket.socket] = set()
@@ -113,6 +131,7 @@ class ChunkServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=256)
         self.port: int = self._listener.getsockname()[1]
+        host = reach or host
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._thread = threading.Thread(target=self._accept, name="gyre-chunks", daemon=True)
         self._thread.start()
@@ -123,6 +142,17 @@ class ChunkServer:
             self.origin_of &= checksums
             self._relays = {of: known for of, known in self._relays.items() if of in checksums}
             self._given = {of: given for of, given in self._given.items() if of in checksums}
+
+    def prepare(self, older: Slot | None, slot: Slot) -> None:
+        """Encode what changed from `older`, whose pages may soon be another's, where deltas were asked for lately. It
+        takes a second a gigabyte of one core; who asks meanwhile is served."""
+        self.encoded.steps.limit_bytes = limit_for(sum(file.size_bytes for file in slot.files))
+        if not self.encoded.steps.is_wanted() or older is None or older is slot or not are_alike(older, slot):
+            return
+        with contextlib.suppress(SlotGone):  # one of them makes room already: what is not made is not there
+            for chunk in slot.chunks:
+                with slot.reading():
+                    self._step(older, slot, chunk)
 
     def close(self) -> None:
         self._closing = True
@@ -154,19 +184,27 @@ class ChunkServer:
             if refused:
                 link.close()
                 continue
-            threading.Thread(target=self._converse, args=(link,), name="gyre-chunk", daemon=True).start()
+            threading.Thread(
+                target=self._converse, args=(link, peer[0]), name="gyre-chunk", daemon=True
+            ).start()
 
-    def _converse(self, link: socket.socket) -> None:
+    def _converse(self, link: socket.socket, host: str) -> None:
         known = False
+        line: Line | None = None
         try:
             line = receive_caller(
-                link, self._token, stall_s=self._stall_s, abandoned=lambda: self._closing, pace=self._pace
+                link,
+                self._token,
+                stall_s=self._stall_s,
+                abandoned=lambda: self._closing,
+                pace=self._pace,
+                encryption=self._encryption,
             )
             known = True
             with self._lock:
                 self._unknown -= 1
             while not self._closing:
-                self._answer(line, line.receive_json(limit=REQUEST_LIMIT, idle_s=IDLE_S))
+                self._answer(line, line.receive_json(limit=REQUEST_LIMIT, idle_s=IDLE_S), host)
         except (OSError, Stalled, Abandoned, Unauthorized, SlotGone):
             pass  # the receiver knows what it has, and comes back or goes elsewhere
         finally:
@@ -175,8 +213,10 @@ class ChunkServer:
                 if not known:
                     self._unknown -= 1
             link.close()
+            if line is not None:
+                line.close()  # another descriptor, where it is encrypted
 
-    def _answer(self, line: Line, request: dict[str, Any]) -> None:
+    def _answer(self, line: Line, request: dict[str, Any], host: str) -> None:
         what = request.get("op")
         checksum = str(request.get("checksum", ""))
         slot = self.arena.find(checksum) if checksum else self.arena.newest()
@@ -187,17 +227,22 @@ class ChunkServer:
             line.send_json({"status": "ok", "manifest": slot.manifest.to_dict()})
             return
         relay = str(request.get("relay", ""))[:100]
-        told = {
+        if what == "have":
+            line.send_json({"status": "ok", **self._told(slot, relay)})
+        elif what == "chunk":
+            self._send_chunk(line, request, slot, relay, relay or host)
+        else:
+            line.send_json({"status": "unknown"})
+
+    def _told(self, slot: Slot, relay: str) -> dict[str, Any]:
+        """What goes with each reply: which chunks are here, and who else has or gets which."""
+        assert slot.manifest is not None
+        checksum = slot.manifest.checksum
+        return {
             "have": _bits(slot),
             **self._given_to_others(checksum, relay),
             "peers": self._peers(checksum, relay),
         }
-        if what == "have":
-            line.send_json({"status": "ok", **told})
-        elif what == "chunk":
-            self._send_chunk(line, request, slot, relay, told)
-        else:
-            line.send_json({"status": "unknown"})
 
     def _peers(self, checksum: str, relay: str) -> list[str]:
         """Who asked for this version lately and serves it too."""
@@ -210,54 +255,79 @@ class ChunkServer:
 
     # -- chunks --------------------------------------------------------------------------------------
 
-    def _send_chunk(
-        self, line: Line, request: dict[str, Any], slot: Slot, relay: str, told: dict[str, Any]
-    ) -> None:
-        manifest = slot.manifest
-        assert manifest is not None
+    def _send_chunk(self, line: Line, request: dict[str, Any], slot: Slot, relay: str, caller: str) -> None:
         index = request.get("index")
         if not isinstance(index, int) or index not in slot.have:
-            line.send_json({"status": "missing", **told})
+            line.send_json({"status": "missing", **self._told(slot, relay)})
             return
-        bit, counted = 1 << index, False
-        if manifest.checksum in self.origin_of and not request.get("insist"):
-            with self._lock:
-                given = self._given.setdefault(manifest.checksum, {})
-                elsewhere = any(bits & bit for other, bits in given.items() if other != relay)
-                if relay and not elsewhere:
-                    given[relay] = given.get(relay, 0) | bit
-                    counted = True
-            if elsewhere:
-                line.send_json({"status": "elsewhere", **told})
-                return
+        if request.get("via") == "memory":
+            self._tell_where(line, request, slot, index, relay)
+            return
+        if self._is_elsewhere(slot, index, relay, request):
+            line.send_json({"status": "elsewhere", **self._told(slot, relay)})
+            return
+        with slot.reading():
+            codec, data, spent = self._encoded(request, slot, slot.chunks[index])
+        view = memoryview(data).cast("B")
+        turn = self._turns.take(caller, _wait_s(request))
+        if turn is None:
+            line.send_json({"status": "busy", **self._told(slot, relay)})
+            return
         try:
-            if request.get("via") == "memory":
-                where = self.memory(slot, slot.chunks[index]) if self.memory is not None else None
-                line.send_json(
-                    {"status": "ok", **where, **told} if where is not None else {"status": "unknown"}
-                )
-                return
-            with slot.reading():
-                chunk = slot.chunks[index]
-                codec, data, spent = self._encoded(request, slot, chunk)
-                line.send_json(
-                    {
-                        "status": "ok",
-                        "codec": codec,
-                        "nbytes": memoryview(data).nbytes,
-                        "encode_s": spent,
-                        **told,
-                    }
-                )
-                view = memoryview(data).cast("B")
-                for at in range(0, view.nbytes, 4 << 20):
+            with slot.reading(), self._giving(slot, index, relay, request) as elsewhere:
+                if elsewhere:  # it went to another while this one waited
+                    line.send_json({"status": "elsewhere", **self._told(slot, relay)})
+                    return
+                reply = {"status": "ok", "codec": codec, "nbytes": view.nbytes, "encode_s": spent}
+                line.send_json({**reply, **self._told(slot, relay)})
+                for at in range(0, view.nbytes, SEND_BLOCK):
                     if slot.revoked:
                         raise SlotGone(f"{slot.path.name} makes room for another version.")
-                    line.send(view[at : at + (4 << 20)])
-            with self._lock:
-                self.sent_bytes += view.nbytes
+                    line.send(view[at : at + SEND_BLOCK], idle=turn.let_go)
+            turn.let_go(view.nbytes)
+        finally:
+            turn.let_go()
+        with self._lock:
+            self.sent_bytes += view.nbytes
+
+    def _tell_where(self, line: Line, request: dict[str, Any], slot: Slot, index: int, relay: str) -> None:
+        with self._giving(slot, index, relay, request) as elsewhere:
+            if elsewhere:
+                line.send_json({"status": "elsewhere", **self._told(slot, relay)})
+                return
+            where = self.memory(slot, slot.chunks[index]) if self.memory is not None else None
+            line.send_json(
+                {"status": "ok", **where, **self._told(slot, relay)}
+                if where is not None
+                else {"status": "unknown", "why": self.no_memory}
+            )
+
+    def _is_elsewhere(self, slot: Slot, index: int, relay: str, request: dict[str, Any]) -> bool:
+        """Whether this is the origin, and another has this chunk or is getting it."""
+        checksum = slot.manifest.checksum if slot.manifest is not None else ""
+        if checksum not in self.origin_of or request.get("insist"):
+            return False
+        with self._lock:
+            given = self._given.get(checksum, {})
+            return any(bits >> index & 1 for other, bits in given.items() if other != relay)
+
+    @contextlib.contextmanager
+    def _giving(self, slot: Slot, index: int, relay: str, request: dict[str, Any]) -> Iterator[bool]:
+        """Whether the chunk is elsewhere; if not, it counts as given to `relay`, unless it does not get there."""
+        checksum = slot.manifest.checksum if slot.manifest is not None else ""
+        if checksum not in self.origin_of or request.get("insist") or not relay:
+            yield self._is_elsewhere(slot, index, relay, request)
+            return
+        bit = 1 << index
+        with self._lock:
+            given = self._given.setdefault(checksum, {})
+            elsewhere = any(bits & bit for other, bits in given.items() if other != relay)
+            if not elsewhere:
+                given[relay] = given.get(relay, 0) | bit
+        try:
+            yield elsewhere
         except BaseException:
-            if counted:  # it has not got it: the next one may
+            if not elsewhere:  # it has not got it: the next one may
                 with self._lock:
                     given[relay] &= ~bit
             raise
@@ -276,28 +346,63 @@ class ChunkServer:
     ) -> tuple[str, bytes | memoryview, float]:
         manifest = slot.manifest
         assert manifest is not None
-        codec, base = request.get("codec"), str(request.get("base", ""))
+        codec = request.get("codec")
         raw = slot.view(chunk)
         if codec not in CODECS or codec == "none":
             return "none", raw, 0.0
-        word = word_of(manifest.tensors)
         began = time.monotonic()
 
         def make() -> bytes | None:
-            if codec == "delta":
-                older = self.arena.find(base)
-                if older is None or not are_alike(older, slot) or chunk.index not in older.have:
-                    return None
-                with older.reading():
-                    data = bytes(encode("delta", raw, word=word, base=older.view(chunk)))
-            else:
-                data = bytes(encode(codec, raw, word=word))
+            data = bytes(encode(codec, raw, word=word_of(manifest.tensors)))
             return data if len(data) < WORTH_IT[codec] * len(raw) else None
 
-        key = (manifest.checksum, chunk.index, codec, base if codec == "delta" else "")
-        data = self.encoded.get(key, make)
+        if codec == "delta":
+            data = self._delta(str(request.get("base", "")), slot, chunk)
+        else:
+            data = self.encoded.get((manifest.checksum, chunk.index, codec, ""), make)
         spent = time.monotonic() - began
         return (codec, data, spent) if data is not None else ("none", raw, spent)
+
+    def _delta(self, base: str, slot: Slot, chunk: Chunk) -> bytes | None:
+        """Against `base`, by steps that are kept, the last of them made now where need be. None where nothing leads
+        from there, or it comes to too much."""
+        assert slot.manifest is not None
+        steps, within = self.encoded.steps, WORTH_IT["delta"] * chunk.nbytes
+        steps.asked()
+        known = steps.path(base, slot.manifest.checksum, chunk.index, within)
+        if known is not None:
+            return known
+        for older in sorted(
+            self.arena.slots(), key=lambda one: one.manifest is None or one.manifest.checksum != base
+        ):
+            if older is slot or older.manifest is None or not are_alike(older, slot):
+                continue
+            between = older.manifest.checksum
+            if between != base and steps.path(base, between, chunk.index, within) is None:
+                continue
+            with contextlib.suppress(SlotGone):  # it makes room just now
+                self._step(older, slot, chunk)
+            known = steps.path(base, slot.manifest.checksum, chunk.index, within)
+            if known is not None:
+                return known
+        return None
+
+    def _step(self, older: Slot, slot: Slot, chunk: Chunk) -> None:
+        """Keep what changed in this chunk, if it is less than half of it. Raises SlotGone."""
+        manifest = slot.manifest
+        if older.manifest is None or manifest is None or chunk.index not in older.have:
+            return
+
+        def make() -> bytes | None:
+            with older.reading():
+                data = bytes(
+                    encode("delta", slot.view(chunk), word=word_of(manifest.tensors), base=older.view(chunk))
+                )
+            return data if len(data) < WORTH_IT["delta"] * chunk.nbytes else None
+
+        data = self.encoded.get((manifest.checksum, chunk.index, "delta", older.manifest.checksum), make)
+        if data is not None:
+            self.encoded.steps.add(older.manifest.checksum, manifest.checksum, chunk.index, data)
 
 
 def are_alike(one: Slot, other: Slot) -> bool:
@@ -312,6 +417,11 @@ def word_of(tensors: Sequence[TensorSpec]) -> int:
         word = DTYPES[tensor.dtype][1]
         sizes[word] = sizes.get(word, 0) + tensor.nbytes
     return max(sizes, key=lambda word: sizes[word]) if sizes else 2
+
+
+def _wait_s(request: dict[str, Any]) -> float:
+    wanted = request.get("wait_s")
+    return min(LONGEST_WAIT_S, max(0.0, wanted)) if isinstance(wanted, int | float) else 0.0
 
 
 def _bits(slot: Slot) -> str:

@@ -22,6 +22,7 @@ import xxhash
 from gyre.weights.arena import MANIFEST
 from gyre.weights.codecs import Codec, decode
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
+from gyre.weights.tls import Encryption
 from gyre.weights.wire import REPLY_LIMIT, Abandoned, Line, dial
 
 
@@ -95,8 +96,10 @@ class TcpTransport:
         stall_s: float = 5.0,
         abandoned: Callable[[], bool] = lambda: False,
         pace: Callable[[int], None] | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         self._pace = pace
+        self._encryption = encryption
         self._address = address
         self._token = token
         self._relay = relay
@@ -179,6 +182,7 @@ class TcpTransport:
                     stall_s=self._stall_s,
                     abandoned=self._abandoned,
                     pace=self._pace,
+                    encryption=self._encryption,
                 )
             self._line.send_json({**request, "relay": self._relay})
             return self._line.receive_json(limit=REPLY_LIMIT)

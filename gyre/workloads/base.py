@@ -116,6 +116,8 @@ class WorkloadContext:
     job_id: str = ""
     rollouts: dict[str, Any] = field(default_factory=dict)
     """The job's `rollouts` section."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """The job's `weights` section."""
     elastic: dict[str, Any] | None = None
     """Of the rollout manager only: the rollout role's `elastic` section."""
     local: bool = False

@@ -180,6 +180,7 @@ class VertexHost:
                     progress=self.progress,
                     job_id=binding.job_id,
                     rollouts=binding.rollouts,
+                    weights=binding.weights,
                     elastic=binding.elastic,
                     local=binding.local,
                     store_url=binding.store_url,

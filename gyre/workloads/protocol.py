@@ -116,6 +116,8 @@ class Binding:
     """For the trainer and the rollout manager, which write there."""
     rollouts: dict[str, Any] = field(default_factory=dict)
     """The job's `rollouts` section."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """The job's `weights` section."""
     elastic: dict[str, Any] | None = None
     """For the rollout manager: the rollout role's `elastic` section."""
     local: bool = False

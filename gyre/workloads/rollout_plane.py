@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gyre.config import Elastic, RolloutsSpec
+from gyre.config import Elastic, RolloutsSpec, WeightsSpec
 from gyre.rollouts.agent import Agent, AgentSettings
 from gyre.rollouts.endpoint import read_endpoint, read_trust, write_endpoint
 from gyre.rollouts.engines.supervisor import EngineCommand
@@ -34,6 +34,7 @@ from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collecto
 from gyre.rollouts.policies.elasticity import ElasticSettings
 from gyre.rollouts.tls import server_context
 from gyre.weights.claims import default_root
+from gyre.rollouts.weight_party import check_transports
 from gyre.workloads.base import BaseWorkload, operator
 
 START_TIMEOUT_S = 60.0
@@ -56,6 +57,7 @@ JOURNALLED = frozenset(
         "SampleSetAside",
         "WeightsRefused",
         "WeightsTrouble",
+        "TransferChosen",
         "PeerRefused",
     )
 )
@@ -147,6 +149,7 @@ class RolloutManagerVertex(BaseWorkload):
                 reconnect_grace_s=spec.reconnect_grace_s,
                 update_mode=spec.update_mode,
                 rebalance_every_s=spec.rebalance_every_s,
+                weights=WeightsSpec.model_validate(self.context.weights),
                 elastic=_elastic(self.context.elastic),
             ),
             on_event=self._tell,
@@ -217,6 +220,7 @@ class RolloutInstance(BaseWorkload):
 
     def setup(self) -> None:
         spec = RolloutsSpec.model_validate(self.context.rollouts)
+        check_transports(WeightsSpec.model_validate(self.context.weights))
         self._loop = _Loop("gyre-agent")
         self.agent = Agent(
             AgentSettings(

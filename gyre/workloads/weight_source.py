@@ -14,15 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
 from gyre.rollouts.endpoint import read_endpoint
 from gyre.rollouts.model_folder import config_bytes, fingerprint_of
-from gyre.weights.arena import Arena
-from gyre.weights.claims import Claim, default_root
+from gyre.rollouts.weight_party import Party
+from gyre.weights.claims import default_root
 from gyre.weights.manifest import layout_of
 from gyre.weights.publisher import Publisher
-from gyre.weights.server import ChunkServer
-from gyre.weights.wire import address_towards
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +43,17 @@ class WeightSource:
         endpoint: Callable[[], tuple[str, str] | None] | None = None,
         *,
         root: Path | None = None,
+        settings: WeightsSpec | None = None,
     ) -> None:
         url, token = _wait_for(endpoint or (lambda: read_endpoint(directory)))
-        self._claim = Claim(root or default_root(), f"trainer of {directory}")
-        self.arena = Arena(self._claim.path, held=HELD)
-        self.server = ChunkServer(self.arena, token, host=address_towards(url))
-        self.publisher = Publisher(self.arena, self.server)
+        self._settings = settings or WeightsSpec()
+        self.party = Party(
+            root or default_root(), f"trainer of {directory}", token, self._settings, url=url, held=HELD
+        )
+        self.arena, self.server = self.party.arena, self.party.server
+        self.publisher = Publisher(self.arena, self.server, chunk_bytes=self._settings.chunk_bytes)
+        if self._settings.codec in ("delta", "fp8"):
+            self.server.encoded.steps.asked()  # somebody will: the first step is kept, too
 
     @property
     def address(self) -> str:
@@ -59,10 +63,20 @@ class WeightSource:
         self, named: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, version: int, step: int
     ) -> dict[str, Any]:
         """`{"version", "checksum", "path", "source", "model", "size_bytes", "copy_s", "seconds"}`: what the rollout
-        manager is told, and what the trainer has waited for. A tensor is copied once, in its own dtype."""
+        manager is told, and what the trainer has waited for. A tensor is copied once, in its own dtype unless the
+        settings say another."""
         began = time.monotonic()
-        layout, own = layout_of(named)
-        publication = self.publisher.begin(version, step, layout, files={"config.json": config_bytes(config)})
+        fp8 = self._settings.codec == "fp8"
+        layout, own = layout_of(
+            named, floats="bfloat16" if fp8 or self._settings.dtype == "bfloat16" else None
+        )
+        publication = self.publisher.begin(
+            version,
+            step,
+            layout,
+            files={"config.json": config_bytes(config)},
+            rounding="fp8" if fp8 else "none",
+        )
         for name, tensor in own.items():
             publication.put(name, tensor)
         manifest = publication.finish().result()
@@ -77,10 +91,9 @@ class WeightSource:
             "seconds": round(time.monotonic() - began, 4),
         }
 
-    def close(self) -> None:
-        self.server.close()
-        self.arena.close(remove=False)
-        self._claim.close()
+    def close(self, *, keep: bool = False) -> None:
+        """With `keep` what is published stays for a successor, as a death would leave it."""
+        self.party.close(keep=keep)
 
 
 def _wait_for(endpoint: Callable[[], tuple[str, str] | None]) -> tuple[str, str]:

@@ -47,6 +47,10 @@ def _checked(url: str) -> str:
 @click.option(
     "--ca", type=click.Path(path_type=Path), help="PEM file to trust of an https URL; else this machine's."
 )
+@click.option(
+    "--weights-bind", metavar="ADDRESS", help="Where to serve weights to others, before what the job says."
+)
+@click.option("--weights-ports", metavar="PORTS", help="And by which port, or range such as 7100-7107.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def join(
     session: Session,
@@ -62,6 +66,8 @@ def join(
     drain_s: float,
     reach_s: float,
     ca: Path | None,
+    weights_bind: str | None,
+    weights_ports: str | None,
     flags: tuple[str, ...],
 ) -> None:
     """Generate for a job from this machine: gyre join URL --token T -- ENGINE FLAGS
@@ -83,7 +89,10 @@ def join(
         kv_tokens=kv_tokens,
         cache=cache or default_root(),
         engine=engine,
+        bind=weights_bind,
+        ports=weights_ports,
     )
+    _check_weights(weights_bind, weights_ports)
     commands = engine_commands(
         engine, max_running=max_running, kv_tokens=kv_tokens, model=model, python=python, extra=flags
     )
@@ -99,6 +108,18 @@ def join(
             say=remark,
         )
     )
+
+
+def _check_weights(bind: str | None, ports: str | None) -> None:
+    from pydantic import ValidationError
+
+    from gyre.config import WeightsSpec, config_error
+
+    given = {"bind": bind, "ports": ports}
+    try:
+        WeightsSpec.model_validate({key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise click.UsageError(config_error(error, WeightsSpec, "--weights-").message) from None
 
 
 def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gyre.config import WeightsSpec
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import pack_weights
+from gyre.rollouts.weight_party import check_transports
 from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import operator
 from gyre.workloads.tasks import task_of
@@ -58,6 +60,7 @@ class TorchActor(TorchLearner):
 
     def setup(self) -> None:
         self.task = task_of(self.config)
+        check_transports(WeightsSpec.model_validate(self.context.weights))
         self._source: WeightSource | None = None
         super().setup()
 
@@ -154,7 +157,9 @@ class TorchActor(TorchLearner):
         """Put what is servable as policy `version` where instances fetch it: what `WeightSource.publish` says of it."""
         named, config = self.servable()
         if self._source is None:
-            self._source = WeightSource(self.context.directory)
+            self._source = WeightSource(
+                self.context.directory, settings=WeightsSpec.model_validate(self.context.weights)
+            )
         return self._source.publish(named, config, version=version, step=self.step)
 
     @operator(kind="weights")

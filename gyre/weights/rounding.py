@@ -1,0 +1,67 @@
+"""Weights rounded to what the codec `fp8` carries at half the bytes: e4m3 times a power of two for each 128 values.
+
+Only matrices of the blocks are rounded, as serving engines do it that quantize to fp8 by blocks: `is_rounded` says
+which. What is rounded stays bfloat16, for engines to load like any other weights.
+
+Invariants:
+- *stable*: rounding what was rounded changes nothing;
+- *the same everywhere*: it rests on the values alone, not on the device that rounds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gyre.weights.codecs import FP8_BLOCK
+
+if TYPE_CHECKING:
+    import torch
+
+AT_A_TIME = 1 << 22
+"""Values in a part, so that no tensor is held twice in float32. A multiple of the block."""
+
+LARGEST = 448.0
+"""Of e4m3: 1.75 * 2^8. Its smallest normal value is 2^-6, and below it there are multiples of 2^-9."""
+
+WHOLE = ("embed_tokens.weight", "lm_head.weight", "wte.weight", "mlp.gate.weight", "router.weight")
+"""Matrices that stay as they are, by how their names end: tokens are looked up in them or scored by them; routers."""
+
+_MOST_SCALE = 100
+
+
+def is_rounded(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether `fp8` rounds the tensor of this name and shape: matrices and stacks of them, but for `WHOLE`."""
+    return len(shape) >= 2 and not name.endswith(WHOLE)
+
+
+def round_fp8(values: torch.Tensor) -> torch.Tensor:
+    """Float32 of the same shape, on the same device: each block of 128 consecutive values rounded to the nearest
+    (half to even) e4m3 times the power of two that brings its largest just below 448. That leaves 4 significant bits:
+    a relative error of at most 1/16, or of 2^-17 of the block's largest where that is more. The last block may
+    be shorter. A block with a value that is not finite stays as it is. What comes out fits into bfloat16 exactly."""
+    import torch
+
+    flat = values.detach().reshape(-1)
+    rounded = torch.empty(flat.shape, dtype=torch.float32, device=flat.device)
+    for at in range(0, len(flat), AT_A_TIME):
+        part = flat[at : at + AT_A_TIME].float()
+        padded = torch.nn.functional.pad(part, (0, -len(part) % FP8_BLOCK)).view(-1, FP8_BLOCK)
+        rounded[at : at + AT_A_TIME] = _round_blocks(padded).view(-1)[: len(part)]
+    return rounded.view(values.shape)
+
+
+def _round_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    largest = blocks.abs().amax(dim=1)
+    scale = torch.frexp(largest)[1] - 9  # largest < 512 * 2^scale
+    scale = scale + (torch.ldexp(largest, -scale) > LARGEST)
+    scale = torch.where(largest > 0, scale.clamp(-_MOST_SCALE, _MOST_SCALE), 0)
+    bits = blocks.view(torch.int32)
+    half_to_even = ((bits >> 20) & 1) + 0x7FFFF
+    rounded = ((bits + half_to_even) & ~0xFFFFF).view(torch.float32)
+    one = torch.ones_like(largest)
+    small = blocks.abs() < torch.ldexp(one, scale - 6)[:, None]
+    grid = torch.ldexp(one, scale - 9)[:, None]
+    rounded = torch.where(small, torch.round(blocks / grid) * grid, rounded)
+    return torch.where(torch.isfinite(largest)[:, None], rounded, blocks)
