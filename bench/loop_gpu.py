@@ -37,7 +37,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import psutil
 import rollouts_gpu as base
 from rollouts_gpu import Follow, Instance, PartFailed, Plane, Row, now
+from training_loop import layouts as layouts_of
+from training_loop import windows as windows_of
 from training_loop.actor import LEVELS, ActorFailed, ActorProcess, actor_main
+from training_loop.colocated import ColocatedLoop, Engine, phases
+from training_loop.gang import ActorGang
 from training_loop.trainer import LoopTrainer, Shape, inputs, synthetic
+from training_loop.uptime import ideal_of
 
 HERE = Path(__file__).resolve().parent
 base.Child.script = Path(__file__).resolve()
@@ -126,6 +131,9 @@ def main() -> int:
         "--part", choices=NAMES, nargs="+", default=[name for name in NAMES if name != "more"]
     )
     parser.add_argument("--seconds", type=float, help="for everything; parts that find no time are left out")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="so many times all deadlines, on a machine that is busy"
+    )
     parser.add_argument("--no-loader", action="store_true", help="weights by update_weights_from_disk")
     parser.add_argument(
         "--publish", choices=("arena", "folder"), default="arena", help="how a version is written"
@@ -306,12 +314,26 @@ class Loop(base.Bench):
     cuda: bool = False
     sglang_cpu: str = ""
     way: str = "arena"
-    actors: dict[str, ActorProcess] = field(default_factory=dict)
+    patience: float = 1.0
+    """By how much longer than on an idle machine things may take."""
+    actors: dict[str, ActorProcess | ActorGang] = field(default_factory=dict)
     wanted: Sequence[str] = ()
 
     # .. what several parts need
 
-    def new_actor(self, name: str, scale: Scale, model: Path, level: int = 0) -> ActorProcess:
+    def new_actor(self, name: str, scale: Scale, model: Path, level: int = 0, ranks: int = 1) -> None:
+        """On the first GPU; several ranks on one GPU each."""
+        if ranks == 1:
+            self.actors[name] = self._start_rank(name, scale, model, level)
+        else:
+            self.actors[name] = self._new_gang(name, scale, model, ranks, level)
+
+    def _new_gang(self, name: str, scale: Scale, model: Path, ranks: int, level: int = 0) -> ActorGang:
+        return ActorGang(lambda rank: self._start_rank(name, scale, model, level, rank, ranks), ranks)
+
+    def _start_rank(
+        self, name: str, scale: Scale, model: Path, level: int, rank: int = 0, ranks: int = 1
+    ) -> ActorProcess:
         config = {
             "seed": 0,
             "threads": 8 if self.cuda else 1,
@@ -327,16 +349,17 @@ class Loop(base.Bench):
             },
         }
         options = {"config": config, "cuda": self.cuda, "threads": config["threads"]}
+        options |= {"rank": rank, "ranks": ranks}
         env = {
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             "PYTHONPATH": os.pathsep.join([str(base.ROOT), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": str(config["threads"]),
         }
-        if self.cuda:
-            env |= {"CUDA_VISIBLE_DEVICES": "0"}
-        output = self.place / f"actor-{name}-{level}.out"
-        self.actors[name] = ActorProcess(base.Child.script, options, output, level=level, env=env)
-        return self.actors[name]
+        if self.cuda:  # a rank of several sees all devices and has its own, as one that Gyre placed
+            devices = ",".join(str(number) for number in range(ranks))
+            env |= {"CUDA_VISIBLE_DEVICES": devices, "GYRE_DEVICES": str(rank)}
+        output = self.place / f"actor-{name}-{level}-{rank}.out"
+        return ActorProcess(base.Child.script, options, output, level=level, env=env)
 
     def new_plane(self, name: str, scale: Scale, until: float) -> Plane:
         """A manager and a trainer."""
@@ -349,18 +372,29 @@ class Loop(base.Bench):
         return plane
 
     def join(
-        self, plane: Plane, name: str, scale: Scale, *, memory: float, loader: bool | None = None
+        self,
+        plane: Plane,
+        name: str,
+        scale: Scale,
+        *,
+        memory: float,
+        loader: bool | None = None,
+        gpu: int = 1,
+        local: bool = False,
+        saver: bool = True,
     ) -> Instance:
         options: Row = {
             "name": name,
             "running": scale.running,
             "kv_tokens": scale.kv_tokens,
+            "local": local,
+            "saver": saver,
             "cache": str(self.weights / f"cache-{name}"),
             "engine": scale.engine,
             "endpoint": str(plane.endpoint),
-            "gpu": 1 if self.gpus > 1 else 0,
+            "gpu": gpu if self.gpus > 1 else 0,
             "memory": memory,
-            "ready_s": 200.0,
+            "ready_s": 200.0 * self.patience,
             "loader": self.loader if loader is None else loader,
             "sglang_cpu": self.sglang_cpu,
         }
@@ -384,13 +418,12 @@ class Loop(base.Bench):
 
     # .. the small model
 
-    def start(self, out: Row, until: float) -> None:
-        """Everything at once: what is slow is the engine's start."""
-        began = now()
-        self.new_actor("small", self.scale, self.models[0])
-        self._writers = writers = [self._write_model(0, self.scale)]
+    def model(self, out: Row, until: float) -> None:
+        """Only begun here: who needs it waits."""
+        small = set(self.wanted) - {"big", "more"}
+        self._writers = {0: self._write_model(0, self.scale)} if small else {}
         if "big" in self.wanted:
-            writers.append(self._write_model(1, self.big_scale))
+            self._writers[1] = self._write_model(1, self.big_scale)
         free = shutil.disk_usage(self.weights).free
         if self.cuda and free > 20 << 30:
             size = min(free // 2, 16 << 30)
@@ -398,12 +431,21 @@ class Loop(base.Bench):
         out["free_gib_for_weights"] = round(free / 2**30, 1)
         self.results["machine"] = base.machine()
         self.results["gpu_used_mib_before"] = base.gpu_used_mib()
+
+    def _written(self, number: int, until: float) -> Path:
+        if self._writers[number].process.wait(max(1.0, until - now())):
+            raise PartFailed((self.place / "models.out").read_text()[-2000:])
+        return self.models[number]
+
+    def start(self, out: Row, until: float) -> None:
+        """Everything at once: what is slow is the engine's start."""
+        began = now()
+        self.new_actor("small", self.scale, self.models[0])
         plane = self.new_plane("small", self.scale, until)
         self.join(plane, "a", self.scale, memory=0.5)  # it waits for a version
-        if writers[0].process.wait(max(1.0, until - now())):
-            raise PartFailed((self.place / "models.out").read_text()[-2000:])
+        model = self._written(0, until)
         out["model_written_s"] = round(now() - began, 2)
-        self.small()[1].publish_folder(0, self.models[0])
+        self.small()[1].publish_folder(0, model)
 
     def _write_model(self, number: int, scale: Scale) -> base.Child:
         options = {
@@ -423,19 +465,21 @@ class Loop(base.Bench):
         if instance is not None and not instance.log.rows("engine") and until - now() > 30.0:
             out["deterministic"] = self._deterministic(trainer, until)
 
-    def _prepared(self, out: Row, name: str, scale: Scale, model: Path, until: float) -> ActorProcess:
+    def _prepared(
+        self, out: Row, name: str, scale: Scale, model: Path, until: float, ranks: int = 1
+    ) -> ActorProcess | ActorGang:
         """The actor with the model, after its first passes; by whichever level works."""
         out["levels_that_failed"] = []
         groups = synthetic(scale.shape, 900_000_000, 1)
         for level in range(len(LEVELS)):
             if level:
                 self.actors[name].close()
-                self.new_actor(name, scale, model, level)
+                self.new_actor(name, scale, model, level, ranks)
             actor = self.actors[name]
             try:
-                out["setup"] = actor.call("setup", min(90.0, until - now()))
+                out["setup"] = actor.call("setup", min(90.0 * self.patience, until - now()))
                 began = now()
-                self._own_step(actor, groups, 1, min(until, now() + 90.0))
+                self._own_step(actor, groups, 1, min(until, now() + 90.0 * self.patience))
                 out["first_passes_s"] = round(now() - began, 2)
                 return actor
             except ActorFailed as error:
@@ -445,7 +489,9 @@ class Loop(base.Bench):
                     raise
         raise PartFailed("the actor works at no level")
 
-    def _own_step(self, actor: ActorProcess, groups: list[list[Any]], step: int, until: float) -> Row:
+    def _own_step(
+        self, actor: ActorProcess | ActorGang, groups: list[list[Any]], step: int, until: float
+    ) -> Row:
         actor.call("begin", until - now(), step=step)
         parts = [
             actor.call("accumulate", until - now(), groups=micro, step=step, index=index)
@@ -454,7 +500,11 @@ class Loop(base.Bench):
         ids = [group.id for micro in groups for group in micro]
         told = actor.call("apply", until - now(), step=step, indices=len(groups), group_ids=ids)
         seconds = sum(part["seconds"] for part in parts) + told["seconds"]
-        return {"seconds": round(seconds, 4), "snapshot_s": round(told["snapshot_s"], 4)}
+        return {
+            "seconds": round(seconds, 4),
+            "snapshot_s": round(told["snapshot_s"], 4),
+            **{key: told[key] for key in ("loss", "grad_norm") if key in told},
+        }
 
     def _baselines(
         self, out: Row, trainer: LoopTrainer, until: float, *, bare_steps: int, own_steps: int
@@ -526,7 +576,9 @@ class Loop(base.Bench):
         out["gpu_used_mib"] = base.gpu_used_mib()
         if trainer.step:
             try:
-                out["first_update"] = self._first_update(plane, trainer, "a", min(until, now() + 60.0))
+                out["first_update"] = self._first_update(
+                    plane, trainer, "a", min(until, now() + 60.0 * self.patience)
+                )
             except (ActorFailed, PartFailed) as error:
                 out["first_update_failed"] = f"by {trainer.way}: {error}"[-3000:]
                 self.way = trainer.way = "folder" if trainer.way == "arena" else "arena"
@@ -607,10 +659,7 @@ class Loop(base.Bench):
         folder = next(iter(sorted(self.weights.glob(f"cache-a/*/v{version:08d}"))), None)
         if folder is None:
             raise PartFailed(f"the agent has no folder of version {version}")
-        key = ""
-        for process in instance.tree():
-            with contextlib.suppress(psutil.Error):
-                key = process.environ().get("GYRE_WEIGHT_LOADER", "") or key
+        key = self._loader_key(instance)
         stages = ("device", "pinned", "host") if key else ()
         out["version"], out["folder"], out["by_loader"] = version, str(folder), bool(key)
         asyncio.run(
@@ -729,6 +778,13 @@ class Loop(base.Bench):
                 round(max(gaps), 2),
                 round(statistics.median(gaps), 2),
             )
+        if rows:
+            undisturbed = self.results["parts"].get("loop", {}).get("rates", {}).get("loop_tokens_s")
+            out["over_undisturbed"] = (
+                round(out["rates"]["loop_tokens_s"] / undisturbed, 4) if undisturbed else None
+            )
+            last = rows[-1]["began_at"] + rows[-1]["seconds"]
+            out["instances"] = ideal_of(plane.log.rows(), began, last, self.scale.running)
         out["versions"] = versions_served(plane, trainer, first, trainer.step)
         out["checked"], out["account"] = trainer.checked(), plane.account()
         out["account_exact"] = exact(out["account"])
@@ -773,7 +829,7 @@ class Loop(base.Bench):
         struck = now()
         target.kill()
         tell("a's engine killed", held=held)
-        died = log.wait("EngineDied", min(until, struck + 60.0), struck, instance="a")
+        died = log.wait("EngineDied", min(until, struck + 60.0 * self.patience), struck, instance="a")
         tell("a's engine reported dead")
         gone = base.gone_within(processes, 5.0)
         back = loaded(a, struck)
@@ -819,13 +875,35 @@ class Loop(base.Bench):
         holds("b", 1)
         tell("b has work")
 
+        held = holds("a", some)
+        processes = a.tree()
+        notice = now()
+        plane.ask("/v1/drain", {"instance": "a", "deadline_s": 30.0})
+        over = log.wait("HandedOver", min(until, notice + 30.0), notice, instance="a")
+        tell("a handed over", held=held)
+        left = log.wait("InstanceLeft", min(until, notice + 30.0), notice, instance="a")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            a.process.wait(max(1.0, min(until - now(), 30.0)))
+        tell("a has left")
+        out["drained"] = {
+            "samples_held": held,
+            "handed_over_s": round(over["at"] - notice, 3),
+            "connection_closed_s": round(left["at"] - notice, 3),
+            "agent_and_engine_ended_s": round(now() - notice, 3),
+            "exit_status": a.process.poll(),
+            "processes_left": base.gone_within(processes, 2.0)[1],
+            **self._continued(_With(log), notice, now(), "a", held),  # type: ignore[arg-type]
+        }
+        steady = len(self.small()[1].steps) + 2
+        while len(self.small()[1].steps) < steady and now() < until:
+            time.sleep(0.05)
+        tell("two steps with b alone")
+
     # .. the bigger model
 
     def _begin_big(self, until: float) -> None:
         """What takes the time of a start. Harmless when repeated."""
-        scale, model = self.big_scale, self.models[1]
-        if self._writers[1].process.wait(max(1.0, until - now())):
-            raise PartFailed((self.place / "models.out").read_text()[-2000:])
+        scale, model = self.big_scale, self._written(1, until)
         if "big" not in self.actors:
             self.new_actor("big", scale, model)
         if "big" not in self.planes:
@@ -854,16 +932,188 @@ class Loop(base.Bench):
 
     def _end_small(self) -> None:
         """Both GPUs are free then, and what was published."""
-        for name in ("a", "b"):
-            if name in self.instances:
-                with contextlib.suppress(psutil.Error, OSError):
+        for name in [name for name in self.instances if name != "d"]:
+            with contextlib.suppress(psutil.Error, OSError):
+                self.instances[name].kill()
+        for name in [name for name in self.planes if name != "big"]:
+            self.planes.pop(name).stop()
+        for name in [name for name in self.actors if name != "big"]:
+            self.actors.pop(name).close()
+        for path in (
+            *self.weights.glob("cache-*"),
+            *self.weights.glob("published-*"),
+            self.weights / "layouts",
+        ):
+            if path.name not in ("cache-d", "published-big"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    # .. layouts
+
+    def layouts(self, out: Row, until: float) -> None:
+        """The actor alone, on both GPUs."""
+        self._end_small()
+        if self.cuda and self.gpus < 2:
+            raise PartFailed("it wants two GPUs")
+        model = self._written(0, until)
+        place = self.weights / "layouts"
+        if self.cuda and shutil.disk_usage(self.weights).free < 24 << 30:
+            place = self.place / "layouts"  # a checkpoint of 0.6 billion parameters has eight gigabytes
+        place.mkdir()
+        layouts_of.measure(
+            out,
+            until,
+            shape=self.scale.shape,
+            start=lambda ranks: self._new_gang(f"layouts-{ranks}", self.scale, model, ranks),
+            place=place,
+            bf16=self.cuda,
+            wrote=lambda: base.write(self),
+        )
+
+    # .. one after the other on the same GPUs
+
+    def colocated(self, out: Row, until: float) -> None:
+        """Both GPUs train data parallel and both generate: in Gyre's own windows, then without Gyre's plane."""
+        self._end_small()
+        if self.cuda and self.gpus < 2:
+            raise PartFailed("it wants two GPUs")
+        scale = replace(self.scale, running=self.scale.running // 2, kv_tokens=self.scale.kv_tokens // 2)
+        model = self._written(0, until)
+        self.new_actor("both", scale, model, ranks=2)
+        plane = self.new_plane("windows", scale, until)
+        trainer = plane.trainer
+        assert isinstance(trainer, LoopTrainer)
+        trainer.publish_folder(0, model)
+        names = ["la", "lb"]
+        for gpu, name in enumerate(names):
+            self.join(plane, name, scale, memory=0.9, gpu=gpu, local=True)
+        steps = 10 if self.cuda else 4
+        try:
+            self._in_windows(out, plane, trainer, scale, model, names, steps, until)
+        finally:
+            base.write(self)
+        self._without_the_plane(out, trainer, scale, names, steps, until)
+        for key, other in (("windows", "windows"), ("bare", "bare")):
+            mine = out.get(other, {}).get("rates", {}).get("loop_tokens_s")
+            loop = self.results["parts"].get("loop", {}).get("rates", {}).get("loop_tokens_s")
+            if mine and loop:
+                out[f"loop_over_{key}"] = round(loop / mine, 4)
+
+    def _in_windows(
+        self,
+        out: Row,
+        plane: Plane,
+        trainer: LoopTrainer,
+        scale: Scale,
+        model: Path,
+        names: list[str],
+        steps: int,
+        until: float,
+    ) -> None:
+        found: Row = {}
+        out["windows"] = found
+        preparing: Row = {}
+
+        def prepare() -> None:
+            try:
+                trainer.actor = self._prepared(
+                    out, "both", scale, model, min(until, now() + 120.0 * self.patience), 2
+                )
+                trainer.actor.call("give_back", 20.0)
+                preparing["step"] = trainer.actor.call("state", 20.0)["step"]
+            except BaseException as error:
+                preparing["error"] = error
+
+        def look() -> None:
+            """Raises at once where no engine will come."""
+            for name in names:
+                self.instances[name].check()
+                refused = plane.log.rows("WeightsRefused", self.instances[name].began, instance=name)
+                if len(refused) > 1:
+                    raise PartFailed(f"{name} has no engine: {refused[-1]['error'][:2500]}")
+            if "error" in preparing:
+                raise preparing["error"]
+
+        # The engines start in the first window, and the actor beside them: it does not train yet.
+        thread = threading.Thread(target=prepare, daemon=True)
+        thread.start()
+        began = now()
+
+        def ready() -> None:
+            found["engines_generated_s"] = round(now() - began, 2)
+            thread.join(max(1.0, until - now()))
+            look()
+            trainer.at_step(preparing["step"])
+
+        loop = windows_of.WindowLoop(trainer, look)
+        try:
+            try:
+                loop.run(1, min(until - 60.0, now() + 200.0 * self.patience), ready)
+            except (PartFailed, windows_of.LoopFailed) as error:
+                if "error" in preparing or not self.cuda or until - now() < 90.0:
+                    raise
+                found["with_memory_saver_failed"] = str(error)[-2500:]
+                found["tails"] = base.tails(self)
+                for gpu, name in enumerate(list(names)):
                     self.instances[name].kill()
-        if "small" in self.planes:
-            self.planes["small"].stop()
-        if "small" in self.actors:
-            self.actors["small"].close()
-        for name in ("cache-a", "cache-b", "published-small"):
-            shutil.rmtree(self.weights / name, ignore_errors=True)
+                    names[gpu] = f"{name}-without"
+                    self.join(plane, names[gpu], scale, memory=0.9, gpu=gpu, local=True, saver=False)
+                loop.run(1, until - 45.0, ready)
+            found["engine_start_s"] = {
+                name: self.instances[name].log.rows("engine")[-1]["start_s"] for name in names
+            }
+            found["gpu_used_mib_asleep"] = base.gpu_used_mib()
+            loop.run(steps, min(until - 40.0, now() + 90.0 * self.patience), ready=lambda: None)
+        finally:
+            rows = [row for row in trainer.steps if row["label"] == "windows"]
+            closed = plane.log.rows("WindowClosed", began)
+            found["rates"], found["steps"] = windows_of.summary(rows, closed), rows
+            found["not_released"] = [row["error"] for row in plane.log.rows("MemoryNotReleased", began)][:4]
+            found["versions"] = [
+                {key: row[key] for key in ("version", "instance", "fetch_s", "load_s", "pause_s", "how")}
+                for row in plane.log.rows("WeightsLoaded", began)
+            ]
+        found["checked"], found["account"] = trainer.checked(), plane.account()
+        found["account_exact"] = exact(found["account"])
+        out["memory"] = trainer.actor.call("memory", 20.0)
+
+    def _without_the_plane(
+        self, out: Row, trainer: LoopTrainer, scale: Scale, names: Sequence[str], steps: int, until: float
+    ) -> None:
+        """By the same engines and the same actor; agents and manager have nothing to do."""
+        found: Row = {}
+        out["bare"] = found
+        plane = self.planes["windows"]
+        engines = []
+        for name in names:
+            told = plane.log.rows("WeightsLoaded", instance=name)[-1]
+            folder = next(iter(sorted(self.weights.glob(f"cache-{name}/*/v{told['version']:08d}"))), None)
+            if folder is None:
+                raise PartFailed(f"{name} has no folder of version {told['version']}")
+            instance = self.instances[name]
+            engines.append(Engine(instance.engine_url(), folder, self._loader_key(instance), asleep=True))
+        loop = ColocatedLoop(
+            scale.shape,
+            engines,
+            train=lambda micro, step, end: self._own_step(trainer.actor, micro, step, end),
+            publish=lambda step: Path(trainer.write(step, trainer.way, 60.0)["path"]),
+            step=trainer.step,
+        )
+        try:
+            loop.run(steps, min(until, now() + 90.0 * self.patience))
+        finally:
+            found["rates"], found["steps"] = phases(loop.rows), loop.rows
+            found["engines"] = [
+                {"loader": bool(engine.key), "releases": engine.releases, "why_not": engine.why_not}
+                for engine in engines
+            ]
+        trainer.step = loop.step
+
+    def _loader_key(self, instance: Instance) -> str:
+        key = ""
+        for process in instance.tree():
+            with contextlib.suppress(psutil.Error):
+                key = process.environ().get("GYRE_WEIGHT_LOADER", "") or key
+        return key
 
     # .. two instances, one a GPU
 
@@ -897,19 +1147,22 @@ class _With:
 # -- the run -----------------------------------------------------------------------------------------------
 
 PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-    ("start", 120.0, ("bare", "loop", "loading", "sync", "faults", "big", "more")),
+    ("model", 20.0, ("bare", "loop", "loading", "sync", "faults", "layouts", "colocated", "big")),
+    ("start", 120.0, ("bare", "loop", "loading", "sync", "faults")),
     ("bare", 150.0, ("bare", "loop", "loading", "sync", "faults")),
     ("served", 200.0, ("served", "loop", "loading", "sync", "faults")),
     ("loop", 150.0, ("loop",)),
     ("loading", 40.0, ("loading",)),
     ("sync", 60.0, ("sync",)),
-    ("faults", 170.0, ("faults",)),
+    ("faults", 280.0, ("faults",)),
+    ("layouts", 220.0, ("layouts",)),
+    ("colocated", 300.0, ("colocated",)),
     ("big", 170.0, ("big",)),
     ("more", 400.0, ("more",)),
 )
 """Steps with their deadlines, and the parts that need them."""
 
-NAMES = ("bare", "served", "loop", "loading", "sync", "faults", "big", "more")
+NAMES = ("bare", "served", "loop", "loading", "sync", "faults", "layouts", "colocated", "big", "more")
 
 
 def table(results: Row) -> list[str]:
@@ -942,7 +1195,18 @@ def table(results: Row) -> list[str]:
             told = {key: row[key] for key in ("how", "prepare_s", "load_s", "pause_s", "why_disk")}
             lines.append(f"loading.{way}: {told}")
     say("sync", "rates", "loop_over_sync", "oldest_age")
-    say("faults", "joined_s", "engine_killed", "agent_killed", "longest_step_s", "median_step_s")
+    say("faults", "joined_s", "engine_killed", "agent_killed", "drained", "longest_step_s", "median_step_s")
+    say("faults", "over_undisturbed", "instances")
+    for name in layouts_of.LAYOUTS:
+        row = parts.get("layouts", {}).get(name, {})
+        keys = ("tokens_s", "speed_up", "gather_s", "publish", "checkpoint_s", "restore_s")
+        keys += ("apart_from_one", "within_tolerance", "failed")
+        lines.extend(f"layouts.{name}.{key} = {row[key]}" for key in keys if key in row)
+    for way in ("windows", "bare"):
+        row = parts.get("colocated", {}).get(way, {})
+        keys = ("rates", "engine_start_s", "not_released", "account_exact", "checked", "engines")
+        lines.extend(f"colocated.{way}.{key} = {row[key]}" for key in keys if key in row)
+    say("colocated", "loop_over_windows", "loop_over_bare")
     say("faults", "checked", "account", "account_exact", "steps_ended_at", "events")
     say("more", "said")
     return lines
@@ -953,7 +1217,7 @@ def conduct(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # nothing that was started is left
     began = now()
-    seconds = options.seconds or (400.0 if options.dry_run else 480.0)
+    seconds = options.seconds or (400.0 if options.dry_run else 480.0) * options.patience
     memory = Path("/dev/shm")
     needed = (1 if options.dry_run else 12) << 30
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > needed
@@ -975,6 +1239,7 @@ def conduct(options: argparse.Namespace) -> int:
             cuda=not options.dry_run,
             sglang_cpu=options.sglang_cpu or "",
             way=options.publish,
+            patience=options.patience,
             wanted=tuple(options.part),
         )
         bench.results = {
@@ -1000,7 +1265,7 @@ def conduct(options: argparse.Namespace) -> int:
         try:
             for name, limit_s, needed_by in PARTS:
                 if set(needed_by) & set(options.part):
-                    base.run_part(bench, name, limit_s)
+                    base.run_part(bench, name, limit_s * options.patience)
         finally:
             for plane in bench.planes.values():
                 with contextlib.suppress(Exception):  # nothing is to be learned from how it ends

@@ -49,6 +49,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # else each process that is started here compiles what it imports
 
 import aiohttp
 import numpy as np
@@ -259,6 +260,7 @@ async def agent_main(options: Row) -> None:
             cache=Path(options["cache"]),
             engine=options["engine"],
             ready_within_s=options["ready_s"],
+            local=options.get("local", False),
         ),
         endpoint_of(Path(options["endpoint"])),
         command_for,
@@ -295,6 +297,7 @@ def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bo
             *("--max-running-requests", str(options["running"])),
             *("--max-total-tokens", str(options["kv_tokens"])),
             *("--mem-fraction-static", str(options["memory"])),
+            *(["--enable-memory-saver"] if options.get("local") and options.get("saver", True) else []),
         ]
         env = {"CUDA_VISIBLE_DEVICES": str(options["gpu"]), "HF_HUB_OFFLINE": "1"}
         return sglang_command(folder, weight_version=version, seeded=seeded, extra=extra, env=env)

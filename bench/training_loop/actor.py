@@ -6,6 +6,7 @@ which goes on while the next step computes. What both exchange is pickled: both 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -88,9 +89,13 @@ class ActorProcess:
             raise ActorFailed(f"{what}: {answer}")
         return answer
 
-    def close(self) -> None:
+    def end_lines(self) -> None:
+        """It ends when nobody asks any more."""
         for line, _ in self._lines.values():
             line.close()
+
+    def close(self) -> None:
+        self.end_lines()
         try:
             self.process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -153,6 +158,8 @@ class Work:
 
         began = now()
         if self.cuda:
+            if self.torch.cuda.device_count() > 1:  # a rank of several has one of them, as in a job
+                self.torch.cuda.set_device(int(os.environ["GYRE_DEVICES"]))
             self.torch.zeros(1, device="cuda")
         open_seam(self.torch.device("cuda" if self.cuda else "cpu"))
         import gyre.workloads.megatron.actor
@@ -160,12 +167,16 @@ class Work:
 
         return {"torch": self.torch.__version__, "seconds": round(now() - began, 2)}
 
-    def setup(self) -> Row:
+    def setup(self, layout: Row | None = None, port: int = 0) -> Row:
+        """A new actor, also in place of the one before. `layout` are settings of `config.megatron`; the ranks of a
+        gang meet at `port`."""
         from gyre.workloads.base import WorkloadContext
         from gyre.workloads.megatron.actor import MegatronActor
 
         began = now()
+        self._let_go()
         config = self.options["config"]
+        config = {**config, "megatron": {**config["megatron"], **(layout or {})}}
         if self.options["level"] >= 2:
             from gyre.workloads.megatron import model
 
@@ -173,7 +184,15 @@ class Work:
             half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
             config = {**config, "megatron": {**config["megatron"], **half}}
         actor = MegatronActor()
-        actor.context = WorkloadContext("bench", "actor", 0, 1, config=config)
+        actor.context = WorkloadContext(
+            "bench",
+            "actor",
+            self.options.get("rank", 0),
+            self.options.get("ranks", 1),
+            config=config,
+            master_addr="127.0.0.1",
+            master_port=port or None,
+        )
         actor.setup()
         changed = actor._changed
 
@@ -195,6 +214,21 @@ class Work:
             "pass_tokens": policy.settings.pass_tokens,
         }
 
+    def _let_go(self) -> None:
+        """Of the actor of before, and its memory."""
+        before, self.actor = self.actor, None
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+        if before is None:
+            return
+        before.teardown()
+        del before
+        gc.collect()
+        if self.cuda:
+            self.torch.cuda.empty_cache()
+            self.torch.cuda.reset_peak_memory_stats()
+
     def begin(self, step: int) -> Row:
         told: Row = self.actor.begin(step)
         return told
@@ -215,6 +249,22 @@ class Work:
 
     def state(self) -> Row:
         return {"step": self.actor.step, "trained": self.actor.trained}
+
+    def give_back(self) -> Row:
+        """Memory that the allocator keeps and nothing is in: what a colocated engine can have."""
+        began = now()
+        if self.cuda:
+            self.torch.cuda.empty_cache()
+        return {"seconds": round(now() - began, 4)}
+
+    def checkpoint(self, path: str) -> Row:
+        _, seconds = self._timed(lambda: self.actor.checkpoint(Path(path)))
+        return {"seconds": seconds}
+
+    def restore(self, path: str) -> Row:
+        """Whatever layout wrote it."""
+        _, seconds = self._timed(lambda: self.actor.restore(Path(path)))
+        return {"seconds": seconds, "step": self.actor.step}
 
     def memory(self) -> Row:
         if not self.cuda:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from training_loop.actor import ActorProcess
+from training_loop.gang import ActorGang
 
 Row = dict[str, Any]
 now = time.monotonic
@@ -88,7 +89,7 @@ class LoopTrainer:
         self,
         endpoint_file: Path,
         shape: Shape,
-        actor: ActorProcess,
+        actor: ActorProcess | ActorGang,
         publish_in: Path,
         *,
         way: str = "arena",
@@ -107,6 +108,9 @@ class LoopTrainer:
         self.steps: list[Row] = []
         self.publications: dict[int, Row] = {}
         self.taking = True
+        self.on_window: Callable[[Any], None] = lambda frame: None
+        """Hears what the manager says of windows, on the client's thread."""
+        self.on_tokens: Callable[[int], None] = lambda tokens: None
         self._publish_in = publish_in
         self._publishing: Future[None] | None = None
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="publish")
@@ -126,6 +130,7 @@ class LoopTrainer:
             term=1,
             on_groups=self._on_groups,
             on_error=lambda error: self._errors.append(str(error)[:500]),
+            on_window=self._window_changed,
         )
 
     # -- rollouts --------------------------------------------------------------------------------------
@@ -165,6 +170,36 @@ class LoopTrainer:
             self._came.notify_all()
         if again:
             self.client.taken(purpose, again)
+
+        self.on_tokens(sum(group.token_count for group in groups))
+
+    def _window_changed(self, frame: Any) -> None:
+        self.on_window(frame)
+        with self._came:
+            self._came.notify_all()
+
+    def at_step(self, step: int) -> None:
+        """Where the actor stands before this trainer's first step; what is asked for already is for the next one."""
+        if step != self.step:
+            with self._came:
+                for asked in sorted(self._of_step, reverse=True):
+                    ids = self._of_step.pop(asked)
+                    self._of_step[asked + step - self.step] = ids
+                    self._asked.update(dict.fromkeys(ids, asked + step - self.step))
+            self.step = step
+
+    def missing(self, step: int) -> int:
+        """Groups of it that have not come."""
+        with self._came:
+            return sum(one not in self._groups for one in self._of_step[step])
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Until groups come or a window changes, at most so long."""
+        with self._came:
+            self._came.wait(seconds)
+
+    def last_errors(self) -> list[str]:
+        return self._errors[-1:]
 
     def _check(self, group: Any) -> None:
         if group.id not in self._asked:

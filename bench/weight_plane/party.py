@@ -1,7 +1,8 @@
 """A process of bench/weights.py: one JSON line for each JSON line that it gets.
 
 serve   publishes random weights of `size_mb` and serves them; `publish` publishes again
-fetch   fetches a manifest, again and again under new numbers, so that its pages are those of the versions before
+train   the same with the weights of a small decoder that `train` really trains
+fetch   fetches manifests, again and again, so that its pages are those of the versions before
 socket  the ceiling: `streams` plain blocking sockets, `send` and `recv_into` by 1 MiB of shared memory that was touched
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.weights.arena import Arena
-from gyre.weights.manifest import Layout, WeightManifest
+from gyre.weights.manifest import FileSpec, WeightManifest, layout_of
 from gyre.weights.publisher import Publisher
 from gyre.weights.receiver import Receiver
 from gyre.weights.server import ChunkServer
@@ -29,119 +30,178 @@ from gyre.weights.transport import Source, TcpTransport
 TOKEN = "bench"
 BLOCK = 1 << 20
 MATRIX = 2048
+VOCABULARY = 512
 
 BURST_S = 0.25
 """What a link may make up for when the machine was busy elsewhere."""
 
 
-def pace_of(bytes_per_s: float) -> Any:
-    """A link that all threads of this process share."""
-    if not bytes_per_s:
-        return None
-    lock, state = threading.Lock(), {"due": time.monotonic()}
+class Link:
+    """All threads of this process share it. Without a rate it carries what the machine does."""
 
-    def pace(moved: int) -> None:
-        with lock:
-            state["due"] = max(state["due"], time.monotonic() - BURST_S) + moved / bytes_per_s
-            wait_s = state["due"] - time.monotonic()
+    def __init__(self) -> None:
+        self.bytes_s = 0.0
+        self._due = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self, moved: int) -> None:
+        if not self.bytes_s:
+            return
+        with self._lock:
+            self._due = max(self._due, time.monotonic() - BURST_S) + moved / self.bytes_s
+            wait_s = self._due - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)
-
-    return pace
 
 
 class Serve:
     def __init__(self, options: dict[str, Any]) -> None:
+        self.up = Link()
+        self.arena = Arena(Path(options["folder"]))
+        self.server = ChunkServer(self.arena, TOKEN, pace=self.up)
+        self.publisher = Publisher(self.arena, self.server)
+        self.version = 0
+        self.tensors = self.weights(options)
+        self.layout, self.tensors = layout_of(self.tensors, floats="bfloat16")
+        if options.get("spare"):
+            self.arena.reserve([FileSpec("model.safetensors", self.layout.size_bytes)])
+
+    def weights(self, options: dict[str, Any]) -> dict[str, Any]:
         import torch
 
         torch.set_num_threads(1)
-        self.arena = Arena(Path(options["folder"]))
-        self.server = ChunkServer(self.arena, TOKEN, pace=pace_of(options.get("link", 0)))
-        self.publisher = Publisher(self.arena, self.server)
         count = max(1, options["size_mb"] * (1 << 20) // (2 * MATRIX * MATRIX))
-        self.layout = Layout.plan({f"w{at}": ("bfloat16", (MATRIX, MATRIX)) for at in range(count)})
         generator = torch.Generator().manual_seed(0)
-        self.tensors = {
-            f"w{at}": torch.randn(MATRIX, MATRIX, generator=generator) * 0.02 for at in range(count)
-        }
-        if options.get("spare"):
-            from gyre.weights.manifest import FileSpec
+        return {f"w{at}": torch.randn(MATRIX, MATRIX, generator=generator) * 0.02 for at in range(count)}
 
-            self.arena.reserve([FileSpec("model.safetensors", self.layout.size_bytes)])
-        self.version = 0
+    def change(self) -> None:
+        for tensor in self.tensors.values():
+            tensor.view(-1)[:8] += 1e-3
 
     def publish(self) -> dict[str, Any]:
         self.version += 1
-        for tensor in self.tensors.values():
-            tensor.view(-1)[:8] += 1e-3
+        self.change()
         began, cpu = time.monotonic(), time.process_time()
         publication = self.publisher.begin(self.version, self.version, self.layout)
         for name, tensor in self.tensors.items():
             publication.put(name, tensor)
         free_s = time.monotonic() - began
-        manifest = publication.finish().result()
+        manifest = publication.finish().result(60)
         return {
             "manifest": manifest.to_dict(),
-            "port": self.server.port,
+            "address": self.server.address,
+            "path": str(self.arena.versions[self.version].path),
+            "size_bytes": manifest.size_bytes,
             "trainer_s": free_s,
             "committed_s": time.monotonic() - began,
             "cpu_s": time.process_time() - cpu,
             "arena_bytes": self.arena.size_bytes(),
-            "rss_bytes": _rss(),
+            **_held(),
         }
+
+    def link(self, bytes_s: float) -> dict[str, Any]:
+        self.up.bytes_s = bytes_s
+        return {}
 
     def spent(self) -> dict[str, Any]:
         return {"cpu_s": time.process_time(), "sent_bytes": self.server.sent_bytes}
 
 
+class Train(Serve):
+    def weights(self, options: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        from gyre.workloads.torch.model import Decoder, ModelConfig
+
+        torch.set_num_threads(1)
+        config = ModelConfig(
+            vocab=VOCABULARY, layers=6, hidden=512, heads=8, kv_heads=2, mlp=1408, max_positions=128
+        )
+        self.model = Decoder(config, seed=0)
+        self.generator = torch.Generator().manual_seed(0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+        return dict(self.model.named_parameters())
+
+    def change(self) -> None:
+        pass  # `train` does
+
+    def train(self, steps: int, rate: float) -> dict[str, Any]:
+        """`steps` of AdamW on sequences that go up by a constant; `changed` is the part of bfloat16 words that differ
+        afterwards."""
+        import torch
+
+        before = self._words()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        for _ in range(steps):
+            start, step = (
+                torch.randint(low, high, (2, 1), generator=self.generator)
+                for low, high in ((0, VOCABULARY), (1, 7))
+            )
+            tokens = (start + torch.arange(64) * step) % VOCABULARY
+            logits = self.model(tokens)[:, :-1].reshape(-1, VOCABULARY)
+            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].reshape(-1))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return {"loss": float(loss), "changed": float((self._words() != before).float().mean())}
+
+    def _words(self) -> Any:
+        import torch
+
+        flat = torch.cat([tensor.detach().view(-1) for tensor in self.tensors.values()])
+        return flat.to(torch.bfloat16).view(torch.int16)
+
+
 class Fetch:
     def __init__(self, options: dict[str, Any]) -> None:
         self.arena = Arena(Path(options["folder"]))
-        self.pace_in, pace_out = pace_of(options.get("link", 0)), pace_of(options.get("link", 0))
-        self.server = ChunkServer(self.arena, TOKEN, pace=pace_out)
-        self.address = f"127.0.0.1:{self.server.port}"
-        relay = options.get("relay", True)
+        self.down, self.up = Link(), Link()
+        self.server = ChunkServer(self.arena, TOKEN, pace=self.up)
+        self.relay = options.get("relay", True)
+        self.address = self.server.address if self.relay else ""
         self.receiver = Receiver(
             self.arena,
             TOKEN,
-            server=self.server if relay else None,
-            address=self.address if relay else "",
+            server=self.server if self.relay else None,
+            address=self.address,
             streams=options["streams"],
             codecs=tuple(options.get("codecs", ["none"])),
             remote=self.transport,
+            **({"forced_codec": options["codec"]} if options.get("codec") else {}),
         )
-        self.relay = relay
         self.version = 0
 
     def transport(self, address: str, abandoned: Any) -> TcpTransport:
-        return TcpTransport(
-            address,
-            TOKEN,
-            relay=self.address if self.relay else "",
-            abandoned=abandoned,
-            pace=self.pace_in,
-        )
+        return TcpTransport(address, TOKEN, relay=self.address, abandoned=abandoned, pace=self.down)
 
     def fetch(
-        self, manifest: dict[str, Any], address: str, path: str = "", fresh: bool = True
+        self, manifest: dict[str, Any], address: str, path: str = "", again: bool = False
     ) -> dict[str, Any]:
+        """With `again` it is fetched under a new number, though it is here."""
         self.version += 1
         told = WeightManifest.from_dict(manifest)
-        if fresh:
+        if again:
             told = dataclasses.replace(told, version=self.version)
+        before = self.server.sent_bytes
         began, cpu = time.monotonic(), time.process_time()
         fetched = self.receiver.fetch(told, lambda: [Source(address, path)])
         return {
             "seconds": time.monotonic() - began,
             "cpu_s": time.process_time() - cpu,
             "wire_bytes": fetched.wire_bytes,
+            "sent_bytes": self.server.sent_bytes - before,
             "way": fetched.way,
             "codecs": fetched.codecs,
-            "by": fetched.by,
             "reason": fetched.reason,
-            "rss_bytes": _rss(),
             "arena_bytes": self.arena.size_bytes(),
+            **_held(),
         }
+
+    def link(self, bytes_s: float) -> dict[str, Any]:
+        self.down.bytes_s = self.up.bytes_s = bytes_s
+        return {}
 
     def spent(self) -> dict[str, Any]:
         return {"cpu_s": time.process_time(), "sent_bytes": self.server.sent_bytes}
@@ -172,6 +232,14 @@ class Plain:
         _each(links, lambda link, part: _receive(link, self.part(part, streams)))
         return {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
 
+    def check(self) -> dict[str, Any]:
+        """One checksum over all of it, as it lies in memory."""
+        import xxhash
+
+        began, cpu = time.monotonic(), time.process_time()
+        xxhash.xxh3_64_hexdigest(self.memory)
+        return {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
+
     def part(self, number: int, streams: int) -> memoryview:
         step = self.size // streams
         return self.memory[number * step : (number + 1) * step]
@@ -198,17 +266,19 @@ def _each(links: list[socket.socket], work: Any) -> None:
         thread.join()
 
 
-def _rss() -> int:
+def _held() -> dict[str, int]:
     """Anonymous memory alone: the pages of the arena are counted by the arena."""
     with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        kept = dict(line.split(":", 1) for line in status)
+    return {
+        "rss_bytes": int(kept["RssAnon"].split()[0]) * 1024,
+        "threads": int(kept["Threads"]),
+        "files": len(os.listdir("/proc/self/fd")),
+    }
 
 
 def main() -> None:
-    roles = {"serve": Serve, "fetch": Fetch, "socket": Plain}
+    roles = {"serve": Serve, "train": Train, "fetch": Fetch, "socket": Plain}
     party = roles[sys.argv[1]](json.loads(sys.argv[2]))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
