@@ -467,14 +467,6 @@ class Progress:
     rate_tokens_s: float = 0.0
 
 
-def empty_progress(seq: int) -> Progress:
-    return Progress(
-        seq,
-        np.empty(0, np.uint32),
-        np.empty(0, np.uint64),
-        np.empty(0, np.uint32),
-        np.empty(0, np.uint32),
-        np.empty(0, np.int32),
 @dataclass(slots=True)
 class Report:
     """A Progress as it came: its ends and its load are checked, its columns are bytes that nobody has looked at."""
@@ -491,6 +483,14 @@ class Report:
         return _unfold(self)
 
 
+def empty_progress(seq: int) -> Progress:
+    return Progress(
+        seq,
+        np.empty(0, np.uint32),
+        np.empty(0, np.uint64),
+        np.empty(0, np.uint32),
+        np.empty(0, np.uint32),
+        np.empty(0, np.int32),
         np.empty(0, np.int32),
         np.empty(0, np.float32),
     )
@@ -529,6 +529,12 @@ def _fields(frame: Any) -> dict[str, Any]:
 
 def decode(data: bytes) -> Frame | Progress:
     """Raises FrameError for whatever is not a frame of this protocol."""
+    frame = unpack(data)
+    return frame.unfold() if isinstance(frame, Report) else frame
+
+
+def unpack(data: bytes) -> Frame | Report:
+    """As `decode`, but a Progress comes as a Report, whose columns are yet to be checked."""
     if len(data) > MAX_FRAME_BYTES:
         raise refuse("oversized", f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are taken")
     try:
@@ -537,12 +543,6 @@ def decode(data: bytes) -> Frame | Progress:
             raw=False,
             strict_map_key=True,
             max_map_len=1 << 16,
-    frame = unpack(data)
-    return frame.unfold() if isinstance(frame, Report) else frame
-
-
-def unpack(data: bytes) -> Frame | Report:
-    """As `decode`, but a Progress comes as a Report, whose columns are yet to be checked."""
             max_array_len=MAX_LIST,  # a header of five bytes may claim any length
         )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
@@ -569,6 +569,13 @@ def _report_in(body: Any) -> Report:
     seq, *columns, ends, load = body
     if type(seq) is not int or not 0 <= seq < 2**63:
         raise refuse("invalid", f"progress.seq: {seq!r:.60}")
+    for raw in columns:
+        if type(raw) is not bytes:
+            raise refuse("invalid", f"progress: a column that is {type(raw).__name__}, not bytes")
+    return Report(seq, columns, _ends_in(ends), _load_in(load))
+
+
+def _unfold(report: Report) -> Progress:
     arrays: list[Any] = []
     size: int | None = None
     for (name, dtype), raw in zip(_COLUMNS, report.columns, strict=False):
@@ -577,13 +584,6 @@ def _report_in(body: Any) -> Report:
         array = np.frombuffer(raw, dtype)
         if size is not None and len(array) != size:
             raise refuse("invalid", f"progress.{name}: {len(array)} elements beside {size} rows")
-    for raw in columns:
-        if type(raw) is not bytes:
-            raise refuse("invalid", f"progress: a column that is {type(raw).__name__}, not bytes")
-    return Report(seq, columns, _ends_in(ends), _load_in(load))
-
-
-def _unfold(report: Report) -> Progress:
         size = len(array)
         arrays.append(array)
     rows, leases, starts, counts, versions = arrays

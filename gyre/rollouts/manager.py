@@ -64,18 +64,18 @@ from gyre.rollouts.frames import (
     Pulse,
     Reclaim,
     Reject,
-    Request,
     Report,
+    Request,
     Taken,
     Weights,
     WeightsTrouble,
     Welcome,
     Work,
     refuse,
-)
     unpack,
-from gyre.rollouts.local_windows import TRAINER_AWAY_S, LocalWindows
+)
 from gyre.rollouts.intake import Intake
+from gyre.rollouts.local_windows import TRAINER_AWAY_S, LocalWindows
 from gyre.rollouts.manager_status import book_status, instance_status
 from gyre.rollouts.manager_weights import PolicyVersions
 from gyre.rollouts.peers import AgentSession, Peer
@@ -171,9 +171,9 @@ class RolloutManager:
             interval_s=self.settings.commit_interval_s,
             urgent_s=self.settings.urgent_commit_s,
         )
+        self._intake = Intake(self.book, self._refused)
         self._dispatch_scheduled = False
         self._hold_until = 0.0
-        self._intake = Intake(self.book, self._refused)
         self._rebalanced_at = 0.0
         self._fleet = FleetWatch(self.settings.elastic) if self.settings.elastic is not None else None
         self._tasks: list[asyncio.Task[None]] = []
@@ -348,9 +348,9 @@ class RolloutManager:
                 f"{frame.instance} says it serves version {frame.version}; the newest is {self.book.newest_version}",
             )
         peer.name = frame.instance
+        self._intake.take_in()
         before = self.sessions.get(frame.instance)
         back = before is not None and before.hello.incarnation == frame.incarnation
-        self._intake.take_in()
         if before is not None and not back:
             if before.peer is not None:
                 message = f"another process has joined as {frame.instance}"
@@ -533,24 +533,24 @@ class RolloutManager:
             )
 
     def _disconnected(self, session: AgentSession) -> None:
+        self._intake.take_in()
         session.peer = None
         session.loading = None
         if session.draining:
             self._lost(session, "drained")
             return
         session.lost_at = self._now()
-        self._intake.take_in()
         if session.name in self.book.instances:
             self._admit(session)
 
     def _lost(self, session: AgentSession, reason: str) -> None:
+        self._intake.take_in()
         if self.sessions.get(session.name) is session:
             del self.sessions[session.name]
         if session.peer is not None:
             session.peer.close()
             session.peer = None
         instance = self.book.instances.get(session.name)
-        self._intake.take_in()
         if instance is None or instance.number != session.number:
             return
         died = f"its machine or agent was lost ({reason})" if reason in DEATHS else ""
@@ -828,13 +828,13 @@ class RolloutManager:
     # -- the ledger ---------------------------------------------------------------------------------
 
     def _batch(self) -> Batch | None:
+        self._intake.take_in()
         if not self.book.is_dirty and not self.weights.changed:
             return None
         batch = self.book.take_batch()
         batch.counters |= self.weights.take_counters()
         return batch
 
-        self._intake.take_in()
     def _write(self, batch: Batch) -> None:
         """On the ledger's thread."""
         self._store.write(
@@ -869,13 +869,13 @@ class RolloutManager:
     async def _tick_loop(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._intake.take_in()
             now = self._now()
             settings = self.settings
             for session in list(self.sessions.values()):
                 if session.lost_at is not None and session.peer is None:
                     if now - session.lost_at > settings.reconnect_grace_s:
                         self._lost(session, "connection_lost")
-            self._intake.take_in()
                 elif now - session.heard_at > settings.silence_timeout_s:
                     self._lost(session, "silent")
                 elif session.drain_until is not None and now > session.drain_until + 1.0:
@@ -951,13 +951,13 @@ class RolloutManager:
 
     def status(self) -> dict[str, Any]:
         """How the plane is, as plain data."""
+        self._intake.take_in()
         return {
             "epoch": self._term,
             "version": self.weights.newest,
             "served_version": self.book.served_version,
             **book_status(self.book),
             "refused": self.refused,
-        self._intake.take_in()
             "local_window": self._windows.status(self._now()),
             "instances": [
                 instance_status(session, self.book.instances[session.name], self._now())
