@@ -362,7 +362,7 @@ class Loop(base.Bench):
         return ActorProcess(base.Child.script, options, output, level=level, env=env)
 
     def new_plane(self, name: str, scale: Scale, until: float) -> Plane:
-        """A manager and a trainer."""
+        """A manager, and a trainer with the actor of that name."""
         plane = self.planes[name] = Plane(self.place, name)
         folder = self.weights / f"published-{name}"
         folder.mkdir()
@@ -978,7 +978,7 @@ class Loop(base.Bench):
             raise PartFailed("it wants two GPUs")
         scale = replace(self.scale, running=self.scale.running // 2, kv_tokens=self.scale.kv_tokens // 2)
         model = self._written(0, until)
-        self.new_actor("both", scale, model, ranks=2)
+        self.new_actor("windows", scale, model, ranks=2)
         plane = self.new_plane("windows", scale, until)
         trainer = plane.trainer
         assert isinstance(trainer, LoopTrainer)
@@ -1016,7 +1016,7 @@ class Loop(base.Bench):
         def prepare() -> None:
             try:
                 trainer.actor = self._prepared(
-                    out, "both", scale, model, min(until, now() + 120.0 * self.patience), 2
+                    out, "windows", scale, model, min(until, now() + 120.0 * self.patience), 2
                 )
                 trainer.actor.call("give_back", 20.0)
                 preparing["step"] = trainer.actor.call("state", 20.0)["step"]
