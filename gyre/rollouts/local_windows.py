@@ -187,7 +187,7 @@ class LocalWindows:
             self._close(now, "the trainer is gone")
         if self.window is not None:
             self._measure(now)
-            if now - self._planned_at >= PLAN_EVERY_S or not self.window.is_open(now):
+            if now - self._planned_at >= PLAN_EVERY_S or not self.window.is_open(now) or self._is_done():
                 self._decide(now)
         if self.window is not None:
             for session in self._locals():
@@ -196,6 +196,10 @@ class LocalWindows:
                     self._tell(session, Wake())
         elif self._closing_since is not None or now >= self._quiet_until:
             self._put_to_sleep(now)
+
+    def _is_done(self) -> bool:
+        """All is generated: the trainer waits for nothing but its devices."""
+        return next(self._book.unfinished(), None) is None
 
     def _measure(self, now: float) -> None:
         rate = sum(s.rate_tokens_s for s in self._locals() if self._book.instances[s.name].held)

@@ -261,6 +261,19 @@ def test_nothing_left_ends_a_window_early(world: World) -> None:
     assert back.reason == "nothing is left to generate" or world.left == 0
 
 
+def test_a_window_ends_with_its_last_sample_and_not_with_the_next_plan(world: World) -> None:
+    """The trainer has all that it waits for: each tenth of a second is one of every step."""
+    world.join("local-0", local=True, rate=40.0)
+    for first in range(3):
+        world.ask(first + 1, 3 + 10 * first, purpose=f"step {first}")  # they end anywhere between two plans
+        world.lend(first + 1)
+        while world.left:
+            world.run(TICK_S)
+        ended = world.now
+        assert world.until_back(5.0).reason == "nothing is left to generate"
+        assert world.now - ended <= 3 * TICK_S + 1e-9
+
+
 def test_what_runs_at_the_end_goes_on_elsewhere_from_its_last_token(world: World) -> None:
     world.join("local-0", local=True, rate=40.0)
     world.ask(8, 1000)
