@@ -612,6 +612,35 @@ class FailoverCoordinator:
             draft.set_job(checkpoint_step=event.step, checkpoint_path=event.path)
         return ()
 
+    def _restored(self, draft: Draft, event: e.GangRestored, now: float) -> Iterable[c.Command]:
+        """The incident that made it necessary says where the state came from; a lost optimizer is one of its own."""
+        told = {
+            "source": event.source,
+            "step": event.step,
+            "checkpoint_step": event.checkpoint_step,
+            "seconds": event.seconds,
+        }
+        first = draft.vertices.get(f"{event.role}-0")
+        if first is None:
+            return ()
+        about = [one for one in draft.incidents.values() if first.id in one.region]
+        last = max(about, key=lambda incident: (incident.at, incident.id), default=None)
+        if last is not None and "restored" not in last.evidence:
+            draft.set_incident(replace(last, evidence={**last.evidence, "restored": told}))
+        if event.source == "instance":
+            self._open_incident(
+                draft,
+                first,
+                now,
+                cause=Cause.CHECKPOINT_LOST,
+                scope=Scope.REGION,
+                decision=f"{event.role} goes on from the weights of policy {event.step} that instances have; what its "
+                "optimizer had learnt is lost, as run.lost_checkpoint permits",
+                evidence=told,
+                recovered=True,
+            )
+        return ()
+
     def _evaluated(self, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
         return ()
 
@@ -800,6 +829,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.StepCompleted: FailoverCoordinator._step,
     e.WeightsPublished: FailoverCoordinator._published,
     e.CheckpointCommitted: FailoverCoordinator._checkpoint,
+    e.GangRestored: FailoverCoordinator._restored,
     e.Evaluated: FailoverCoordinator._evaluated,
     e.GroupSetAside: FailoverCoordinator._set_aside,
     e.MasterHung: FailoverCoordinator._master_hung,

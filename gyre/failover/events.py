@@ -152,6 +152,21 @@ class CheckpointCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GangRestored(Event):
+    """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
+    `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
+    it took."""
+
+    incarnation: int
+    role: str
+    source: str
+    step: int
+    checkpoint_step: int
+    seconds: float = 0.0
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSetAside(Event):
     """The trainer gave a group up, and another prompt took its place. `reason` is `poison` where nobody could generate
     it, with the engines' last words as evidence, `stale`, or `no_gradient` where all samples earned the same; `tokens`
@@ -259,6 +274,7 @@ _KINDS: dict[str, type[Event]] = {
         StepCompleted,
         WeightsPublished,
         CheckpointCommitted,
+        GangRestored,
         Evaluated,
         GroupSetAside,
         MasterHung,
@@ -281,6 +297,7 @@ REPORTED = (
     StepCompleted,
     WeightsPublished,
     CheckpointCommitted,
+    GangRestored,
     Evaluated,
     GroupSetAside,
     RolloutsChanged,

@@ -73,6 +73,8 @@ class Cause(StrEnum):
     START_FAILED = "start_failed"
     USER_ERROR = "user_error"
     COLLECTIVE = "collective_failed"
+    CHECKPOINT_LOST = "checkpoint_lost"
+    """Its last checkpoint is gone, and it went on without the optimizer's state."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
 

@@ -960,9 +960,14 @@ class RolloutManager:
             "refused": self.refused,
             "local_window": self._windows.status(self._now()),
             "instances": [
-                instance_status(session, self.book.instances[session.name], self._now())
+                instance_status(
+                    session,
+                    instance,
+                    self._now(),
+                    checksum=self.weights.checksum_of(instance.version),
+                )
                 for session in self.sessions.values()
-                if session.name in self.book.instances
+                if (instance := self.book.instances.get(session.name)) is not None
             ],
         }
 

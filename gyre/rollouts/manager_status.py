@@ -29,7 +29,10 @@ def book_status(book: Book) -> dict[str, Any]:
     }
 
 
-def instance_status(session: AgentSession, instance: Instance, now: float) -> dict[str, Any]:
+def instance_status(
+    session: AgentSession, instance: Instance, now: float, *, checksum: str
+) -> dict[str, Any]:
+    """`checksum` is of the version that it acknowledged; "" where that is not known any more."""
     return {
         "instance": session.name,
         "incarnation": session.hello.incarnation,
@@ -37,6 +40,8 @@ def instance_status(session: AgentSession, instance: Instance, now: float) -> di
         "node": session.hello.node,
         "pid": session.hello.pid,
         "version": instance.version,
+        "checksum": checksum,
+        "source": session.source,
         "state": _state(session, instance),
         "samples": len(instance.held),
         "running": session.running,

@@ -85,6 +85,10 @@ class PolicyVersions:
         """Whether this number was published with these bytes."""
         return self._checksums.get(version) == checksum
 
+    def checksum_of(self, version: int) -> str:
+        """Of a version that was published not long ago; "" of others."""
+        return self._checksums.get(version, "")
+
     def way_changed(self, instance: str, frame: Loaded) -> dict[str, Any] | None:
         """What is to be told where an instance has its weights by another way than before, or in another codec."""
         if not frame.way or self._ways.get(instance) == (frame.way, frame.codec):

@@ -12,6 +12,7 @@ This module must not know how micro-batches are made, or what runs beside the ga
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +25,11 @@ from gyre.workloads.learners import Learner
 from gyre.workloads.muster import muster
 from gyre.workloads.optimizer_steps import OptimizerSteps
 from gyre.workloads.protocol import Failure
+from gyre.workloads.restoring import Restoring
 from gyre.workloads.retries import pause_s
 from gyre.workloads.roster import Member
 from gyre.workloads.served_policies import ServedPolicies
+from gyre.workloads.weight_copy import newest_copy
 
 Blame = Callable[[Member, str, Failure], None]
 
@@ -57,6 +60,13 @@ class GangKeeper:
         self._steps = steps
         self._keeps_initial = keeps_initial
         self._blame = blame
+        self._restoring = Restoring(
+            book,
+            timeout_s=self._run.call_timeout_s,
+            takes_weights=self._run.lost_checkpoint == "weights",
+            find_copy=lambda: newest_copy(runtime.context.directory),
+            report=runtime.report,
+        )
         self._count = 0
         self._failures = 0
         self._not_before = 0.0
@@ -127,6 +137,14 @@ class GangKeeper:
         """Written when this returns."""
         self._checkpoints.write(gang, self._beside, wait=True)
 
+    def end(self) -> None:
+        """The job ends here, its last state on the disk: what ranks keep in memory goes."""
+        for gang in (self.gang, *self._beside.values()) if self.gang is not None else ():
+            with contextlib.suppress(GangLost):  # then it goes when nobody has held it for long
+                states = gang.call("state", timeout_s=self._run.call_timeout_s)
+                if all(state.get("memory") for state in states):
+                    gang.call("forget_memory", timeout_s=self._run.call_timeout_s)
+
     # -- from whatever state to the ledger's --------------------------------------------------------
 
     def _bring_up(self, gang: Gang) -> None:
@@ -142,6 +160,8 @@ class GangKeeper:
         else:
             found = book.checkpoint_path, book.checkpoint_step
             at = self._catch_up(self._leader, gang, *found, book.step)
+            if self._restoring.lost_optimizer:
+                self.checkpoint(gang)
             for role, beside in self._beside.items():
                 self._catch_up(self._followers[role], beside, found[0] / role, found[1], at, exactly=True)
             if at == book.step + 1:
@@ -184,15 +204,22 @@ class GangKeeper:
         exactly: bool = False,
     ) -> int:
         """Bring the ranks to step `target`, or leave them one further unless it is to be `exactly` that; returns where
-        they are. The checkpoint is read only where they cannot go on from where they stand."""
+        they are. Their state comes from elsewhere (`gyre.workloads.restoring`) only where they cannot go on from where
+        they stand."""
         timeout_s = self._run.call_timeout_s
         states = gang.call("state", timeout_s=timeout_s)
         steps = {state["step"] for state in states}
         living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
         at: int = max(steps)
         if not living or at <= checkpoint_step or at > target + (not exactly):
-            gang.call("restore", checkpoint, timeout_s=timeout_s)
-            at = checkpoint_step
+            at = self._restoring.restore(
+                gang,
+                states,
+                checkpoint,
+                checkpoint_step,
+                at_most=target + (not exactly),
+                has_copies=learner is self._leader and not self._followers,
+            )
         for step in range(at + 1, target + 1):
             self._replay(learner, gang, step)
         return max(at, target)

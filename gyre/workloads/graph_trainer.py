@@ -708,6 +708,7 @@ class GraphTrainer(BaseTrainer):
             # Told to stop: what the checkpoint lacks is in the ledger, and is replayed.
             with contextlib.suppress(GangLost):
                 self.keeper.checkpoint(self.keeper.gang)
+        self.keeper.end()
         account = self.ledger.account()
         rows = self.evaluations.rows
         self._tell_progress()

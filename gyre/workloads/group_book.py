@@ -180,6 +180,19 @@ class GroupBook:
         self.digests[step] = digest
         self.tokens += metrics["tokens"]
 
+    def trained_by(self, step: int) -> list[list[int]]:
+        """The ids that steps up to `step` trained, as `[start, end)`; those that were set aside count as trained, for
+        nobody will train them. `step` is covered by no older checkpoint than the last."""
+        left = {*self.queued, *self.whole}
+        left.update(group_id for later in self.batches if later > step for group_id in self.ids_of(later))
+        intervals: list[list[int]] = []
+        start = 0
+        for end in [*sorted(left), self.cursor]:
+            if start < end:
+                intervals.append([start, end])
+            start = end + 1
+        return intervals
+
     def checkpointed(self, step: int, path: Path) -> None:
         """A complete checkpoint is on disk; what it covers is forgotten."""
         self._ledger.checkpoint(step=step, path=path, now=time.time())

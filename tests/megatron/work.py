@@ -72,12 +72,21 @@ Steps = list[list[list[Group]]]
 
 
 @contextmanager
-def actor_on(rank: int, ranks: int, port: int, config: dict[str, Any]) -> Iterator[Any]:
+def actor_on(
+    rank: int, ranks: int, port: int, config: dict[str, Any], directory: Path = Path()
+) -> Iterator[Any]:
     from gyre.workloads.megatron.actor import MegatronActor
 
     actor = MegatronActor()
     actor.context = WorkloadContext(
-        "j", "actor", rank, ranks, config=config, master_addr="127.0.0.1", master_port=port
+        "j",
+        "actor",
+        rank,
+        ranks,
+        config=config,
+        directory=directory,
+        master_addr="127.0.0.1",
+        master_port=port,
     )
     try:
         actor.setup()
@@ -99,10 +108,10 @@ def take_step(actor: Any, micro_batches: list[list[Group]]) -> dict[str, Any]:
 
 
 def named_weights(actor: Any) -> dict[str, Any] | None:
-    """By Hugging Face's names, on the first rank."""
-    return (
-        {name: tensor.numpy().copy() for name, tensor in actor.weights().items()} if actor.rank == 0 else None
-    )
+    """By Hugging Face's names, on the first rank; as float32, which holds every bfloat16."""
+    if actor.rank != 0:
+        return None
+    return {name: tensor.float().numpy().copy() for name, tensor in actor.weights().items()}
 
 
 def train(rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps) -> dict[str, Any]:
@@ -385,3 +394,120 @@ def refused_layout(rank: int, ranks: int, port: int, config: dict[str, Any]) -> 
     except ConfigError as error:
         found.append(str(error))
     return found
+
+
+def train_in_memory(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    steps: Steps,
+    job: Path,
+    *,
+    dies: int | None = None,
+) -> dict[str, Any]:
+    """All steps, each one's state kept in host memory. Rank `dies` is killed after the second."""
+    import os
+    import signal
+
+    with actor_on(rank, ranks, port, config, job) as actor:
+        actor.warm_start()
+        metrics = []
+        for at, micro_batches in enumerate(steps):
+            metrics.append(take_step(actor, micro_batches))
+            if at == 1:
+                actor._memory._memory.settle()
+                states = actor.state()
+                if rank == dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        actor.forget_memory()
+        return {"metrics": metrics, "at": states, "after": actor.state(), "weights": named_weights(actor)}
+
+
+def restore_from_memory(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    steps: Steps,
+    job: Path,
+    *,
+    newer_than: int = 0,
+    at_most: int = 9,
+    forgetful: int | None = None,
+) -> dict[str, Any]:
+    """A new gang, of another seed: what it finds in memory, and the steps from there. Rank `forgetful` has lost its
+    newest state."""
+    with actor_on(rank, ranks, port, {**config, "seed": 99}, job) as actor:
+        memory = actor._memory._memory
+        if rank == forgetful:
+            memory._record_path(memory.records()[0].slot).unlink()
+        before = actor.state()
+        at = actor.restore_from_memory(newer_than=newer_than, at_most=at_most)
+        if at is None:
+            return {"step": None, "unchanged": actor.state() == before}
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[at:]]
+        actor.forget_memory()
+        return {
+            "step": at,
+            "at": state,
+            "metrics": metrics,
+            "after": actor.state(),
+            "weights": named_weights(actor),
+        }
+
+
+def take_a_copy(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    job: Path,
+    told: dict[str, Any],
+    sources: list[tuple[str, str]],
+    sequences: list[list[int]],
+) -> dict[str, Any]:
+    """A gang that has trained a step takes the weights of `told` from `sources`, as the trainer has it done; its
+    log-probs then, and what it trains from there."""
+    import json
+
+    from gyre.workloads.megatron.packing import Row, pack
+
+    with actor_on(rank, ranks, port, config, job) as actor:
+        actor.copies_root = job / "memory"
+        take_step(actor, [random_groups(50, 3)])
+        first = list(actor.fetch_weights(**told, sources=sources)) if rank == 0 else None
+        first = json.loads(actor.ranks.from_first(json.dumps(first)))
+        actor.restore_weights(**told, sources=[tuple(first), *sources], trained=[[0, 4]])
+        rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
+        found = actor.policy.logprobs(list(pack(rows, max_tokens=200)), temperature=1.0)
+        logprobs = [value.numpy() for pair in found for value in pair[:1]]
+        return {
+            "state": actor.state(),
+            "logprobs": np.concatenate(logprobs) if logprobs else None,
+            "weights": named_weights(actor),
+            "metrics": take_step(actor, [random_groups(4, 3)]),
+            "after": named_weights(actor),
+        }
+
+
+def refused_copy(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    job: Path,
+    told: dict[str, Any],
+    sources: list[tuple[str, str]],
+) -> str:
+    from gyre.weights.receiver import WeightsUnreachable
+
+    with actor_on(rank, ranks, port, config, job) as actor:
+        actor.copies_root = job / "memory"
+        actor.copy_within_s = 0.5
+        try:
+            actor.fetch_weights(**told, sources=sources)
+        except WeightsUnreachable as error:
+            return str(error)
+    return ""

@@ -48,6 +48,7 @@ from gyre.workloads.torch.policy import model_config
 if TYPE_CHECKING:
     from gyre.rollouts.engines.embedded.architecture import Architecture
     from gyre.workloads.losses import LossSum
+    from gyre.workloads.megatron.checkpoint_memory import MemoryCheckpoints
     from gyre.workloads.megatron.packing import Pass, Row
     from gyre.workloads.megatron.snapshot import Snapshot
 
@@ -80,6 +81,22 @@ class MegatronLearner(TorchLearner):
         """Seconds of the last step's `update` and `snapshot`, the device's work included."""
         super().setup()
         self._changed()
+        self._memory: MemoryCheckpoints | None = None
+        if self.layout.memory_checkpoint_share:
+            from gyre.workloads.megatron.checkpoint_memory import MemoryCheckpoints
+
+            purpose = f"{self.context.job_id} {self.context.directory.resolve()} {self.role}"
+            self._memory = MemoryCheckpoints(self.policy, purpose, share=self.layout.memory_checkpoint_share)
+
+    def teardown(self) -> None:
+        """What is in host memory stays for whoever comes in this rank's place; see `forget_memory`."""
+        if getattr(self, "_memory", None) is not None:
+            self._memory.close(keep=True)  # type: ignore[union-attr]
+        super().teardown()
+
+    def health(self) -> dict[str, Any]:
+        told = {"memory_checkpoint": self._memory.told()} if self._memory is not None else {}
+        return {**super().health(), **told}
 
     def build(self) -> None:
         from gyre.workloads.megatron.seam import open_seam
@@ -140,6 +157,15 @@ class MegatronLearner(TorchLearner):
         if not self._is_applied(step) and index not in self._pending.records:
             groups = self.ranks.pool_shares(groups)
         return super().accumulate(groups, step=step, index=index)
+
+    @operator
+    def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
+        """As `TorchActor.apply`; the state after it goes to host memory where that is due."""
+        fresh = not self._is_applied(step)
+        metrics = super().apply(step=step, indices=indices, group_ids=group_ids)
+        if fresh and self._memory is not None:
+            self._memory.save_if_due(step, self._book())
+        return metrics
 
     def add_gradient(
         self, groups: list[Group], rows: list[Row], backward: Callable[[list[Pass]], list[LossSum]]
@@ -315,6 +341,30 @@ class MegatronLearner(TorchLearner):
         if self._digest() != book["digest"]:
             raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
 
+    @operator(kind="control")
+    def state(self) -> dict[str, Any]:
+        """As every learner's; `memory`, where this rank keeps states in host memory: ask `restore_from_memory`."""
+        kept = {"memory": True} if self._memory is not None and self._memory.is_on else {}
+        return {**super().state(), **kept}
+
+    @operator(kind="control")
+    def restore_from_memory(self, *, newer_than: int, at_most: int) -> int | None:
+        """Take back the newest state that every rank has in its machine's memory, whole, of a step beyond `newer_than`
+        and up to `at_most`. That step, or None; nothing has changed then."""
+        if self._memory is None:
+            return None
+        book = self._memory.restore(newer_than=newer_than, at_most=at_most)
+        if book is None:
+            return None
+        self._take(book)
+        return self.step
+
+    @operator(kind="control")
+    def forget_memory(self) -> None:
+        """The job is done: nobody will come back for what is in host memory."""
+        if self._memory is not None:
+            self._memory.close(keep=False)
+
 
 class MegatronActor(MegatronLearner, TorchActor):
     """The operators of `TorchActor`; all of them go to every rank, but for the exports, which the first rank answers.
@@ -392,6 +442,27 @@ class MegatronActor(MegatronLearner, TorchActor):
                 hint="Set takes_snapshots, or read them from the device.",
             )
         return self._snapshot.tensors
+
+    @operator(kind="control")
+    def restore_weights(
+        self,
+        *,
+        version: int,
+        checksum: str,
+        sources: list[tuple[str, str]],
+        trained: list[list[int]],
+    ) -> None:
+        """As `TorchActor.restore_weights`, into whatever layout."""
+        from gyre.workloads.megatron.checkpoint import begin_optimizer_anew
+        from gyre.workloads.torch.folder import SafetensorsFolder
+
+        self.policy.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
+        begin_optimizer_anew(self.policy)
+        self.ranks.sum([0.0])  # nobody takes a folder away that others may have linked, or still fetch
+        self.let_go()
+        if self._memory is not None:
+            self._memory.drop()  # of the same steps, and of another history
+        self._take({"step": version, "trained": trained, "metrics": {}, "warm": {"steps": 0}})
 
     @operator(kind="weights")
     def export_weights(self, *, version: int) -> tuple[dict[str, Any], bytes]:

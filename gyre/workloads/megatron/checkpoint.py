@@ -15,8 +15,8 @@ Writing runs on a thread of this process, for Megatron's own way, forked process
 no good in a process that has threads and a GPU. Planning, and the last step, are collectives of all ranks.
 
 Megatron 0.16.1 cannot load the state of its distributed optimizer where that is torch's AdamW, which it is without
-Transformer Engine or Apex; `_Adam` says what it takes. This module must not know what a step is made of, and must not
-be imported before `seam.open_seam`.
+Transformer Engine or Apex; `AdamState` says what it takes. This module must not know what a step is made of, and must
+not be imported before `seam.open_seam`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CheckpointWriter:
         state = path / _STATE
         state.mkdir(exist_ok=True)
         filesystem_async._results_queue = queue.Queue()  # else a process is spawned to hold one
-        _Adam(self._policy).complete()
+        AdamState(self._policy).complete()
         with self._seam():
             request = dist_checkpointing.save(
                 sharded_state(self._policy, is_loading=False), str(state), async_sharded_save=True
@@ -153,16 +153,25 @@ def restore(
     """Load weights and optimizer of the checkpoint at `path`, written in whatever layout, and return its book. A
     collective of all ranks. Raises CheckpointMismatch."""
     book = read_book(path)
-    _Adam(policy).complete()
+    AdamState(policy).complete()
     with seam(), torch.no_grad(), _step_stays():
         found = dist_checkpointing.load(sharded_state(policy, is_loading=True), str(path / _STATE))
         policy.module.load_state_dict(found["model"])
         policy.optimizer.load_state_dict(found["optimizer"])
-        _Adam(policy).unshare_step()
+        AdamState(policy).unshare_step()
     mine = path / f"rank_{policy.ranks.rank:05d}.pt"
     if mine.exists():
         _take_random_state(torch.load(mine, weights_only=True))
     return book
+
+
+def begin_optimizer_anew(policy: MegatronPolicy) -> None:
+    """It knows of no step, as before the first."""
+    for one in policy.optimizer.chained_optimizers:
+        for state in one.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
 
 
 def read_book(path: Path) -> dict[str, Any]:
@@ -192,7 +201,7 @@ def sharded_state(policy: MegatronPolicy, *, is_loading: bool) -> dict[str, Any]
 # -- what Megatron lacks ------------------------------------------------------------------------------
 
 
-class _Adam:
+class AdamState:
     """torch's AdamW inside Megatron's optimizer.
 
     Megatron describes an optimizer by the state that it has, and a new one has none; it reads the step from the state

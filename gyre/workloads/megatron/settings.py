@@ -39,6 +39,9 @@ class MegatronSettings:
     """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own."""
     recompute: bool = False
     """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
+    memory_checkpoint_share: float = 0.0
+    """Of the time, what copies of each rank's state to its machine's memory may take: 0 makes none, 1 keeps every
+    step's. A rank that is killed goes on from there, without the disk and without training steps again."""
     deterministic: bool = True
     """Kernels that give the same bits each time, so that a replayed step is the step. Off, a replay on GPUs differs
     in last bits."""
@@ -55,6 +58,10 @@ class MegatronSettings:
             (
                 not settings.sequence_parallel or settings.tensor_parallel > 1,
                 "sequence_parallel needs a tensor_parallel above 1",
+            ),
+            (
+                0.0 <= settings.memory_checkpoint_share <= 1.0,
+                "memory_checkpoint_share must be between 0 and 1",
             ),
             (settings.pass_tokens >= 1, "pass_tokens must be at least 1"),
             (settings.dtype in _DTYPES, f"dtype must be one of {', '.join(_DTYPES)}"),

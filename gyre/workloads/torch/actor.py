@@ -8,6 +8,7 @@ This module must not know where groups come from or where weights go.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from gyre.config import WeightsSpec
 from gyre.rollouts.samples import Group
-from gyre.weights.manifest import pack_weights
 from gyre.rollouts.weight_party import check_transports
+from gyre.weights.manifest import pack_weights
 from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import operator
 from gyre.workloads.tasks import task_of
@@ -29,12 +30,13 @@ from gyre.workloads.torch.gradients import (
     trained_samples,
     with_old_logprobs,
 )
-from gyre.workloads.torch.hugging_face import config_of, to_names
+from gyre.workloads.torch.hugging_face import config_of, from_names, to_names
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
 from gyre.workloads.torch.model import Decoder
-from gyre.workloads.torch.policy import model_config
+from gyre.workloads.torch.policy import load_parameters, model_config
 from gyre.workloads.torch.settings import OptimSettings
 from gyre.workloads.torch.warm_start import warm_steps
+from gyre.workloads.weight_copy import FetchedCopy
 from gyre.workloads.weight_source import WeightSource
 
 _BEACON_EVERY = 10
@@ -56,16 +58,23 @@ class TorchActor(TorchLearner):
         "rollout_kl",
     )
 
+    copies_root: ClassVar[Path | None] = None
+    """Where copies of policy versions are made; None: in memory, where the machine has such a place."""
+    copy_within_s: ClassVar[float] = 60.0
+    """A fetch to which nothing comes for so long has failed."""
+
     model: Decoder
 
     def setup(self) -> None:
         self.task = task_of(self.config)
         check_transports(WeightsSpec.model_validate(self.context.weights))
         self._source: WeightSource | None = None
+        self._copy: FetchedCopy | None = None
         super().setup()
 
     def teardown(self) -> None:
         super().teardown()
+        self.let_go()
         if self._source is not None:
             self._source.close()
 
@@ -168,3 +177,62 @@ class TorchActor(TorchLearner):
         named, config = self.servable()
         manifest, buffer = pack_weights(named, version=version, step=self.step)
         return config, manifest.to_dict(), buffer
+
+    # -- weights from an instance ---------------------------------------------------------------------
+
+    @operator(kind="weights")
+    def fetch_weights(
+        self, *, version: int, checksum: str, sources: list[tuple[str, str]]
+    ) -> tuple[str, str]:
+        """Fetch a policy version from instances, verified, and hold it until `restore_weights`. Where other ranks have
+        it from: (host:port, folder). The first rank is asked before all of them, so that instances send one copy."""
+        copy = self.fetched(version, checksum, sources)
+        return copy.address, str(copy.path)
+
+    @operator(kind="control")
+    def restore_weights(
+        self,
+        *,
+        version: int,
+        checksum: str,
+        sources: list[tuple[str, str]],
+        trained: list[list[int]],
+    ) -> None:
+        """Take the weights of a policy version, begin a new optimizer, and stand at step `version` with `trained` ids;
+        drops what was accumulated. `sources` are (host:port, folder).
+
+        Raises WeightsUnreachable, and WeightMismatch where it is another model's; then nothing has changed.
+        """
+        named = self.fetched(version, checksum, sources).tensors()
+        config = model_config(self.settings, self.task)
+        own = {name: tensor.float() for name, tensor in from_names(named, config).items()}
+        load_parameters(self.model, own)
+        self.optimizer.state.clear()
+        self.peers.all_reduce_sum(torch.zeros(1))  # nobody takes a folder away that others still fetch
+        self.let_go()
+        self.step = version
+        self.trained = [(start, end) for start, end in trained]
+        self._metrics, self._warm = {}, {"steps": 0}
+        self._half_updated = False
+        self._pending = self._accumulation(version + 1)
+
+    def fetched(self, version: int, checksum: str, sources: list[tuple[str, str]]) -> FetchedCopy:
+        if self._copy is not None and self._copy.checksum != checksum:
+            self.let_go()  # of an earlier attempt, which ended on another rank
+        if self._copy is None:
+            self._copy = FetchedCopy(
+                self.context.directory,
+                f"{self.role}-{self.rank}",
+                version=version,
+                checksum=checksum,
+                sources=sources,
+                settings=WeightsSpec.model_validate(self.context.weights),
+                root=self.copies_root,
+                give_up_s=self.copy_within_s,
+            )
+        return self._copy
+
+    def let_go(self) -> None:
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None

@@ -1,0 +1,395 @@
+"""One rank's state in its machine's memory, where it outlives the rank.
+
+    /dev/shm/gyre-state-<job and role>/rank_00000/lock
+                                                  slot_0, slot_0.json
+                                                  slot_1, slot_1.json
+
+A slot is a file of plain bytes, mapped; its record says what is where in it, of which step, and has its checksum. There
+are two, so that while one is written the other is whole. Nothing holds them but the file system: no process, no
+resource tracker, no socket, so whatever dies, they stay.
+
+Invariants:
+- *bytes before record*: a slot has a record only after all its bytes are there and were hashed, and the record goes
+  before the first of them is written anew. Who is killed in between leaves the other slot, and nothing torn;
+- *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
+- *one owner*: whoever holds the lock. The kernel lets go of it, however its owner dies;
+- *room or nothing*: space is taken before it is mapped, and not the machine's last;
+- *not for ever*: `forget` removes it; what nobody has held for `KEPT_S` goes when the next one comes.
+
+This module must not know what the tensors are, or who agrees with whom about a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import mmap
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import xxhash
+from torch import Tensor
+
+from gyre.errors import GyreError
+from gyre.weights.claims import default_root
+
+PREFIX = "gyre-state-"
+FORMAT = 1
+ALIGNMENT = 256
+
+KEPT_S = 3600.0
+"""For a job that comes back: longer than any budget of restarts lasts."""
+
+LOCK_WITHIN_S = 5.0
+"""For the one before to be gone: it was killed a moment ago, or will not go at all."""
+
+LEFT_FREE = 0.1
+"""Of the machine's memory: what a checkpoint takes must not bring the kernel to kill somebody for it."""
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+class NoHostMemory(GyreError):
+    """There is no room for a state in memory, or somebody else has the place."""
+
+    code = "checkpoint.no_host_memory"
+
+
+class HostMemoryDamaged(GyreError):
+    """What is in memory is not what was written, or is of other tensors."""
+
+    code = "checkpoint.host_memory_damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is in a slot."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a slot holds. `lineage` and `step` name it; `book` is the caller's own, as JSON has it."""
+
+    slot: int
+    lineage: str
+    step: int
+    digest: str
+    size_bytes: int
+    places: tuple[Place, ...]
+    book: dict[str, Any]
+
+
+class HostMemory:
+    """Of rank `rank` of what `purpose` names: a text that is the same for every process that takes this rank's place,
+    and for nobody else. Raises NoHostMemory where the place is held by another process."""
+
+    def __init__(
+        self,
+        purpose: str,
+        rank: int,
+        *,
+        root: Path | None = None,
+        lock_within_s: float = LOCK_WITHIN_S,
+        copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+        available: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        """`available()` gives the machine's available and total memory in bytes."""
+        root = root or default_root()
+        key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
+        self._home = root / f"{PREFIX}{key}"
+        self.path = self._home / f"rank_{rank:05d}"
+        self._copy = copy
+        self._available = available or _available
+        _sweep(root, but=self._home)
+        _make_private(self._home)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._lock: int | None = _lock(self.path / "lock", lock_within_s)
+        self._views: dict[int, Tensor] = {}
+        self._sealing: threading.Thread | None = None
+        self._seal_error: OSError | None = None
+        found = self.records()
+        self._newest = found[0].slot if found else 1
+        """The slot that the next `save` leaves alone."""
+        self.hold_s = 0.0
+        """What the last `save` took of its caller's time."""
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def make_room(self, tensors: Named) -> int:
+        """Take the space for two states like this one; the size of one in bytes. What was saved goes if its size is
+        another. Raises NoHostMemory, and has then taken nothing."""
+        self._settle()
+        _, size = plan(tensors)
+        for slot in (0, 1):
+            self._map(slot, size)
+        return size
+
+    def save(self, tensors: Named, *, lineage: str, step: int, book: dict[str, Any]) -> None:
+        """Copy the tensors. They may be changed when this returns; the copy counts a moment later, when a thread has
+        hashed it. Raises NoHostMemory, and OSError where the one before could not be recorded."""
+        began = time.monotonic()
+        self._settle()
+        error, self._seal_error = self._seal_error, None
+        if error is not None:
+            raise error
+        places, size = plan(tensors)
+        slot = 1 - self._newest
+        self._record_path(slot).unlink(missing_ok=True)
+        view = self._map(slot, size)
+        for place, (_, tensor) in zip(places, tensors, strict=True):
+            self._copy(_at(view, place), tensor.detach())
+        self._newest = slot
+        self._sealing = threading.Thread(
+            target=self._seal,
+            args=(slot, view, {"lineage": lineage, "step": step, "book": book}, places),
+            name="gyre-host-memory",
+            daemon=True,
+        )
+        self._sealing.start()
+        self.hold_s = time.monotonic() - began
+
+    def _seal(self, slot: int, view: Tensor, told: dict[str, Any], places: Sequence[Place]) -> None:
+        content = {
+            "format": FORMAT,
+            **told,
+            "digest": _digest(view),
+            "size_bytes": view.numel(),
+            "places": [[place.name, place.dtype, list(place.shape), place.offset] for place in places],
+        }
+        path = self._record_path(slot)
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(content))
+            partial.rename(path)
+        except OSError as error:  # told to the next `save`; the slot has no record, and counts for nothing
+            self._seal_error = error
+
+    def settle(self) -> None:
+        """Wait until what was saved counts."""
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._sealing is not None:
+            self._sealing.join()  # ends with the hash of what is in memory
+            self._sealing = None
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def records(self) -> list[Record]:
+        """Of the slots that are whole, the newest step first. Their bytes are not looked at."""
+        self._settle()
+        found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
+        return sorted(found, key=lambda record: -record.step)
+
+    def _read(self, slot: int) -> Record | None:
+        try:
+            content = json.loads(self._record_path(slot).read_text())
+            if content["format"] != FORMAT or content["size_bytes"] != self._file(slot).stat().st_size:
+                return None
+            places = [
+                Place(name, dtype, tuple(shape), offset) for name, dtype, shape, offset in content["places"]
+            ]
+            return Record(
+                slot,
+                content["lineage"],
+                content["step"],
+                content["digest"],
+                content["size_bytes"],
+                tuple(places),
+                content["book"],
+            )
+        except (OSError, ValueError, KeyError, TypeError):  # none, or none that this Gyre wrote
+            return None
+
+    def is_right(self, record: Record) -> bool:
+        """Whether the slot's bytes are those that the record was written of."""
+        return _digest(self._map(record.slot, record.size_bytes)) == record.digest
+
+    def load(self, record: Record, tensors: Named) -> None:
+        """Copy what `record` has into the tensors, which are the same as they were saved by name, dtype and shape.
+        Raises HostMemoryDamaged; none of them is changed then. It does not look at the bytes: see `is_right`."""
+        places, _ = plan(tensors)
+        if tuple(places) != record.places:
+            raise HostMemoryDamaged(f"{self._file(record.slot)} is of other tensors than this rank has.")
+        view = self._map(record.slot, record.size_bytes)
+        with torch.no_grad():
+            for place, (_, tensor) in zip(places, tensors, strict=True):
+                tensor.detach().copy_(_at(view, place))
+        self._newest = record.slot
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """What was saved is of no use any more; the place is kept."""
+        self._settle()
+        for slot in (0, 1):
+            self._record_path(slot).unlink(missing_ok=True)
+
+    def close(self, *, keep: bool) -> None:
+        """Leave it to whoever comes next in this rank's place, or remove it. Safe to call twice."""
+        self._settle()
+        self._views = {}
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not any(self._home.glob("rank_*")):
+                shutil.rmtree(self._home, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def _file(self, slot: int) -> Path:
+        return self.path / f"slot_{slot}"
+
+    def _record_path(self, slot: int) -> Path:
+        return self.path / f"slot_{slot}.json"
+
+    def _map(self, slot: int, size: int) -> Tensor:
+        """The slot's bytes, `size` of them. Raises NoHostMemory."""
+        view = self._views.get(slot)
+        if view is not None and view.numel() == size:
+            return view
+        path = self._file(slot)
+        if not path.exists() or path.stat().st_size != size:
+            self._record_path(slot).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            self._take_space(path, size)
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
+        finally:
+            os.close(descriptor)
+        self._views[slot] = torch.frombuffer(mapped, dtype=torch.uint8)
+        return self._views[slot]
+
+    def _take_space(self, path: Path, size: int) -> None:
+        """One after another, for ranks of one machine ask at the same time."""
+        if not hasattr(os, "posix_fallocate"):
+            raise NoHostMemory("states are kept in memory on Linux alone.")
+        gate = _lock(self._home / "lock", LOCK_WITHIN_S + size / 2**28)
+        partial = path.with_suffix(".partial")
+        try:
+            available, total = self._available()
+            if available - size < LEFT_FREE * total:
+                raise NoHostMemory(
+                    f"a state of {size} bytes would leave less than {LEFT_FREE:.0%} of the machine's memory: "
+                    f"{available} of {total} bytes are available.",
+                    hint="Set memory_checkpoint_share to 0, or give the machine more memory.",
+                )
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+            partial.rename(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise NoHostMemory(
+                f"{path.parent} has no room for {size} bytes of a rank's state: {error}.",
+                hint="Give the machine a larger /dev/shm (--shm-size of a container).",
+            ) from error
+        finally:
+            os.close(gate)
+
+
+def plan(tensors: Named) -> tuple[list[Place], int]:
+    """Where each tensor comes to stand, and how large a slot is."""
+    places = []
+    offset = 0
+    for name, tensor in tensors:
+        place = Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
+        places.append(place)
+        offset += -(-place.size_bytes // ALIGNMENT) * ALIGNMENT
+    return places, max(offset, ALIGNMENT)
+
+
+def _at(view: Tensor, place: Place) -> Tensor:
+    part = view[place.offset : place.offset + place.size_bytes]
+    return part.view(getattr(torch, place.dtype)).view(place.shape)
+
+
+def _digest(view: Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(view.numpy().data)
+
+
+def _available() -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _make_private(path: Path) -> None:
+    """A folder that only this user can look into, whoever else may write beside it. Raises NoHostMemory."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NoHostMemory(
+            f"{path} is there and is not a private folder of this user.", hint="Have its owner remove it."
+        )
+
+
+def _lock(path: Path, within_s: float) -> int:
+    """A descriptor that holds the lock. Raises NoHostMemory where another process has it for so long."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise NoHostMemory(
+                    f"another process holds {path.parent}.", hint="Has the one before it ended?"
+                ) from None
+            time.sleep(0.05)
+
+
+def _sweep(root: Path, *, but: Path) -> None:
+    """Remove what other jobs of this user left behind."""
+    for home in root.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another one removes it, too, or it is another user's
+            if home != but and home.lstat().st_uid == os.getuid() and _is_left(home):
+                shutil.rmtree(home, ignore_errors=True)
+
+
+def _is_left(home: Path) -> bool:
+    """Nobody holds any of it, and nobody has written into it for long."""
+    files = [*home.rglob("*"), home]
+    if time.time() - max(path.stat().st_mtime for path in files) < KEPT_S:
+        return False
+    return all(_is_free(lock) for lock in home.rglob("lock"))
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True

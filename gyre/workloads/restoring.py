@@ -1,0 +1,148 @@
+"""Where ranks that cannot go on from where they stand get their state back from. In this order:
+
+| source | what comes back | when |
+| --- | --- | --- |
+| `memory` | all of it, of the last step that every rank has in its machine's memory | ranks keep it there |
+| `disk` | all of it, of the last checkpoint; the steps since are trained again | it is there |
+| `instance` | weights, and an optimizer that has seen nothing | it is lost, and `run.lost_checkpoint` is `weights` |
+
+Invariants:
+- *never a mixture*: a source gives all ranks a state of one step, or is not used;
+- *nothing is lost in silence*: which source it was is an event, `GangRestored`, and stands in the incident; a lost
+  optimizer is an incident of its own.
+
+This module must not know how ranks keep or read a state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gyre.workloads.gang import Gang
+from gyre.workloads.group_book import GroupBook
+from gyre.workloads.weight_copy import WeightCopy
+
+COPY_WITHIN_S = 30.0
+"""For an instance to be found that has the weights: those that live are connected within seconds."""
+
+
+class Restoring:
+    """`find_copy()` is the newest policy version that instances have; None where there is none. `report` tells the
+    journal of an event."""
+
+    def __init__(
+        self,
+        book: GroupBook,
+        *,
+        timeout_s: float,
+        takes_weights: bool,
+        find_copy: Callable[[], WeightCopy | None],
+        report: Callable[..., None],
+        copy_within_s: float = COPY_WITHIN_S,
+    ) -> None:
+        self._book = book
+        self._timeout_s = timeout_s
+        self._takes_weights = takes_weights
+        self._find_copy = find_copy
+        self._report = report
+        self._copy_within_s = copy_within_s
+        self.lost_optimizer = False
+        """The last `restore` brought weights alone: what is on the disk is to be replaced at once."""
+        self.why_not = ""
+        """Why the weights of an instance were not taken, where they were looked for."""
+
+    def restore(
+        self,
+        gang: Gang,
+        states: Sequence[dict[str, Any]],
+        checkpoint: Path,
+        checkpoint_step: int,
+        *,
+        at_most: int,
+        has_copies: bool,
+    ) -> int:
+        """Bring all ranks to one step beyond or at `checkpoint_step`, at most `at_most`; which. `states` are the ranks'
+        own; `has_copies`: the policy is these ranks' alone, so that instances have all that there is to train. Raises
+        as the gang's calls."""
+        began = time.monotonic()
+        self.lost_optimizer, self.why_not = False, ""
+        source = "memory"
+        at = self._from_memory(gang, states, checkpoint_step, at_most)
+        if at is None and has_copies and self._takes_weights and not checkpoint.is_dir():
+            copy = self._wait_for_copy(gang, checkpoint_step)
+            if copy is not None:
+                source, at = "instance", self._from_copy(gang, copy)
+        if at is None:
+            source, at = "disk", checkpoint_step
+            gang.call("restore", checkpoint, timeout_s=self._timeout_s)
+        self._report(
+            "GangRestored",
+            role=gang.role,
+            source=source,
+            step=at,
+            checkpoint_step=checkpoint_step,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        return at
+
+    def _from_memory(
+        self, gang: Gang, states: Sequence[dict[str, Any]], checkpoint_step: int, at_most: int
+    ) -> int | None:
+        if not all(state.get("memory") for state in states):
+            return None
+        found = gang.call(
+            "restore_from_memory", newer_than=checkpoint_step, at_most=at_most, timeout_s=self._timeout_s
+        )
+        at: int | None = found[0]
+        return at
+
+    # -- what instances have -------------------------------------------------------------------------
+
+    def _wait_for_copy(self, gang: Gang, checkpoint_step: int) -> WeightCopy | None:
+        """A copy that can be gone on from, or None."""
+        until = time.monotonic() + self._copy_within_s
+        with gang.waiting():
+            while True:
+                copy = self._find_copy()
+                self.why_not = self._problem_with(copy, checkpoint_step)
+                if not self.why_not:
+                    return copy
+                if time.monotonic() > until:
+                    print(f"no weights of an instance are taken: {self.why_not}", flush=True)
+                    return None
+                time.sleep(0.25)
+
+    def _problem_with(self, copy: WeightCopy | None, checkpoint_step: int) -> str:
+        if copy is None:
+            return "no instance has a policy version"
+        step = self._book.step
+        if not checkpoint_step <= copy.version <= step:
+            return (
+                f"instances have version {copy.version}, which this ledger, at step {step}, cannot go on from"
+            )
+        if copy.version < step and copy.newest > copy.version:
+            # The steps between would come out otherwise without the optimizer; a number stands for one policy.
+            return f"version {copy.newest} was published, and instances have {copy.version} only"
+        return ""
+
+    def _from_copy(self, gang: Gang, copy: WeightCopy) -> int:
+        book = self._book
+        told: dict[str, Any] = {"version": copy.version, "checksum": copy.checksum}
+        sources = [(address, "") for address in copy.sources]
+        first = gang.call_rank0("fetch_weights", **told, sources=sources, timeout_s=self._timeout_s)
+        gang.call(
+            "restore_weights",
+            **told,
+            sources=[tuple(first), *sources],
+            trained=book.trained_by(copy.version),
+            timeout_s=self._timeout_s,
+        )
+        for step in [step for step in book.digests if step >= copy.version]:
+            del book.digests[
+                step
+            ]  # of weights before they were rounded, or made by the optimizer that is lost
+        self.lost_optimizer = True
+        return copy.version

@@ -1,0 +1,50 @@
+"""Where a gang's state came from stands in the incident that made it necessary; a lost optimizer is one of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from gyre.failover import Scope
+from gyre.failover import events as e
+from tests.failover.histories import History
+
+
+@pytest.fixture
+def restarted(history: History) -> History:
+    """A rank of the gang of two died, and both are back."""
+    history.start_all()
+    history.lose("actor-1")
+    return history.start_all()
+
+
+@pytest.mark.parametrize("source", ["memory", "disk"])
+def test_the_incident_says_where_the_state_came_from(restarted: History, source: str) -> None:
+    restarted.report(e.GangRestored, role="actor", source=source, step=7, checkpoint_step=4, seconds=0.25)
+    (incident,) = restarted.state.incidents.values()
+    assert incident.evidence["restored"] == {
+        "source": source,
+        "step": 7,
+        "checkpoint_step": 4,
+        "seconds": 0.25,
+    }
+
+
+def test_a_later_restore_does_not_rewrite_an_incident_that_has_its_own(restarted: History) -> None:
+    for step in (7, 9):
+        restarted.report(e.GangRestored, role="actor", source="memory", step=step, checkpoint_step=4)
+    (incident,) = restarted.state.incidents.values()
+    assert incident.evidence["restored"]["step"] == 7
+
+
+def test_weights_without_an_optimizer_are_an_incident(restarted: History) -> None:
+    restarted.report(e.GangRestored, role="actor", source="instance", step=7, checkpoint_step=4)
+    first, second = restarted.state.incidents.values()
+    assert first.evidence["restored"]["source"] == "instance"
+    assert (second.cause, second.scope, second.outcome) == ("checkpoint_lost", Scope.REGION, "recovered")
+    assert "what its optimizer had learnt is lost" in second.decision
+
+
+def test_a_role_that_is_no_more_is_left_alone(restarted: History) -> None:
+    before = restarted.state
+    restarted.report(e.GangRestored, role="gone", source="instance", step=7, checkpoint_step=4)
+    assert restarted.state.incidents == before.incidents

@@ -1,0 +1,71 @@
+"""States in host memory: a killed rank's gang goes on from them bit by bit, or not at all."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.megatron import work
+from tests.megatron.pool import RankPool
+from tests.megatron.work import LAYOUTS, config_of, random_groups
+
+STEPS = [[random_groups(0, 4)], [random_groups(4, 3), random_groups(7, 2)], [random_groups(9, 4)]]
+
+
+def memory_config(layout: str, dtype: str = "float32") -> dict[str, Any]:
+    config = config_of(layout)
+    config["megatron"] |= {"memory_checkpoint_share": 1.0, "dtype": dtype}
+    return config
+
+
+def killed(pool: RankPool, config: dict[str, Any], ranks: int, job: Path) -> None:
+    """A gang whose last rank dies by SIGKILL after its second step; the others end with it."""
+    with pytest.raises(AssertionError, match=f"rank {ranks - 1} died"):
+        pool.run(partial(work.train_in_memory, dies=ranks - 1), ranks, config, STEPS, job)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("tp2", "bfloat16"), ("dp2-whole", "float32"), ("pp2-dp2", "float32")],
+)
+def test_a_gang_whose_rank_was_killed_goes_on_from_memory_bit_by_bit(
+    pool: RankPool, tmp_path: Path, layout: str, dtype: str
+) -> None:
+    ranks, config = LAYOUTS[layout][0], memory_config(layout, dtype)
+    calm = pool.run(work.train_in_memory, ranks, config, STEPS, tmp_path / "calm")
+    killed(pool, config, ranks, tmp_path / "job")
+    found = pool.run(work.restore_from_memory, ranks, config, STEPS, tmp_path / "job")
+    for was, came in zip(calm, found, strict=True):
+        assert (came["step"], came["at"]) == (2, was["at"])
+        assert came["metrics"] == was["metrics"][2:]
+        assert came["after"] == was["after"]
+    for name, expected in calm[0]["weights"].items():
+        np.testing.assert_array_equal(found[0]["weights"][name], expected)
+
+
+def test_a_state_counts_only_where_every_rank_has_it(pool: RankPool, tmp_path: Path) -> None:
+    config = memory_config("tp2")
+    killed(pool, config, 2, tmp_path)
+    restore = partial(work.restore_from_memory, newer_than=1)
+    found = pool.run(partial(restore, forgetful=1), 2, config, STEPS, tmp_path)
+    assert found == [{"step": None, "unchanged": True}] * 2, (
+        "rank 0 alone has step 2, and step 1 is not wanted"
+    )
+    found = pool.run(work.restore_from_memory, 2, config, STEPS, tmp_path)
+    assert [one["step"] for one in found] == [1, 1], "both have the one before"
+
+
+def test_a_step_that_the_ledger_has_not_and_another_layout_are_left_alone(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    killed(pool, memory_config("tp2"), 2, tmp_path)
+    found = pool.run(partial(work.restore_from_memory, at_most=0), 2, memory_config("tp2"), STEPS, tmp_path)
+    assert [one["step"] for one in found] == [None, None]
+    found = pool.run(work.restore_from_memory, 2, memory_config("dp2"), STEPS, tmp_path)
+    assert [one["step"] for one in found] == [None, None]
+    found = pool.run(partial(work.restore_from_memory, at_most=1), 2, memory_config("tp2"), STEPS, tmp_path)
+    assert [one["step"] for one in found] == [1, 1]

@@ -1,0 +1,174 @@
+"""What a rank leaves in its machine's memory: whole or not there, whoever is killed at whatever moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gyre.workloads import host_memory
+from gyre.workloads.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory
+
+
+def tensors(value: float) -> list[tuple[str, torch.Tensor]]:
+    return [
+        ("weight", torch.full((7, 5), value, dtype=torch.bfloat16)),
+        ("step", torch.tensor(value)),
+        ("random", torch.full((300,), int(value), dtype=torch.uint8)),
+        ("none", torch.zeros(0)),
+    ]
+
+
+def saved(memory: HostMemory, *steps: int, lineage: str = "one") -> None:
+    for step in steps:
+        memory.save(tensors(step), lineage=lineage, step=step, book={"step": step})
+    memory.settle()
+
+
+def test_the_next_one_in_its_place_finds_the_last_two(tmp_path: Path) -> None:
+    first = HostMemory("job", 3, root=tmp_path)
+    saved(first, 1, 2, 3)
+    first.close(keep=True)
+    second = HostMemory("job", 3, root=tmp_path)
+    assert [(record.step, record.lineage, record.book) for record in second.records()] == [
+        (3, "one", {"step": 3}),
+        (2, "one", {"step": 2}),
+    ]
+    for record in second.records():
+        assert second.is_right(record)
+        found = tensors(0)
+        second.load(record, found)
+        for (_, mine), (_, wanted) in zip(found, tensors(record.step), strict=True):
+            assert torch.equal(mine, wanted)
+    second.close(keep=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_gone_on_from_is_kept_while_the_next_is_written(tmp_path: Path) -> None:
+    """The older of two states was restored; a newer one of another life must not outlast it."""
+    memory = HostMemory("job", 0, root=tmp_path)
+    saved(memory, 4, 5)
+    memory.load(memory.records()[1], tensors(0))
+    saved(memory, 5, lineage="two")
+    assert [(record.step, record.lineage) for record in memory.records()] == [(5, "two"), (4, "one")]
+    memory.close(keep=False)
+
+
+KILLED_IN_A_COPY = """
+import sys, time
+from pathlib import Path
+import torch
+from gyre.workloads.host_memory import HostMemory
+
+def stuck(into, tensor):
+    into.copy_(tensor)
+    if float(tensor.flatten()[0]) == 3:
+        print("half way", flush=True)
+        time.sleep(600)
+
+memory = HostMemory("job", 0, root=Path(sys.argv[1]), copy=stuck)
+for step in (1, 2, 3):
+    memory.save(
+        [(name, torch.full((200_000,), float(step))) for name in ("a", "b")],
+        lineage="one", step=step, book={},
+    )
+"""
+
+
+def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_state_before(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_IN_A_COPY, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half way\n"
+        process.send_signal(signal.SIGKILL)
+    memory = HostMemory("job", 0, root=tmp_path)
+    (record,) = memory.records()
+    assert record.step == 2, "the third went over the first, and was not whole"
+    assert memory.is_right(record)
+    found = [(name, torch.zeros(200_000)) for name in ("a", "b")]
+    memory.load(record, found)
+    assert all(bool((tensor == 2).all()) for _, tensor in found)
+    memory.close(keep=False)
+
+
+def test_a_flipped_bit_is_noticed_and_other_tensors_are_refused_untouched(tmp_path: Path) -> None:
+    memory = HostMemory("job", 0, root=tmp_path)
+    saved(memory, 1)
+    (record,) = memory.records()
+    with pytest.raises(HostMemoryDamaged, match="other tensors"):
+        memory.load(record, [("weight", torch.zeros(3))])
+    with open(memory.path / f"slot_{record.slot}", "r+b") as file:
+        file.seek(8)
+        file.write(b"\xff")
+    assert not memory.is_right(record)
+    memory.close(keep=False)
+
+
+def test_a_place_is_one_processs_and_another_jobs_is_another(tmp_path: Path) -> None:
+    memory = HostMemory("job", 0, root=tmp_path)
+    with pytest.raises(NoHostMemory, match="another process holds"):
+        HostMemory("job", 0, root=tmp_path, lock_within_s=0.0)
+    saved(memory, 1)
+    other = HostMemory("other job", 0, root=tmp_path)
+    assert other.records() == []
+    for each in (memory, other):
+        each.close(keep=False)
+
+
+def test_memory_that_the_machine_needs_is_not_taken(tmp_path: Path) -> None:
+    memory = HostMemory("job", 0, root=tmp_path, available=lambda: (1000, 9000))
+    with pytest.raises(NoHostMemory, match="less than 10% of the machine's memory"):
+        memory.make_room(tensors(1))
+    assert sorted(path.name for path in memory.path.iterdir()) == ["lock"]
+    memory.close(keep=False)
+
+
+def test_a_full_file_system_is_an_error_and_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    memory = HostMemory("job", 0, root=tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NoHostMemory, match="no room"):
+        memory.make_room(tensors(1))
+    assert sorted(path.name for path in memory.path.iterdir()) == ["lock"]
+    memory.close(keep=False)
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    HostMemory("job", 0, root=tmp_path).close(keep=True)
+    (home,) = tmp_path.iterdir()
+    home.chmod(0o777)
+    with pytest.raises(NoHostMemory, match="not a private folder"):
+        HostMemory("job", 0, root=tmp_path)
+
+
+@pytest.fixture
+def age(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = time.time()
+    return lambda seconds: monkeypatch.setattr(host_memory.time, "time", lambda: now + seconds)
+
+
+def test_what_a_job_left_behind_goes_when_nobody_has_held_it_for_long(
+    tmp_path: Path, age: Callable[[float], None]
+) -> None:
+    left, held = HostMemory("left", 0, root=tmp_path), HostMemory("held", 0, root=tmp_path)
+    saved(left, 1)
+    left.close(keep=True)
+    HostMemory("young", 0, root=tmp_path).close(keep=False)
+    assert len(list(tmp_path.iterdir())) == 2, "its job may come back"
+    age(host_memory.KEPT_S + 1)
+    HostMemory("old", 0, root=tmp_path).close(keep=False)
+    assert list(tmp_path.iterdir()) == [held.path.parent]
+    held.close(keep=False)

@@ -1,0 +1,188 @@
+"""Where a gang's state comes from: memory, then disk, then an instance; told, and never some ranks from one of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.workloads.gang import GangLost
+from gyre.workloads.restoring import Restoring
+from gyre.workloads.weight_copy import WeightCopy, copy_of
+
+STEP = 9
+
+
+class Book:
+    """The part of the group book that restoring needs."""
+
+    def __init__(self) -> None:
+        self.step = STEP
+        self.digests = {step: f"digest {step}" for step in range(1, STEP + 1)}
+
+    def trained_by(self, step: int) -> list[list[int]]:
+        return [[0, 2 * step]]
+
+
+class Ranks:
+    """A gang of two. `kept` is the step that both have in memory, None where they have none in common."""
+
+    role = "actor"
+
+    def __init__(self, *, kept: int | None = None, disk: bool = True) -> None:
+        self.kept = kept
+        self.disk = disk
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
+        self.calls.append((method, kwargs))
+        if method == "restore_from_memory":
+            fits = self.kept is not None and kwargs["newer_than"] < self.kept <= kwargs["at_most"]
+            return [self.kept if fits else None] * 2
+        if method == "restore" and not self.disk:
+            raise GangLost
+        return [None, None]
+
+    def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        self.calls.append((method, kwargs))
+        return "10.0.0.1:7", "/dev/shm/first"
+
+    @property
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.calls]
+
+
+class Case:
+    """`copy` is what instances have; the checkpoint of step 6 is on the disk unless it is `lost`."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        ranks: Ranks,
+        *,
+        lost: bool = False,
+        copy: WeightCopy | None = None,
+        takes_weights: bool = True,
+    ) -> None:
+        self.book = Book()
+        self.ranks = ranks
+        self.reports: list[dict[str, Any]] = []
+        self.checkpoint = tmp_path / "step_00000006"
+        if not lost:
+            self.checkpoint.mkdir()
+        self.restoring = Restoring(
+            self.book,  # type: ignore[arg-type]
+            timeout_s=1.0,
+            takes_weights=takes_weights,
+            find_copy=lambda: copy,
+            report=lambda kind, **body: self.reports.append({"kind": kind, **body}),
+            copy_within_s=0.0,
+        )
+
+    def restore(self, *, keeps_memory: bool = True, has_copies: bool = True, at_most: int = STEP + 1) -> int:
+        states = [{"step": 0, **({"memory": True} if keeps_memory else {})}] * 2
+        return self.restoring.restore(
+            self.ranks,  # type: ignore[arg-type]
+            states,
+            self.checkpoint,
+            6,
+            at_most=at_most,
+            has_copies=has_copies,
+        )
+
+    @property
+    def told(self) -> tuple[str, int]:
+        (report,) = self.reports
+        assert report["kind"] == "GangRestored"
+        return report["source"], report["step"]
+
+
+def copy(version: int, newest: int | None = None) -> WeightCopy:
+    return WeightCopy(version, "c", ("10.0.0.2:9",), version if newest is None else newest)
+
+
+@pytest.mark.parametrize("kept", [7, STEP, STEP + 1])
+def test_memory_is_first_up_to_a_step_that_the_ledger_has_not_yet(tmp_path: Path, kept: int) -> None:
+    case = Case(tmp_path, Ranks(kept=kept))
+    assert case.restore() == kept
+    assert case.ranks.methods == ["restore_from_memory"]
+    assert case.told == ("memory", kept)
+
+
+@pytest.mark.parametrize("kept", [None, 6, STEP + 2])
+def test_the_disk_is_next(tmp_path: Path, kept: int | None) -> None:
+    case = Case(tmp_path, Ranks(kept=kept), copy=copy(STEP))
+    assert case.restore() == 6
+    assert case.ranks.methods == ["restore_from_memory", "restore"]
+    assert case.told == ("disk", 6)
+
+
+def test_ranks_that_keep_none_are_not_asked(tmp_path: Path) -> None:
+    """A user's own workload has no such method."""
+    case = Case(tmp_path, Ranks(kept=STEP))
+    assert case.restore(keeps_memory=False) == 6
+    assert case.ranks.methods == ["restore"]
+
+
+def test_weights_of_an_instance_are_last_and_leave_no_digest_to_compare_with(tmp_path: Path) -> None:
+    case = Case(tmp_path, Ranks(), lost=True, copy=copy(8))
+    assert case.restore() == 8
+    assert case.ranks.methods == ["restore_from_memory", "fetch_weights", "restore_weights"]
+    _, told = case.ranks.calls[-1]
+    assert told["sources"] == [("10.0.0.1:7", "/dev/shm/first"), ("10.0.0.2:9", "")]
+    assert (told["version"], told["checksum"], told["trained"]) == (8, "c", [[0, 16]])
+    assert case.told == ("instance", 8)
+    assert case.restoring.lost_optimizer
+    assert sorted(case.book.digests) == list(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"takes_weights": False, "copy": copy(STEP)}, ""),
+        ({"copy": None}, "no instance has a policy version"),
+        ({"copy": copy(5)}, "cannot go on from"),
+        ({"copy": copy(8, newest=STEP)}, "version 9 was published, and instances have 8 only"),
+    ],
+)
+def test_a_lost_checkpoint_fails_as_one_where_weights_cannot_or_must_not_do(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    case = Case(tmp_path, Ranks(disk=False), lost=True, **changes)
+    with pytest.raises(GangLost):
+        case.restore()
+    assert case.ranks.methods[-1] == "restore"
+    assert case.reports == []
+    assert not case.restoring.lost_optimizer
+    if why:
+        assert why in case.restoring.why_not
+
+
+def test_what_is_trained_beside_a_critic_is_in_no_instance(tmp_path: Path) -> None:
+    case = Case(tmp_path, Ranks(disk=False), lost=True, copy=copy(STEP))
+    with pytest.raises(GangLost):
+        case.restore(has_copies=False)
+
+
+def test_the_manager_is_asked_who_acknowledged_what() -> None:
+    def one(version: int, checksum: str, source: str = "h:1", state: str = "idle") -> dict[str, Any]:
+        return {"version": version, "checksum": checksum, "source": source, "state": state}
+
+    status = {
+        "version": 4,
+        "instances": [
+            one(2, "two"),
+            one(3, "three", "h:3"),
+            one(3, "three", "h:4", "working"),
+            one(4, "four", "h:5", "cut"),
+            one(4, "four", ""),
+            one(-1, "", "h:6"),
+        ],
+    }
+    assert copy_of(status) == WeightCopy(3, "three", ("h:3", "h:4"), 4)
+    assert copy_of({"version": -1, "instances": []}) is None
