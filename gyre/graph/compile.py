@@ -27,6 +27,7 @@ from gyre.config import (
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, repetition_vector
 from gyre.graph.execution import ExecutionGraph
+from gyre.graph.integrations import check_integrations, default_with
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.placement import plan_placement
 from gyre.graph.recipes import ROLLOUT_INSTANCE, recipe_named
@@ -77,12 +78,13 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         check_recipe(resolved, recipe)
         for name, role in resolved.roles.items():
             if role.entrypoint is None and name in recipe.defaults:
-                role.entrypoint = recipe.defaults[name].model_copy()
+                role.entrypoint = default_with(resolved, name, recipe.defaults[name])
         _add_rollout_manager(resolved, recipe.defaults[ROLLOUT_MANAGER])
         _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
         if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by whoever reads it
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
+        check_integrations(resolved)
     trainer = resolved.roles.get(TRAINER)
     if trainer is not None:
         amount = trainer.resources.accelerator

@@ -19,7 +19,8 @@ all of a step (`a` is B), cut into micro-batches by whoever runs it. Where in ad
 `in_order`, `k` is how far generation may run ahead, and which groups a step takes is decided as they come.
 
 PPO (arXiv 1707.06347) adds a critic, a gang that is trained beside the actor. Its values are a group's like the
-reward, and each step of it licenses those of the next batch; the actor's step waits for the critic's:
+reward, but all its ranks are asked for them at once, for they may hold one model between them. Each step of it licenses
+those of the next batch; the actor's step waits for the critic's:
 
     rollout.generate ──m:m──▶ critic.values ──m:a──▶ critic.accumulate ──1:B/a──▶ critic.apply ──1:1──▶ actor.apply
                                 ▲     └──m:a──▶ actor.accumulate                      │
@@ -34,6 +35,7 @@ from typing import Any
 
 from gyre.config import ROLLOUT_MANAGER, Entrypoint, JobSpec
 from gyre.errors import GraphError, nearest
+from gyre.graph.integrations import reads_a_folder
 from gyre.graph.model import Dispatch, Edge, EdgeKind, Operator
 
 
@@ -127,9 +129,11 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
     ]
     judges = [score]  # what a group has been through when it is trained on
     if "reference" in spec.roles:
-        judges.append(Operator("reference", "logprobs", initial_policy=True))
+        first = not reads_a_folder(spec, "reference")
+        judges.append(Operator("reference", "logprobs", initial_policy=first))
     if critic:
-        values = Operator("critic", "values", initial_policy=True)
+        first = not reads_a_folder(spec, "critic")
+        values = Operator("critic", "values", Dispatch.SPREAD, initial_policy=first)
         learn = Operator("critic", "accumulate", Dispatch.GANG, ordered)
         step = Operator("critic", "apply", Dispatch.GANG, ordered=True)
         judges.append(values)

@@ -22,7 +22,7 @@ import contextlib
 import importlib
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -52,6 +52,7 @@ from gyre.workloads.retries import Retries
 from gyre.workloads.returned import problem_with_evaluation, problem_with_groups, problem_with_versions
 from gyre.workloads.roster import Member
 from gyre.workloads.served_policies import ServedPolicies
+from gyre.workloads.spread_calls import SpreadCall, SpreadCalls
 from gyre.workloads.step_assembly import NO_GRADIENT, FixedBatches, StepAssembly, StreamedBatches
 from gyre.workloads.vertex_calls import VertexCalls
 from gyre.workloads.waits import WaitClock
@@ -112,7 +113,7 @@ class GraphTrainer(BaseTrainer):
         self.made_by = [
             operator.ref
             for operator in self.dcg.operators
-            if operator.dispatch in (Dispatch.ONE, Dispatch.PLANE)
+            if operator.dispatch in (Dispatch.ONE, Dispatch.SPREAD, Dispatch.PLANE)
             and any(edge.kind is EdgeKind.SAMPLES for edge in self.dcg.into(operator.ref))
         ]
         """The operators that a group goes through between being drawn and being whole."""
@@ -137,6 +138,7 @@ class GraphTrainer(BaseTrainer):
         self.waits = WaitClock()
         self.retries = Retries()
         self.calls = VertexCalls(runtime.roster, runtime.transport)
+        self.spread = SpreadCalls(hear=lambda *what: self.inbox.put(("spread", what)))
         self.judging = Judging(self.calls, self.retries, hear=lambda *what: self.inbox.put(("judged", what)))
         self.plane: PlaneCalls | None = None
         if self.uses_plane:
@@ -266,6 +268,8 @@ class GraphTrainer(BaseTrainer):
                 self._one_ended(*content)
             elif kind == "rank":
                 self._rank_ended(*content)
+            elif kind == "spread":
+                self._spread_ended(*content)
             elif kind == "plane":
                 self._plane_answered(*content)
             elif kind == "judged":
@@ -301,6 +305,8 @@ class GraphTrainer(BaseTrainer):
             for (ref, step), firings in together.items():
                 if self.operators[ref].dispatch is Dispatch.PLANE:
                     self._send_to_plane(firings, step)
+                elif self.operators[ref].dispatch is Dispatch.SPREAD:
+                    self._send_to_ranks(self.operators[ref], firings, step)
                 else:
                     self._send_to_ones(self.operators[ref], firings, step)
 
@@ -335,19 +341,14 @@ class GraphTrainer(BaseTrainer):
         """As many firings in a call as make `groups_per_firing` groups, as long as somebody has room."""
         fed = any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
         policy = None
-        if (fed or operator.initial_policy) and operator.role not in self.learners:
+        if fed or operator.initial_policy:
             policy = self.policies.initial if operator.initial_policy else self.policies.published
             if policy is None:
                 return
-        if operator.role in self.learners and self.keeper.gang is None:
-            return  # its ranks have not been brought to the present step
-        rate = len(firings[0].groups)
-        size = max(1, self.run.groups_per_firing // rate) if rate else 1
-        for first in range(0, len(firings), size):
+        for some in self._in_calls(firings):
             member = self.calls.free_member(operator.role)
             if member is None:
                 return
-            some = firings[first : first + size]
             ids = self._ids(some)
             groups = [self.book.groups[group_id] for group_id in ids] or self.held_out(self.run.held_out)
             if self.arrival is not None and policy is not None and fed:
@@ -359,6 +360,27 @@ class GraphTrainer(BaseTrainer):
                 member, operator.method, groups, policy=policy, _gyre_step=step, _gyre_index=some[0].index
             )
             future.add_done_callback(partial(self._hear_one, some, ids, member))
+
+    def _in_calls(self, firings: list[Firing]) -> Iterator[list[Firing]]:
+        rate = len(firings[0].groups)
+        size = max(1, self.run.groups_per_firing // rate) if rate else 1
+        for first in range(0, len(firings), size):
+            yield firings[first : first + size]
+
+    def _send_to_ranks(self, operator: Operator, firings: list[Firing], step: int) -> None:
+        """To all ranks of a gang, when they are there and at the present step."""
+        gang = self.keeper.gang_of(operator.role)
+        for some in self._in_calls(firings):
+            if gang is None or not self.spread.has_room(operator.role):
+                return
+            ids = self._ids(some)
+            shares = [
+                [self.book.groups[group_id] for group_id in share]
+                for share in self.book.dealt(ids, gang.size)
+            ]
+            for firing in some:
+                self.flow.start(firing)
+            self.spread.send(gang, operator.method, some, ids, shares, step=step)
 
     def _send_to_plane(self, firings: list[Firing], step: int) -> None:
         """No policy is sent along: the plane has what was published, and each request says how old it may be."""
@@ -655,6 +677,27 @@ class GraphTrainer(BaseTrainer):
         except GangLost as lost:
             self._drop_gang(lost)
 
+    def _spread_ended(self, call: SpreadCall, rank: int, outcome: Outcome | VertexLost) -> None:
+        call.outcomes[rank] = outcome
+        if not self.spread.is_current(call):
+            return
+        if isinstance(outcome, VertexLost):
+            self.runtime.roster.doubt(*call.gang.members[rank])
+            self._drop_gang(GangLost())
+            return
+        try:
+            groups = self.spread.ended(call)
+        except GangLost as lost:
+            self._drop_gang(lost)
+            return
+        if groups is None:
+            return
+        failure = self._refusal(call.firings, call.ids, groups)
+        if failure is not None:
+            self._firings_failed(call.firings, call.gang.members[0], failure)
+        else:
+            self._took(call.firings, groups)
+
     def _optimizer_stepped(self, call: GangCall, metrics: dict[str, Any]) -> None:
         """Raises GangLost."""
         if call.firing.operator != self.pace.ref:
@@ -669,6 +712,8 @@ class GraphTrainer(BaseTrainer):
 
     def _drop_gang(self, lost: GangLost) -> None:
         self.keeper.drop(lost)
+        for firing in self.spread.give_up():
+            self.flow.cancel(firing)
         self.feeder.rewind()
 
     # -- telling ------------------------------------------------------------------------------------
@@ -708,7 +753,6 @@ class GraphTrainer(BaseTrainer):
             # Told to stop: what the checkpoint lacks is in the ledger, and is replayed.
             with contextlib.suppress(GangLost):
                 self.keeper.checkpoint(self.keeper.gang)
-        self.keeper.end()
         account = self.ledger.account()
         rows = self.evaluations.rows
         self._tell_progress()
