@@ -265,7 +265,7 @@ def test_a_window_ends_with_its_last_sample_and_not_with_the_next_plan(world: Wo
     """The trainer has all that it waits for: each tenth of a second is one of every step."""
     world.join("local-0", local=True, rate=40.0)
     for first in range(3):
-        world.ask(first + 1, 3 + 10 * first, purpose=f"step {first}")  # they end anywhere between two plans
+        world.ask(first + 1, 3 + 10 * first, purpose=f"step-{first}")  # they end anywhere between two plans
         world.lend(first + 1)
         while world.left:
             world.run(TICK_S)
