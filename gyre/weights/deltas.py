@@ -13,6 +13,7 @@ This module must not know who makes steps, or who asks for them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gyre.weights.codecs import chain
@@ -85,6 +86,19 @@ class DeltaSteps:
                 within = before[0] + len(data)
                 best = (within, [*before[1], data])
         return best
+
+    def reaches(self, base: str, targets: Collection[str]) -> bool:
+        """Whether steps lead from `base` to one of these, or it is one; in which chunks, and how large, aside."""
+        with self._lock:
+            open_, seen = list(targets), set(targets)
+            while open_:
+                target = open_.pop()
+                if target == base:
+                    return True
+                fresh = {step.base for step in self._steps.get(target, ())} - seen
+                seen |= fresh
+                open_ += fresh
+        return False
 
     # -- whether to make them beforehand ------------------------------------------------------------------
 

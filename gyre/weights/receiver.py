@@ -705,8 +705,8 @@ class _Fetch:
             before = receiver.link_bytes_s
             receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
         asked = want.codec
-        if asked == "delta" and pulled.codec == "none":
-            self._no_delta = True  # to ask for each chunk would cost the source more than it saves
+        if asked == "delta" and pulled.told.get("has_base") is False:
+            self._no_delta = True  # for this version; nothing was learnt of what deltas cost
         elif asked != "none":
             ratio = pulled.wire_bytes / chunk.nbytes  # 1 where the source found it not worth it
             before_cost = receiver.costs[asked]

@@ -279,6 +279,8 @@ class ChunkServer:
                     line.send_json({"status": "elsewhere", **self._told(slot, relay)})
                     return
                 reply = {"status": "ok", "codec": codec, "nbytes": view.nbytes, "encode_s": spent}
+                if request.get("codec") == "delta" and codec == "none":
+                    reply["has_base"] = self._is_base(str(request.get("base", "")), slot)
                 line.send_json({**reply, **self._told(slot, relay)})
                 for at in range(0, view.nbytes, SEND_BLOCK):
                     if slot.revoked:
@@ -386,6 +388,11 @@ class ChunkServer:
             if known is not None:
                 return known
         return None
+
+    def _is_base(self, base: str, slot: Slot) -> bool:
+        """Whether a delta against this version can lead to what is in `slot`."""
+        alike = [one for one in self.arena.slots() if one.manifest is not None and are_alike(one, slot)]
+        return self.encoded.steps.reaches(base, [one.manifest.checksum for one in alike if one.manifest])
 
     def _step(self, older: Slot, slot: Slot, chunk: Chunk) -> None:
         """Keep what changed in this chunk, if it is less than half of it. Raises SlotGone."""

@@ -124,7 +124,7 @@ def test_a_delta_that_is_no_smaller_goes_as_it_is(party):
     assert content(fetched.slot) == content(origin.arena.versions[2])
 
 
-def test_a_receiver_two_versions_behind_gets_the_whole(party):
+def test_a_receiver_two_versions_behind_gets_the_whole_where_nobody_asked_for_deltas(party):
     origin, receiver = party(), party(forced_codec="delta")
     receiver.fetch(origin.publish(1, changed=0.01), origin)
     origin.publish(2, changed=0.01)
