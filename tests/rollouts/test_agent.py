@@ -291,7 +291,10 @@ async def test_where_no_cache_is_dropped_while_requests_wait_they_are_handed_ove
         groups = await all_groups(trainer, 2)
         runs = [[run.version for run in sample.versions] for g in groups.values() for sample in g.samples]
         assert runs == [[0, 1]] * 4
-        assert (tmp_path / "a" / "modes").read_text().split() == ["retract", "retract", "flush"]
+        # Handed over, and tried again: more than once where requests take their time to end.
+        *paused, last = (tmp_path / "a" / "modes").read_text().split()
+        assert (set(paused), last) == ({"retract"}, "flush")
+        assert len(paused) >= 2
         await crew.stop()
         plane.exact()
 
