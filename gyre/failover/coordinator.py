@@ -644,6 +644,10 @@ class FailoverCoordinator:
     def _evaluated(self, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
         return ()
 
+    def _left_out(self, draft: Draft, event: e.EvaluationLeftOut, now: float) -> Iterable[c.Command]:
+        """The journal keeps the reason."""
+        return ()
+
     def _set_aside(self, draft: Draft, event: e.GroupSetAside, now: float) -> Iterable[c.Command]:
         """The trainer has replaced it; the journal keeps the evidence."""
         return ()
@@ -831,6 +835,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.CheckpointCommitted: FailoverCoordinator._checkpoint,
     e.GangRestored: FailoverCoordinator._restored,
     e.Evaluated: FailoverCoordinator._evaluated,
+    e.EvaluationLeftOut: FailoverCoordinator._left_out,
     e.GroupSetAside: FailoverCoordinator._set_aside,
     e.MasterHung: FailoverCoordinator._master_hung,
     e.RolloutsChanged: FailoverCoordinator._rollouts,

@@ -144,6 +144,16 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationLeftOut(Event):
+    """There is no result of this version, and there will be none."""
+
+    incarnation: int
+    version: int
+    reason: str
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCommitted(Event):
     incarnation: int
     step: int
@@ -276,6 +286,7 @@ _KINDS: dict[str, type[Event]] = {
         CheckpointCommitted,
         GangRestored,
         Evaluated,
+        EvaluationLeftOut,
         GroupSetAside,
         MasterHung,
         RolloutsChanged,
@@ -299,6 +310,7 @@ REPORTED = (
     CheckpointCommitted,
     GangRestored,
     Evaluated,
+    EvaluationLeftOut,
     GroupSetAside,
     RolloutsChanged,
     ScaleAdvised,

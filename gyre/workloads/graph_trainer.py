@@ -10,7 +10,8 @@ A firing takes places of the run; which group stands in a place is the book's to
 Invariants:
 - *written before trained*, *batches are recorded*, *nothing vanishes*: see `gyre.rollouts.ledger`;
 - *no old weights*: what an operator returns is checked against the staleness bound, token by token;
-- *a firing is repeated whole*: on another vertex, with the same groups.
+- *a firing is repeated whole*: on another vertex, with the same groups;
+- *every evaluation is told*: of each version that is due one, there is a result or a reason why there is none.
 
 Further ones stand where they are kept: `gyre.workloads.gang_keeper`, `gyre.workloads.optimizer_steps`,
 `gyre.workloads.vertex_calls`, `gyre.workloads.group_book`.
@@ -219,12 +220,33 @@ class GraphTrainer(BaseTrainer):
             if operator.dispatch is Dispatch.GANG:
                 continue
             if not any(edge.kind is EdgeKind.SAMPLES for edge in self._edges_of(ref)):
-                every = max(1, self.dcg.into(ref)[0].consume)
-                self.flow.mark_done(ref, range(-(-book.step // every)))
+                self._mark_evaluated(operator)
                 continue
             size = len(self.flow.firing(ref, 0).groups)
             open_firings = {place // size for place in missing}
             self.flow.mark_done(ref, (index for index in range(total // size) if index not in open_firings))
+
+    def _mark_evaluated(self, operator: Operator) -> None:
+        """Those that are settled. One that was open when the last trainer died is made again: by the rollout plane with
+        its own policy, which no newer one has overtaken there; by a rollout class with the newest, for weights come
+        with the call and older ones are gone. That is once for all that are open."""
+        indices = range(self.flow.total(operator.ref))
+        due = [i for i in indices if self._version_of(Firing(operator.ref, i)) <= self.book.step]
+        unsettled = [
+            i for i in due if not self.evaluations.is_settled(self._version_of(Firing(operator.ref, i)))
+        ]
+        if operator.dispatch is not Dispatch.PLANE:
+            for index in unsettled[:-1]:
+                version = self._version_of(Firing(operator.ref, index))
+                self._leave_out(version, "the trainer was replaced, and its policy is served no more")
+            unsettled = unsettled[-1:]
+        self.flow.mark_done(operator.ref, (index for index in due if index not in unsettled))
+
+    def _version_of(self, evaluation: Firing) -> int:
+        """The policy whose making is its licence."""
+        edge = self.dcg.into(evaluation.operator)[0]
+        tokens = (evaluation.index + 1) * edge.consume - edge.initial_tokens
+        return max(0, -(-tokens // edge.produce))
 
     def _edges_of(self, ref: str) -> tuple[Any, ...]:
         return (*self.dcg.into(ref), *self.dcg.out_of(ref))
@@ -391,7 +413,8 @@ class GraphTrainer(BaseTrainer):
             self.flow.start(firing)
         if not firings[0].groups:
             for firing in firings:
-                plane.evaluate(firing, self.held_out(self.run.held_out), version=published.version)
+                version = min(self._version_of(firing), published.version)
+                plane.evaluate(firing, self.held_out(self.run.held_out), version=version)
             return
         asked = [(firing, [self.book.groups[i] for i in self._ids([firing])]) for firing in firings]
         if self.in_order:
@@ -487,14 +510,19 @@ class GraphTrainer(BaseTrainer):
         else:
             self.retries.succeeded((firings[0].operator, firings[0].index))
             self._evaluated(value)
+            version = self._version_of(firings[0])
+            self._leave_out(
+                version, f"version {value['version']} was served by then, and was evaluated instead"
+            )
             self.flow.complete(firings[0])
 
     def _plane_answered(self, purpose: str, groups: list[Group]) -> None:
         assert self.plane is not None
         answered, unasked = self.plane.came(purpose, groups)
         if purpose != TRAIN:
-            if unasked:
-                self.plane.judged(int(purpose.rpartition("/")[2]), unasked)
+            version = int(purpose.rpartition("/")[2])
+            if unasked and self.evaluations.is_settled(version):  # else it comes again when it is asked for
+                self.plane.judged(version, unasked)
         else:
             known = [group_id for group_id in unasked if self.book.is_settled(group_id)]
             if known:
@@ -505,7 +533,7 @@ class GraphTrainer(BaseTrainer):
             if purpose == TRAIN:
                 self._took([firing], whole)
             else:
-                self.judging.add(int(purpose.rpartition("/")[2]), firing, whole)
+                self.judging.add(version, firing, whole)
                 self.judging.send(step=self.book.step, now=time.monotonic())
 
     def _plane_failed(self, error: GyreError) -> None:
@@ -520,7 +548,7 @@ class GraphTrainer(BaseTrainer):
             if purpose != TRAIN:
                 answered = plane.leave_out(purpose, group_id)
                 if answered is not None:
-                    self._answered_without(purpose, *answered)
+                    self._answered_without(purpose, *answered, evidence=evidence)
                 continue
             by = self._prompt(self.book.cursor)
             self._set_aside(group_id, by, reason="poison", evidence=evidence)
@@ -535,12 +563,14 @@ class GraphTrainer(BaseTrainer):
         if self.set_aside_at.count(self.book.step) > self.batch:
             raise error  # not the prompts' fault: without a step in between, more than a step has were given up
 
-    def _answered_without(self, purpose: str, firing: Firing, groups: list[Group]) -> None:
+    def _answered_without(self, purpose: str, firing: Firing, groups: list[Group], *, evidence: str) -> None:
         """An evaluation is whole without those that nobody can generate, or there is nothing to judge."""
+        version = int(purpose.rpartition("/")[2])
         if groups:
-            self.judging.add(int(purpose.rpartition("/")[2]), firing, groups)
+            self.judging.add(version, firing, groups)
             self.judging.send(step=self.book.step, now=time.monotonic())
         else:
+            self._leave_out(version, evidence)
             self.flow.complete(firing)
 
     def _set_aside(self, group_id: int, by: Group, *, reason: str, evidence: str) -> None:
@@ -655,8 +685,13 @@ class GraphTrainer(BaseTrainer):
 
     def _evaluated(self, value: dict[str, Any]) -> None:
         row = {"version": value["version"], "accuracy": value["accuracy"], "count": value["count"]}
-        self.evaluations.add(row)
-        self.runtime.report("Evaluated", **row)
+        if self.evaluations.add(row):
+            self.runtime.report("Evaluated", **row)
+
+    def _leave_out(self, version: int, reason: str) -> None:
+        """Unless the version has a result."""
+        if self.evaluations.leave_out(version, reason[:1000]):
+            self.runtime.report("EvaluationLeftOut", version=version, reason=reason[:1000])
 
     def _rank_ended(self, call: GangCall, rank: int, outcome: Outcome | VertexLost) -> None:
         call.outcomes[rank] = outcome
@@ -753,6 +788,7 @@ class GraphTrainer(BaseTrainer):
             # Told to stop: what the checkpoint lacks is in the ledger, and is replayed.
             with contextlib.suppress(GangLost):
                 self.keeper.checkpoint(self.keeper.gang)
+        self.keeper.end()
         account = self.ledger.account()
         rows = self.evaluations.rows
         self._tell_progress()

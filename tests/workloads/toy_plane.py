@@ -2,6 +2,8 @@
 
 What is asked for is generated in any order, by the newest policy (a pinned request by its own), delivered until it is
 taken, delivered again to each new connection, and asked for twice it is generated once. Some groups nobody can make.
+No version newer than a pinned request's is served while that is open, and one for a version that was overtaken is
+refused.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class ToyPlane:
 
     def __post_init__(self) -> None:
         self.weights: dict[int, list[int]] = {}
-        self.newest = -1
+        self.newest = self.served = -1
         self.open: dict[Key, Asked] = {}
         self.delivered: dict[Key, Group] = {}
         self.generated = self.taken = 0
@@ -66,6 +68,12 @@ class ToyPlane:
             self.held.clear()
             self._changed.notify_all()
 
+    def wait_for(self, keys: set[Key]) -> None:
+        """Until these are generated. Raises TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: keys <= self.delivered.keys(), 10.0):
+                raise TimeoutError(f"of {keys} only {keys & self.delivered.keys()} are generated")
+
     def break_off(self) -> None:
         """The connection breaks and comes back: all that was not taken is delivered again, all failures told again."""
         with self._changed:
@@ -86,11 +94,18 @@ class ToyPlane:
         self._deliver(client, again)
 
     def ask(self, purpose: str, asked: list[Asked]) -> None:
-        again = []
+        again, late = [], []
         with self._changed:
             for one in asked:
                 key = (purpose, one.group.id)
                 self.asked.append(key)
+                if (
+                    one.pinned
+                    and one.min_version < self.served
+                    and key not in {**self.open, **self.delivered}
+                ):
+                    late.append(key)
+                    continue
                 if one.group.id in self.held:
                     one.begun_with = self.newest
                 if key in self.delivered:
@@ -99,20 +114,30 @@ class ToyPlane:
                     self.open.setdefault(key, one)
             self._changed.notify_all()
             client = self.client
-        if client is not None and again:
+        if client is None:
+            return
+        if again:
             self._deliver(client, again)
+        for key in late:
+            client.fail(key, "no newer policy, but a newer one is served")
 
     def take(self, purpose: str, ids: list[int]) -> None:
         with self._changed:
             for group_id in ids:
                 self.open.pop((purpose, group_id), None)
                 self.taken += self.delivered.pop((purpose, group_id), None) is not None
+            self._promote()
 
     def publish(self, version: int) -> None:
         with self._changed:
             self.weights[version] = list(EXPORTED[version])
             self.newest = max(self.newest, version)
+            self._promote()
             self._changed.notify_all()
+
+    def _promote(self) -> None:
+        pins = [one.min_version for one in self.open.values() if one.pinned]
+        self.served = max(self.served, min([self.newest, *pins]))
 
     # -- generating ---------------------------------------------------------------------------------
 
@@ -146,6 +171,8 @@ class ToyPlane:
                     del self.open[key]
                     self.delivered[key] = whole
                     self.generated += 1
+                    self._promote()
+                    self._changed.notify_all()
             if client is None:
                 continue
             if whole is None:
@@ -188,11 +215,11 @@ class ToyClient:
         self.term, self.on_groups, self.on_error = term, on_groups, on_error
         self.plane.attach(self)
 
-    def fail(self, key: Key) -> None:
+    def fail(self, key: Key, why: str = "sample 0 failed: the engine's last words") -> None:
         purpose, group_id = key
         self.on_error(
             CannotGenerate(
-                f"Group {group_id} cannot be generated; sample 0 failed: the engine's last words",
+                f"Group {group_id} cannot be generated; {why}",
                 details={"purpose": purpose, "ids": [group_id]},
             )
         )
