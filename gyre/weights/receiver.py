@@ -51,7 +51,9 @@ DAMAGED_REST_S = 60.0
 """A source that sent other bytes twice."""
 
 LOOK_AROUND_S = 0.25
-"""After so long a relay is asked what it has by now, even where there is something else to fetch."""
+LOOKS = 4
+"""After so long a relay is asked what it has by now, even where there is something else to fetch; but so many of them
+in that time, however many there are."""
 
 TURN_WAIT_S = 0.25
 """For a turn at a source, where no other source is known to have one."""
@@ -98,6 +100,7 @@ class _Peer:
     """Chunks that it would rather have others serve, for they were sent to them."""
     given_since: dict[int, float] = field(default_factory=dict)
     asked_at: float = float("-inf")
+    again_s: float = ASK_AGAIN_S
     busy: int = 0
     """Requests of this fetch that are with it now."""
     full_until: float = 0.0
@@ -364,7 +367,12 @@ class _Fetch:
         self._flying = 0
         """Chunks that are asked for now. As `_needed`, bits."""
         self._peers: dict[Source, _Peer] = {}
-        self._lock = threading.Condition()
+        lock = threading.RLock()
+        self._lock = threading.Condition(lock)
+        """Told when there may be something to pick."""
+        self._over = threading.Condition(lock)
+        """Told when all is there, or nothing more will come: the supervisor is not woken by each chunk."""
+        self._looked_at = float("-inf")
         self._moved = time.monotonic()
         self._failure: BaseException | None = None
         self._ended = False
@@ -403,7 +411,7 @@ class _Fetch:
             with self._lock:
                 if self._failure is not None or not self._needed:
                     return
-                self._lock.wait(0.1)
+                self._over.wait(0.1)
                 idle_s = time.monotonic() - self._moved
                 missing = self._needed.bit_count()
             if self._superseded():
@@ -490,6 +498,7 @@ class _Fetch:
             with self._lock:
                 self._failure = self._failure or error
                 self._lock.notify_all()
+                self._over.notify_all()
         finally:
             for transport in transports.values():
                 transport.close()
@@ -537,16 +546,21 @@ class _Fetch:
                 return peer, self._rarest(here, peer)
         for peer in sorted(able, key=lambda peer: peer.asked_at):
             told_little = peer.have is not None or peer.given
-            if told_little and peer.source.address and not peer.busy and now - peer.asked_at > ASK_AGAIN_S:
+            if told_little and peer.source.address and not peer.busy and now - peer.asked_at > peer.again_s:
                 peer.asked_at = now
                 return peer, None
         return None
 
     def _stalest(self, able: Sequence[_Peer], now: float) -> _Peer | None:
         """A relay that has not said for long what it has: it gets chunks from others too, and nobody tells."""
+        if now - self._looked_at < LOOK_AROUND_S / LOOKS:
+            return None
         relays = [p for p in able if p.have is not None and p.source.address and not p.busy]
         oldest = min(relays, key=lambda peer: peer.asked_at, default=None)
-        return oldest if oldest is not None and now - oldest.asked_at > LOOK_AROUND_S else None
+        if oldest is None or now - oldest.asked_at < LOOK_AROUND_S:
+            return None
+        self._looked_at = now
+        return oldest
 
     def _may_ask(self, peer: _Peer, here: int, able: Sequence[_Peer], now: float, patience_s: float) -> int:
         """Of the chunks `here`, as bits, those to ask this source for: what it has given to others is asked of them as
@@ -647,8 +661,10 @@ class _Fetch:
 
     def _ask_what(self, peer: _Peer, transport: Transport) -> None:
         if isinstance(transport, TcpTransport | MooncakeTransport):
+            before = peer.have
             reply = transport.ask({"op": "have", "checksum": self.manifest.checksum})
             self._learn(peer, reply)
+            peer.again_s = ASK_AGAIN_S if peer.have != before else min(10 * ASK_AGAIN_S, 2 * peer.again_s)
 
     def _learn(self, peer: _Peer, told: Mapping[str, Any]) -> None:
         """Raises ConnectionError where that is nonsense."""
@@ -690,7 +706,8 @@ class _Fetch:
             self.codecs[pulled.codec] = self.codecs.get(pulled.codec, 0) + 1
             self.ways.add(way)
             self._measure(chunk, want, pulled, way)
-            self._lock.notify_all()
+            if not self._needed:
+                self._over.notify_all()
 
     def _measure(self, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
         """Under the lock. The link's rate is of all streams together."""
