@@ -115,6 +115,58 @@ def test_whoever_dies_actor_and_critic_end_with_the_same_bits(make_job, undistur
     assert (account.trained, account.lost, account.trained_twice) == (16, (), ())
 
 
+# -- several updates a step ---------------------------------------------------------------------------
+
+SEVERAL = {"epochs": 2, "mini_batches": 2}
+
+
+def several(**loss: Any) -> dict[str, Any]:
+    given = spec("ppo", **PPO_LOSS, **loss)
+    given["config"] = given["config"] | {"optim": SEVERAL, "critic": {"optim": SEVERAL | {"epochs": 3}}}
+    return given
+
+
+@pytest.fixture(scope="module")
+def undisturbed_updates(empty_store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("updates")
+    shutil.copy(empty_store, folder / "gyre.db")
+    with InProcessJob(several(tis_imp_ratio_cap=2.0), folder) as job:
+        job.result(timeout_s=DEADLINE_S)
+    return digests_of(job), critic_of(job), steps_of(job), job.reports_of("WeightsPublished")
+
+
+def test_a_step_of_several_updates_is_one_step_and_one_policy(undisturbed, undisturbed_updates):
+    digests, critic, steps, published = undisturbed_updates
+    assert [(row.metrics["updates"], row.metrics["critic_updates"]) for row in steps] == [(4, 6)] * 4
+    assert steps[-1].metrics["old_kl"] > 0
+    assert sorted(report.body["version"] for report in published) == [0, 1, 2, 3, 4]
+    assert (critic["step"], critic["trained"]) == (4, [(0, 16)])
+    assert digests[4] != undisturbed[0][4]
+
+
+@pytest.mark.parametrize(
+    ("call", "victim", "nth", "when"),
+    [
+        ("critic.apply", "critic-0", 3, "before"),
+        ("actor.accumulate", "actor-0", 6, "after"),
+        ("actor.apply", "trainer-0", 3, "after"),
+        ("critic.apply", "actor-0", 4, "after"),
+    ],
+)
+def test_so_whoever_dies_all_updates_are_made_again_with_the_same_bits(
+    make_job, undisturbed_updates, call, victim, nth, when
+):
+    job = make_job(several(tis_imp_ratio_cap=2.0))
+    strike = job.kill_trainer if victim == "trainer-0" else lambda: job.restart(victim)
+    job.on(call, nth, strike, when=when)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert victim == "trainer-0" or job.vertex(victim).host.incarnation == 2, "the moment never came"
+    assert (digests_of(job), critic_of(job)) == undisturbed_updates[:2]
+    account = job.account()
+    assert (account.trained, account.lost, account.trained_twice) == (16, (), ())
+
+
 @pytest.mark.parametrize(
     ("recipe", "loss"),
     [
@@ -161,11 +213,19 @@ def streamed(recipe: str, reward: str = "TokenSum", **run: Any) -> dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("call", "victim", "nth"),
-    [("critic.apply", "critic-0", 3), ("critic.accumulate", "critic-0", 4), ("actor.apply", "trainer-0", 2)],
+    ("call", "victim", "nth", "optim"),
+    [
+        ("critic.apply", "critic-0", 3, {}),
+        ("critic.accumulate", "critic-0", 4, {}),
+        ("actor.apply", "trainer-0", 2, {}),
+        ("critic.apply", "critic-0", 3, SEVERAL),
+        ("actor.apply", "actor-0", 3, SEVERAL),
+    ],
 )
-def test_a_streamed_critic_replays_what_was_recorded(make_job, call, victim, nth):
-    job = make_job(streamed("ppo"))
+def test_a_streamed_critic_replays_what_was_recorded(make_job, call, victim, nth, optim):
+    given = streamed("ppo")
+    given["config"] = given["config"] | {"optim": optim, "critic": {"optim": optim}}
+    job = make_job(given)
     strike = job.kill_trainer if victim == "trainer-0" else lambda: job.restart(victim)
     job.on(call, nth, strike, when="after")
     with job:
