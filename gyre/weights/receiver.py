@@ -123,6 +123,14 @@ class _Peer:
             self.given_since.update(dict.fromkeys(_each_bit(fresh), now))
 
 
+@dataclass(slots=True)
+class _Stream:
+    """One thread's connections, and what it has asked for ahead of its turn."""
+
+    transports: dict[Source, Transport] = field(default_factory=dict)
+    asked: tuple[_Peer, Want] | None = None
+
+
 class Receiver:
     """`incident(kind, evidence)` hears of everything that went wrong and was mended: source_lost, source_stalled,
     chunk_damaged, base_damaged, source_refused, arena_full, superseded, resumed. It is called on any thread."""
@@ -443,9 +451,9 @@ class _Fetch:
                 here = self.receiver._is_here(source)
                 if source in self._peers or (source.address == self.receiver.address and source.address):
                     continue
-                if here or self.receiver._may_dial(source.address):
+                if here or (source.address and self.receiver._may_dial(source.address)):
                     self._peers[source] = _Peer(source)
-                else:
+                elif source.address:
                     refused.append(source)
         for source in refused:
             self._refused(source)
@@ -467,31 +475,10 @@ class _Fetch:
                     peer.have |= int(bits, 16)
 
     def _work(self) -> None:
-        transports: dict[Source, Transport] = {}
+        stream = _Stream()
         try:
-            while True:
-                with self._lock:
-                    if self._ended or self._failure is not None or not self._needed:
-                        return
-                    job = self._pick()
-                    if job is None:
-                        self._lock.wait(ASK_AGAIN_S)
-                        continue
-                    peer, index = job
-                    peer.busy += 1
-                    if index is not None:
-                        self._flying |= 1 << index
-                try:
-                    transport = transports.pop(peer.source, None) or self._transport(peer.source)
-                    if self._step(peer, index, transport):
-                        transports[peer.source] = transport
-                    else:
-                        transport.close()  # the next time by another way, if there is one
-                finally:
-                    with self._lock:
-                        peer.busy -= 1
-                        self._flying &= ~(1 << index) if index is not None else -1
-                        self._lock.notify_all()
+            while self._go_on(stream):
+                pass
         except Abandoned:
             pass
         except BaseException as error:  # the supervisor raises it
@@ -500,14 +487,50 @@ class _Fetch:
                 self._lock.notify_all()
                 self._over.notify_all()
         finally:
-            for transport in transports.values():
+            for transport in stream.transports.values():
                 transport.close()
+
+    def _go_on(self, stream: _Stream) -> bool:
+        """One chunk, or one question, or a short wait. Whether there is more to do."""
+        with self._lock:
+            if self._ended or self._failure is not None or not self._needed:
+                return False
+            want: Want | None = None
+            if stream.asked is not None:
+                (peer, want), stream.asked = stream.asked, None
+                index: int | None = want.chunk.index
+            else:
+                job = self._pick()
+                if job is None:
+                    self._lock.wait(ASK_AGAIN_S)
+                    return True
+                peer, index = job
+                if index is not None:
+                    self._flying |= 1 << index
+            peer.busy += 1
+        good = False
+        try:
+            transport = stream.transports.pop(peer.source, None) or self._transport(peer.source)
+            good = self._step(peer, index, transport, want, stream)
+            if good:
+                stream.transports[peer.source] = transport
+            else:
+                transport.close()  # the next time by another way, if there is one
+        finally:
+            with self._lock:
+                peer.busy -= 1
+                self._flying &= ~(1 << index) if index is not None else -1
+                if not good and stream.asked is not None:
+                    self._flying &= ~(1 << stream.asked[1].chunk.index)
+                    stream.asked = None
+                self._lock.notify_all()
+        return True
 
     def _transport(self, source: Source) -> Transport:
         if self.receiver._is_here(source):
             return SharedTransport(source.path, abandoned=self._abandoned)
         receiver = self.receiver
-        if not source.address or not receiver.rates:
+        if not receiver.rates:
             raise WeightsUnreachable(
                 f"{source} is not on this machine, and there is no other way than shared memory.",
                 hint="Add tcp to weights.transports.",
@@ -550,6 +573,28 @@ class _Fetch:
                 peer.asked_at = now
                 return peer, None
         return None
+
+    def _ask_ahead(self, peer: _Peer, stream: _Stream) -> Want | None:
+        """What this stream asks the same source for while a chunk of it is on its way, so that the link does not idle
+        between two. Nothing where another source has something, for it may be the better one by then, or where another
+        stream would be left without work."""
+        with self._lock:
+            now = time.monotonic()
+            open_ = self._needed & ~self._flying
+            if self._ended or peer.rest_until > now or open_.bit_count() < self.receiver.streams:
+                return None
+            able = [other for other in self._peers.values() if other.rest_until <= now]
+            if any(other.mask & open_ for other in able if other is not peer):
+                return None
+            here = self._may_ask(peer, open_ & peer.mask, able, now, self._patience_s())
+            if not here:
+                return None
+            want = self._want(self.slot.chunks[self._rarest(here, peer)], peer)
+            if want.codec != "none" or self._way() != "tcp":
+                return None
+            self._flying |= 1 << want.chunk.index
+            stream.asked = peer, want
+            return want
 
     def _stalest(self, able: Sequence[_Peer], now: float) -> _Peer | None:
         """A relay that has not said for long what it has: it gets chunks from others too, and nobody tells."""
@@ -628,14 +673,16 @@ class _Fetch:
 
     # -- one chunk -----------------------------------------------------------------------------------------
 
-    def _step(self, peer: _Peer, index: int | None, transport: Transport) -> bool:
-        """Whether the transport is good for the next."""
+    def _step(
+        self, peer: _Peer, index: int | None, transport: Transport, want: Want | None, stream: _Stream
+    ) -> bool:
+        """Whether the transport is good for the next. `want` is what was asked for ahead."""
         try:
             if index is None:
                 self._ask_what(peer, transport)
                 return True
             chunk = self.slot.chunks[index]
-            want = self._want(chunk, peer)
+            want = want or self._want(chunk, peer)
             if transport.name != "tcp":
                 want = replace(want, codec="none", base="", base_view=None)
             with (
@@ -643,7 +690,11 @@ class _Fetch:
                 if want.base_view is not None and self._base
                 else contextlib.nullcontext()
             ):
-                pulled = transport.pull(want, self.slot.view(chunk))
+                into = self.slot.view(chunk)
+                if isinstance(transport, TcpTransport):
+                    pulled = transport.pull(want, into, lambda: self._ask_ahead(peer, stream))
+                else:
+                    pulled = transport.pull(want, into)
             self._take(peer, chunk, want, pulled, transport.name)
             return pulled.status != "gone" and transport.name in (self._way(), "shared")
         except Abandoned:
@@ -652,7 +703,7 @@ class _Fetch:
             alone = len(self.receiver.rates) == 1
             if transport.name == "mooncake" and not alone and not isinstance(error, WeightMismatch):
                 self._do_without(transport.name, error)
-            elif isinstance(error, WeightMismatch):
+            elif isinstance(error, WeightMismatch) and want is not None:
                 self._damaged(peer, index, str(error), want)
             else:
                 kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
@@ -718,7 +769,8 @@ class _Fetch:
                 found = pulled.wire_bytes / pulled.seconds
                 receiver.rates[way] = found if known is None else 0.7 * known + 0.3 * found
                 self._choose_again()
-            rate = pulled.wire_bytes / pulled.seconds * max(1, self._flying.bit_count())
+            busy = sum(peer.busy for peer in self._peers.values())
+            rate = pulled.wire_bytes / pulled.seconds * max(1, busy)
             before = receiver.link_bytes_s
             receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
         asked = want.codec

@@ -83,7 +83,10 @@ class Transport(Protocol):
 
 
 class TcpTransport:
-    """`relay` is this receiver's own ChunkServer, that others are told of; empty where it serves nobody."""
+    """`relay` is this receiver's own ChunkServer, that others are told of; empty where it serves nobody.
+
+    `ahead` is what was asked for while the chunk before was on its way: the source goes on without waiting for us. It
+    is the next to be pulled here; else the connection ends."""
 
     name = "tcp"
 
@@ -106,19 +109,15 @@ class TcpTransport:
         self._stall_s = stall_s
         self._abandoned = abandoned
         self._line: Line | None = None
+        self.ahead: Want | None = None
 
-    def pull(self, want: Want, into: memoryview) -> Pulled:
-        reply = self.ask(
-            {
-                "op": "chunk",
-                "checksum": want.manifest.checksum,
-                "index": want.chunk.index,
-                "codec": want.codec,
-                "base": want.base,
-                "insist": want.insist,
-                "wait_s": want.wait_s,
-            }
-        )
+    def pull(self, want: Want, into: memoryview, ahead: Callable[[], Want | None] = lambda: None) -> Pulled:
+        """`ahead()` is asked what to ask for next, once this chunk comes."""
+        if want is self.ahead and self._line is not None:
+            self.ahead = None
+            reply = self._hear(self._line)
+        else:
+            reply = self.ask(_request(want))
         if reply.get("status") != "ok":
             return Pulled(str(reply.get("status")), told=reply)
         assert self._line is not None
@@ -130,6 +129,10 @@ class TcpTransport:
         digest = xxhash.xxh3_64()
         encoded, decode_s = None, 0.0
         try:
+            following = ahead()
+            if following is not None:
+                self._line.send_json({**_request(following), "relay": self._relay})
+                self.ahead = following
             if codec == "none":
                 if nbytes != into.nbytes:
                     raise WeightMismatch(f"chunk {want.chunk.index} came with {nbytes} bytes.")
@@ -163,6 +166,8 @@ class TcpTransport:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One frame there, one back. A connection that has ended meanwhile is dialled once more."""
+        if self.ahead is not None:
+            self.close()  # the reply would be that of another request
         fresh = self._line is None
         try:
             return self._ask(request)
@@ -185,15 +190,35 @@ class TcpTransport:
                     encryption=self._encryption,
                 )
             self._line.send_json({**request, "relay": self._relay})
-            return self._line.receive_json(limit=REPLY_LIMIT)
+        except BaseException:
+            self.close()
+            raise
+        return self._hear(self._line)
+
+    def _hear(self, line: Line) -> dict[str, Any]:
+        try:
+            return line.receive_json(limit=REPLY_LIMIT)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
+        self.ahead = None
         if self._line is not None:
             self._line.close()
             self._line = None
+
+
+def _request(want: Want) -> dict[str, Any]:
+    return {
+        "op": "chunk",
+        "checksum": want.manifest.checksum,
+        "index": want.chunk.index,
+        "codec": want.codec,
+        "base": want.base,
+        "insist": want.insist,
+        "wait_s": want.wait_s,
+    }
 
 
 class SharedTransport:
