@@ -134,3 +134,29 @@ def restore_and_train(
         state = actor.state()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
         return {"at": state, "after": {"metrics": metrics, "state": actor.state()}}
+
+
+def step_by(actor: Any, loss: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+    """A step by another loss than the one before."""
+    from gyre.workloads.torch.settings import TorchSettings
+
+    actor.settings = TorchSettings.read({**actor.config, "loss": loss})
+    return take_step(actor, [groups[:1], groups[1:]])
+
+
+def steps_by(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    losses: dict[str, dict[str, Any]],
+    groups: dict[str, list[Group]],
+) -> list[dict[str, Any]]:
+    """A step by each loss in turn: metrics, and on the first rank weights."""
+    from tests.megatron.work import named_weights as weights_of
+
+    with actor_on(rank, ranks, port, config) as actor:
+        return [
+            {"metrics": step_by(actor, loss, groups[name]), "weights": weights_of(actor)}
+            for name, loss in losses.items()
+        ]
