@@ -1,0 +1,112 @@
+"""The link does not idle between two chunks, and who must wait for a turn is served all the same."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gyre.weights.transport import TcpTransport, Want
+from gyre.weights.turns import LEAST
+from gyre.weights.wire import Line, Stalled
+from tests.weights.plane import TOKEN, content, until
+
+
+@pytest.fixture
+def chunks(party):
+    """An origin, a transport to it, its wants, and somewhere to put them."""
+    origin = party()
+    manifest = origin.publish(1)
+    transport = TcpTransport(origin.address, TOKEN, stall_s=5.0)
+    yield origin, transport, [Want(manifest, chunk) for chunk in manifest.chunks()], bytearray(1 << 20)
+    transport.close()
+
+
+def pull(transport, want, buffer, *ahead):
+    into = memoryview(buffer)[: want.chunk.nbytes]
+    return transport.pull(want, into, lambda: next(iter(ahead), None))
+
+
+def test_the_next_chunk_is_on_its_way_before_this_one_is_there(chunks):
+    origin, transport, wants, buffer = chunks
+    for want, following in itertools.pairwise(wants):
+        assert pull(transport, want, buffer, following).digest == want.chunk.digest
+        # Nobody has said a word since, and the source sends on.
+        until(lambda want=want: origin.server.sent_bytes > (want.chunk.index + 1) * want.chunk.nbytes)
+    assert pull(transport, wants[-1], buffer).digest == wants[-1].chunk.digest
+
+
+def test_what_was_asked_for_ahead_is_not_taken_for_another_chunk(chunks):
+    _, transport, wants, buffer = chunks
+    assert pull(transport, wants[0], buffer, wants[1]).digest == wants[0].chunk.digest
+    assert pull(transport, wants[2], buffer, wants[3]).digest == wants[2].chunk.digest
+    reply = transport.ask({"op": "have", "checksum": wants[0].manifest.checksum})
+    assert (reply["status"], reply["have"]) == ("ok", "all")
+
+
+def test_a_fetch_asks_ahead_where_there_is_one_source_and_spreads_where_there_are_two(party, monkeypatch):
+    asked: list[str] = []
+    inner = TcpTransport.pull
+
+    def spy(transport, want, into, ahead=lambda: None):
+        def look():
+            found = ahead()
+            asked.append("ahead" if found is not None else "not")
+            return found
+
+        return inner(transport, want, into, look)
+
+    monkeypatch.setattr(TcpTransport, "pull", spy)
+    origin, first, second = party(), party(codecs=("none",)), party(codecs=("none",))
+    manifest = origin.publish(1)
+    first.fetch(manifest, origin)
+    count = len(manifest.digests)
+    # Not at the ends: a stream that has nothing to do takes what another would have asked for.
+    assert asked.count("ahead") >= count - 3 * first.receiver.streams
+    asked.clear()
+    origin.server.forget(set())  # now a source like any other
+    fetched = second.fetch(manifest, origin, first)
+    assert "ahead" not in asked
+    assert len(fetched.by) == 2
+
+
+def test_who_finds_no_turn_waits_and_is_served(party):
+    origin, receiver = party(), party()
+    manifest = origin.publish(1)
+    held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(receiver.fetch, manifest, origin)
+        until(lambda: origin.server._turns._waiting)
+        assert origin.server.sent_bytes == 0
+        for turn in held:
+            turn.let_go()
+        assert content(fetching.result(60).slot) == content(origin.arena.versions[1])
+    assert receiver.incidents == []
+
+
+def test_who_finds_no_turn_asks_another_source(party):
+    origin, relay, receiver = party(), party(), party(codecs=("none",))
+    manifest = origin.publish(1)
+    relay.fetch(manifest, origin)
+    before = origin.server.sent_bytes
+    held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
+    fetched = receiver.fetch(manifest, origin, relay)
+    assert (origin.server.sent_bytes, set(fetched.by)) == (before, {relay.address})
+    assert all(held)
+
+
+def test_a_reader_that_stands_still_is_noticed_before_it_is_given_up():
+    """So that its turn is another's meanwhile."""
+    idle = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = socket.create_connection(listener.getsockname())
+        link, _ = listener.accept()
+        line = Line(link, stall_s=0.6)
+        with pytest.raises(Stalled):
+            line.send(bytes(64 << 20), idle=idle.set)
+        assert idle.is_set()
+        for end in (line, reader):
+            end.close()
