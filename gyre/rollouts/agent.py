@@ -364,6 +364,7 @@ class Agent:
         try:
             self._weights.settle(frame.plane)
         except ConfigError as error:  # on every connection: nobody is served by coming back
+            self._socket = socket
             self._give_up(error)
             return
         self._interval_s = frame.interval_s

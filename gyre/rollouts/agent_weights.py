@@ -159,7 +159,7 @@ class AgentWeights:
                 note=report.why_disk[:1000] if report is not None else "",
                 fetched=_told(fetched),
                 way=fetched.way,
-                codec=max(fetched.codecs, key=lambda codec: fetched.codecs[codec], default="none"),
+                codec=_codec_of(fetched),
                 why=fetched.reason[:1000],
             )
 
@@ -208,6 +208,11 @@ class AgentWeights:
         frame = WeightsTrouble(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._send, frame)
+
+
+def _codec_of(fetched: Fetched) -> str:
+    """Of those chunks that did not go as they are, most; "none" where all did."""
+    return max(fetched.codecs, key=lambda codec: (codec != "none", fetched.codecs[codec]), default="none")
 
 
 def _told(fetched: Fetched) -> str:

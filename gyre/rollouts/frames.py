@@ -219,7 +219,7 @@ class Loaded(Frame):
     way: Text = ""
     """`linked` or `shared` on one machine, `tcp`, `mooncake`; "" where nothing was fetched."""
     codec: Text = ""
-    """Of most of its chunks."""
+    """Of most of its chunks that did not go as they are."""
     why: Text = ""
 
 

@@ -23,6 +23,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,9 @@ _LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")
 """What its wheel needs and does not bring, in the order in which they need each other."""
 
 
+RDMA_DEVICES = Path("/sys/class/infiniband")
+
+
 class MooncakeMissing(GyreError):
     """It cannot be used here, and why."""
 
@@ -77,11 +81,20 @@ def load() -> Any:
         ) from error
 
 
+class MooncakeFailed(GyreError):
+    """It was to bring a chunk from a source that is well, and did not."""
+
+    code = "weights.mooncake_failed"
+
+
 class MooncakeEngine:
     """One engine of this process, and the memory that is registered with it. `protocol` is `rdma` or `tcp`. Raises
     MooncakeMissing where it cannot start."""
 
     def __init__(self, host: str = "127.0.0.1", *, protocol: str = "tcp", device: str = "") -> None:
+        if protocol == "rdma" and not (RDMA_DEVICES.is_dir() and any(RDMA_DEVICES.iterdir())):
+            # It would go by TCP without a word.
+            raise MooncakeMissing(f"this machine has no RDMA device: there is nothing in {RDMA_DEVICES}.")
         self._engine = load()()
         self.protocol = protocol
         self._registered: dict[int, tuple[int, Any]] = {}
@@ -184,7 +197,8 @@ class MooncakeTransport:
         return self._line.ask(request)
 
     def pull(self, want: Want, into: memoryview) -> Pulled:
-        """Raises MooncakeMissing where the source has none, besides what every transport raises."""
+        """Raises MooncakeMissing where the source has none, and MooncakeFailed where it answers and Mooncake does not
+        bring the chunk, besides what every transport raises."""
         chunk = want.chunk
         reply = self._line.ask(
             {
@@ -206,7 +220,13 @@ class MooncakeTransport:
             raise ConnectionAbortedError("no such reply")
         ours = self._engine.register(self._slot.views[chunk.file]) + chunk.offset
         began = time.monotonic()
-        self._engine.read(str(reply.get("peer")), theirs, ours, chunk.nbytes)
+        try:
+            self._engine.read(str(reply.get("peer")), theirs, ours, chunk.nbytes)
+        except (OSError, Stalled) as error:
+            self._line.ask(
+                {"op": "have", "checksum": want.manifest.checksum}
+            )  # raises where the source is gone
+            raise MooncakeFailed(f"{error}.") from error
         seconds = time.monotonic() - began
         digest = xxhash.xxh3_64_hexdigest(into)
         return Pulled("ok", digest, wire_bytes=chunk.nbytes, seconds=seconds, told=reply)

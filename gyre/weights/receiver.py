@@ -36,7 +36,7 @@ from gyre.weights.choice import (
 )
 from gyre.weights.codecs import Codec
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
-from gyre.weights.mooncake import MooncakeEngine, MooncakeTransport
+from gyre.weights.mooncake import MooncakeEngine, MooncakeFailed, MooncakeMissing, MooncakeTransport
 from gyre.weights.server import ChunkServer, are_alike, word_of
 from gyre.weights.tls import Encryption
 from gyre.weights.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
@@ -108,6 +108,8 @@ class _Peer:
     rest_until: float = 0.0
     rest_s: float = FIRST_REST_S
     damaged: int = 0
+    lacks_memory: bool = False
+    """That Mooncake could read."""
 
     @property
     def mask(self) -> int:
@@ -246,7 +248,7 @@ class Receiver:
             "+".join(sorted(work.ways)) or "here",
             work.by,
             work.codecs,
-            "; ".join(part for part in (work.choice.reason, work.transport.reason) if part),
+            "; ".join(part for part in (work.choice.reason, work.transport.reason, work.lacking) if part),
         )
 
     def manifest_of(
@@ -369,6 +371,8 @@ class _Fetch:
         self._base = self._find_base()
         self._plain: set[int] = set()
         """Chunks whose delta gave other bytes: they come as they are."""
+        self.lacking = ""
+        """Who has no Mooncake, and why."""
         self._no_delta = False
         """The sources know no way from our base."""
         self._needed = _bits({chunk.index for chunk in slot.chunks} - slot.have)
@@ -510,7 +514,7 @@ class _Fetch:
             peer.busy += 1
         good = False
         try:
-            transport = stream.transports.pop(peer.source, None) or self._transport(peer.source)
+            transport = stream.transports.pop(peer.source, None) or self._transport(peer)
             good = self._step(peer, index, transport, want, stream)
             if good:
                 stream.transports[peer.source] = transport
@@ -526,7 +530,8 @@ class _Fetch:
                 self._lock.notify_all()
         return True
 
-    def _transport(self, source: Source) -> Transport:
+    def _transport(self, peer: _Peer) -> Transport:
+        source = peer.source
         if self.receiver._is_here(source):
             return SharedTransport(source.path, abandoned=self._abandoned)
         receiver = self.receiver
@@ -535,7 +540,7 @@ class _Fetch:
                 f"{source} is not on this machine, and there is no other way than shared memory.",
                 hint="Add tcp to weights.transports.",
             )
-        if receiver._mooncake is not None and self._way() == "mooncake":
+        if receiver._mooncake is not None and self._way(peer) == "mooncake":
             return MooncakeTransport(
                 source.address,
                 receiver._token,
@@ -590,7 +595,7 @@ class _Fetch:
             if not here:
                 return None
             want = self._want(self.slot.chunks[self._rarest(here, peer)], peer)
-            if want.codec != "none" or self._way() != "tcp":
+            if want.codec != "none" or self._way(peer) != "tcp":
                 return None
             self._flying |= 1 << want.chunk.index
             stream.asked = peer, want
@@ -639,9 +644,11 @@ class _Fetch:
             2 * self.receiver.streams * self.manifest.chunk_bytes / rate if rate else 0.0
         )
 
-    def _way(self) -> str:
-        """Only TCP carries codecs."""
-        return "tcp" if self.choice.codec != "none" and "tcp" in self.receiver.rates else self.transport.name
+    def _way(self, peer: _Peer) -> str:
+        """Only TCP carries codecs, and every source has it."""
+        if "tcp" in self.receiver.rates and (self.choice.codec != "none" or peer.lacks_memory):
+            return "tcp"
+        return self.transport.name
 
     def _want(self, chunk: Chunk, peer: _Peer) -> Want:
         receiver = self.receiver
@@ -696,12 +703,15 @@ class _Fetch:
                 else:
                     pulled = transport.pull(want, into)
             self._take(peer, chunk, want, pulled, transport.name)
-            return pulled.status != "gone" and transport.name in (self._way(), "shared")
+            return pulled.status != "gone" and transport.name in (self._way(peer), "shared")
         except Abandoned:
             raise
         except (OSError, GyreError) as error:
             alone = len(self.receiver.rates) == 1
-            if transport.name == "mooncake" and not alone and not isinstance(error, WeightMismatch):
+            if isinstance(error, MooncakeMissing) and not alone:
+                peer.lacks_memory = True
+                self.lacking = f"mooncake not from {peer.source}: {error.message}"
+            elif isinstance(error, MooncakeFailed) and not alone:
                 self._do_without(transport.name, error)
             elif isinstance(error, WeightMismatch) and want is not None:
                 self._damaged(peer, index, str(error), want)

@@ -1,0 +1,66 @@
+"""A party in a process of its own, with the real Mooncake, as a job's settings make it.
+
+python mooncake_process.py publish FOLDER SETTINGS                      then a line of JSON; lives until stdin ends
+python mooncake_process.py receive FOLDER SETTINGS ADDRESS CHECKSUM     then a line of JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = 2000
+
+
+def main(what: str, folder: str, settings: str, *words: str) -> None:
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    from gyre.config import WeightsSpec
+    from gyre.rollouts.weight_party import Party
+    from gyre.weights.manifest import layout_of
+    from gyre.weights.publisher import Publisher
+    from gyre.weights.transport import Source
+
+    spec = WeightsSpec.model_validate_json(settings)
+    party = Party(Path(folder), what, "only for this test", spec, url="http://127.0.0.1:1")
+    if what == "publish":
+        values = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        layout, own = layout_of({"layers.0.weight": values})
+        publisher = Publisher(party.arena, party.server, chunk_bytes=spec.chunk_bytes)
+        manifest = publisher.publish(1, 1, layout, own.items(), files={"config.json": b"{}"})
+        told = {"address": party.server.address, "checksum": manifest.checksum}
+        print(json.dumps(told), flush=True)
+        sys.stdin.read()
+    else:
+        address, checksum = words
+        heard: list[str] = []
+        receiver = party.receiver(
+            give_up_s=20.0, incident=lambda kind, evidence: heard.append(f"{kind} {evidence}")
+        )
+        sources = [Source(address)]
+        manifest = receiver.manifest_of(1, checksum, lambda: sources)
+        began, spent = time.monotonic(), time.process_time()
+        fetched = receiver.fetch(manifest, lambda: sources)
+        told = {
+            "way": fetched.way,
+            "reason": fetched.reason,
+            "wire_bytes": fetched.wire_bytes,
+            "size_bytes": manifest.size_bytes,
+            "seconds": time.monotonic() - began,
+            "cpu_s": time.process_time() - spent,
+            "right": all(fetched.slot.is_right(chunk) for chunk in fetched.slot.chunks),
+            "heard": heard,
+        }
+        party.settle()
+        print(json.dumps(told), flush=True)
+    party.close()
+    os._exit(0)  # Mooncake's threads outlive the interpreter
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
