@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,3 +161,62 @@ def steps_by(
             {"metrics": step_by(actor, loss, groups[name]), "weights": weights_of(actor)}
             for name, loss in losses.items()
         ]
+
+
+class TokenSum:
+    """Differs between samples even of an untrained model."""
+
+    def score(self, groups: list[Group]) -> list[Group]:
+        for sample in (sample for group in groups for sample in group.samples):
+            sample.reward = float(sample.token_ids.sum() % 5) / 4
+        return groups
+
+
+def run_ppo(rank: int, ranks: int, port: int, folder: Path, optim: dict[str, Any]) -> dict[str, Any]:
+    """A whole job in this process: PPO with this critic beside the plain actor."""
+    import torch.distributed as dist
+
+    from gyre.testing.in_process import InProcessJob
+    from megatron.core import parallel_state
+
+    small = {"layers": 2, "hidden": 16, "heads": 2, "kv_heads": 2, "mlp": 16}
+    spec = {
+        "name": "ppo",
+        "recipe": "ppo",
+        "roles": {
+            "actor": {},
+            "critic": {"entrypoint": "gyre.workloads.megatron:MegatronCritic"},
+            "rollout": {"entrypoint": "gyre.workloads.torch.rollout:TorchRollout"},
+            "reward": {"entrypoint": f"{__name__}:TokenSum"},
+        },
+        "run": {
+            "steps": 3,
+            "prompts_per_step": 4,
+            "groups_per_firing": 2,
+            "groups_per_micro_batch": 2,
+            "checkpoint_every": 2,
+            "evaluate_every": 0,
+        },
+        "config": {
+            "seed": 3,
+            "model": small,
+            "sampling": {"n": 2, "max_new_tokens": 3},
+            "warm_start": {"max_steps": 2, "batch": 8},
+            "optim": optim,
+            "critic": {"optim": optim},
+        },
+    }
+    try:
+        with InProcessJob(spec, folder) as job:
+            job.on("actor.apply", 2, job.kill_trainer, when="after")
+            result = job.result(timeout_s=60)
+    finally:  # death is played there: nobody tears down
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+    books = sorted((job.directory / "checkpoints").glob("step_*/critic/actor.json"))
+    account = job.account()
+    return {
+        "steps": result["steps"],
+        "account": (account.trained, account.lost, account.trained_twice),
+        "critic": json.loads(books[-1].read_text()),
+    }

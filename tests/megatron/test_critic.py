@@ -94,20 +94,18 @@ def test_values_and_steps_are_plain_torchs(
     )
 
 
-@pytest.fixture(scope="module", params=["qwen3-tied", "qwen2", "llama-bias"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The configuration of a critic of a folder's model, and what plain torch makes of it."""
-    path = work.write_folder(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
-    config = {**config_of("alone", **PPO), "megatron": {"model_path": str(path), "pass_tokens": 40}}
-    return {"config": config, **plain_torch(config, STEPS[:2])}
-
-
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "tp2-dp2"])
-def test_so_are_those_of_a_model_from_a_folder(pool: RankPool, folder: dict[str, Any], layout: str) -> None:
-    config = folder["config"]
-    config = {**config, "megatron": config["megatron"] | LAYOUTS[layout][1]}
-    assert folder["values"][0].std() > 0.01, "the head is drawn, and not zero"
-    same(pool.run(learner_work.train_critic, LAYOUTS[layout][0], config, STEPS[:2]), folder)
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen3-tied", "tp2-dp2"), ("qwen2", "pp2"), ("llama-bias", "tp2")]
+)
+def test_so_are_those_of_a_model_from_a_folder(
+    pool: RankPool, tmp_path: Path, family: str, layout: str
+) -> None:
+    folder = work.write_folder(tmp_path / "m", FAMILIES[family])
+    config = config_of(layout, **PPO)
+    config["megatron"]["model_path"] = str(folder)
+    expected = plain_torch(config, STEPS[:2])
+    assert expected["values"][0].std() > 0.01, "the head is drawn, and not zero"
+    same(pool.run(learner_work.train_critic, LAYOUTS[layout][0], config, STEPS[:2]), expected)
 
 
 def test_a_restored_critic_goes_on_bit_by_bit_and_in_another_layout(pool: RankPool, tmp_path: Path) -> None:
@@ -124,3 +122,12 @@ def test_a_restored_critic_goes_on_bit_by_bit_and_in_another_layout(pool: RankPo
     assert other["at"] == was[0]["at"]
     for name, expected in was[0]["weights"].items():
         np.testing.assert_allclose(other["weights"][name], expected, atol=1e-5, rtol=0, err_msg=name)
+
+
+def test_a_job_trains_it_beside_its_actor(pool: RankPool, tmp_path: Path) -> None:
+    """In several updates a step. The trainer dies once, and the critic is checkpointed with the actor."""
+    (told,) = pool.run(learner_work.run_ppo, 1, tmp_path, {"epochs": 2, "mini_batches": 2})
+    assert (told["steps"], told["account"]) == (3, (12, (), ()))
+    critic = told["critic"]
+    assert (critic["step"], critic["trained"], critic["metrics"]["updates"]) == (3, [[0, 12]], 4)
+    assert critic["metrics"]["value_error"] > 0

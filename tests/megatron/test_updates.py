@@ -24,29 +24,32 @@ STEPS = [
 """Dealt to the ranks they would be of very unequal numbers."""
 
 
-@pytest.fixture(scope="module", params=LOSSES)
-def actor(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    changes = {"optim": OPTIM, "loss": LOSSES[request.param]}
-    return changes, test_actor.plain_torch({**CONFIG, **changes}, STEPS)
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return {
+        name: test_actor.plain_torch({**CONFIG, "optim": OPTIM, "loss": loss}, STEPS)
+        for name, loss in LOSSES.items()
+    }
 
 
-@pytest.mark.parametrize("layout", ["tp2-sequence", "pp2", "dp2", "tp2-dp2"])
+@pytest.mark.parametrize(
+    ("loss", "layout"),
+    [("truncated", "tp2-sequence"), ("truncated", "pp2"), ("truncated", "tp2-dp2"), ("engine", "dp2")],
+)
 def test_an_actors_updates_are_plain_torchs(
-    pool: RankPool, actor: tuple[dict[str, Any], dict[str, Any]], layout: str
+    pool: RankPool, plain: dict[str, Any], loss: str, layout: str
 ) -> None:
-    changes, expected = actor
-    results = pool.run(work.train, LAYOUTS[layout][0], config_of(layout, **changes), STEPS)
+    config = config_of(layout, optim=OPTIM, loss=LOSSES[loss])
+    results = pool.run(work.train, LAYOUTS[layout][0], config, STEPS)
     assert [told["updates"] for told in results[0]["metrics"]] == [6, 6]
-    test_actor.same(results[0], expected)
+    test_actor.same(results[0], plain[loss])
     assert all(result["state"] == results[0]["state"] for result in results)
 
 
-def test_so_are_those_of_two_ranks_of_plain_torch(
-    pool: RankPool, actor: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
-    changes, expected = actor
-    results = pool.run(learner_work.train_in_plain_torch, 2, {**CONFIG, **changes}, STEPS)
-    test_actor.same(results[0], expected)
+def test_so_are_those_of_two_ranks_of_plain_torch(pool: RankPool, plain: dict[str, Any]) -> None:
+    config = {**CONFIG, "optim": OPTIM, "loss": LOSSES["truncated"]}
+    results = pool.run(learner_work.train_in_plain_torch, 2, config, STEPS)
+    test_actor.same(results[0], plain["truncated"])
     assert results[0]["state"] == results[1]["state"]
 
 
