@@ -103,6 +103,7 @@ class Book:
         self._early: dict[int, SampleState] = {}
         self._suspects: dict[int, SampleState] = {}
         self._asked: dict[tuple[str, int], Ticket] = {}
+        self._pinned: dict[int, Ticket] = {}
         self._next_ticket = 1
         self._lease = epoch << 40
         self._instance_numbers = 0
@@ -167,6 +168,7 @@ class Book:
             if ticket is None:
                 continue
             del self.tickets[ticket.number]
+            self._pinned.pop(ticket.number, None)
             self._unwritten.close(ticket)
             for state in ticket.samples:
                 if state.finish:
@@ -202,8 +204,15 @@ class Book:
             self._rows.give(state)
         self.tickets[number] = ticket
         self._asked[(purpose, group.id)] = ticket
+        if pinned:
+            self._pinned[number] = ticket
         self._next_ticket = max(self._next_ticket, number + 1)
         return ticket
+
+    @property
+    def pinned_version(self) -> int | None:
+        """The newest that open requests allow; None where any may be served."""
+        return min((ticket.min_version for ticket in self._pinned.values() if ticket.left), default=None)
 
     def promote(self, version: int) -> None:
         """Instances are to have this version from now on: what waited for it may be given out."""
@@ -386,18 +395,25 @@ class Book:
         """Elsewhere than where they failed, if there is an elsewhere; one that two engines died with at a time."""
         able = [instance for instance in self.instances.values() if instance.accepting]
         able.sort(key=lambda instance: self.router.drain_s(instance.name))
+        only = able[0].name if len(able) == 1 else ""
+        alone = {one.name: one for one in able if one.suspect is None}
+        roomy = {one.name: one for one in able if self.router.has_room(one.name)}
         for state in list(self._suspects.values()):
-            others = [instance for instance in able if instance.name != state.failed_at] or able
-            last_time = is_suspect(state)
-            if last_time:
-                others = [instance for instance in others if instance.suspect is None]
-            else:
-                others = [instance for instance in others if self.router.has_room(instance.name)]
-            if others:
-                del self._suspects[state.key]
-                self._submit(state)
-                self.router.place(state.key, others[0].name)
-                self._give(state, others[0], given)
+            if not alone and not roomy:
+                break  # there may be thousands of them, and this is called whenever a slot frees
+            avoided = state.failed_at if state.failed_at != only else ""
+            choice = alone if is_suspect(state) else roomy
+            chosen = next((one for name, one in choice.items() if name != avoided), None)
+            if chosen is None:
+                continue
+            del self._suspects[state.key]
+            self._submit(state)
+            self.router.place(state.key, chosen.name)
+            self._give(state, chosen, given)
+            if chosen.suspect is not None:
+                alone.pop(chosen.name, None)
+            if not self.router.has_room(chosen.name):
+                roomy.pop(chosen.name, None)
 
     def stay(self, state: SampleState) -> None:
         """The router moved a sample that is not to move: it counts where it is."""

@@ -63,8 +63,10 @@ class Commits(Generic[Collected]):
         while True:
             if not self._now.is_set():
                 await self._soon.wait()
+                # `wait_for` would forget to be cancelled where somebody says `now` at that moment.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._now.wait(), self._interval_s)
+                    async with asyncio.timeout(self._interval_s):
+                        await self._now.wait()
             if self._now.is_set():
                 await asyncio.sleep(self._urgent_s)
             self._now.clear()

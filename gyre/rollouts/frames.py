@@ -179,7 +179,7 @@ class Cancel(Frame):
 
 
 class Ack(Frame):
-    """Progress up to and including `seq` is in the ledger. Comes when an end was committed, else now and then."""
+    """Progress up to and including `seq` is in the ledger. Comes when an end was committed, else seldom."""
 
     seq: Count
 

@@ -85,8 +85,9 @@ from gyre.rollouts.tickets import SampleState
 from gyre.rollouts.unwritten import Batch
 from gyre.store import RolloutRows, RolloutStore
 
-ACK_WITHIN_S = 1.0
-"""Of a report that ended nothing: nobody waits for it. Others are acknowledged with their commit."""
+ACK_WITHIN_S = 10.0
+"""Of a report that ended nothing: an agent only wants to know what of its ends is in the ledger. A thousand instances
+would read a thousand of them a second for nothing. Others are acknowledged with their commit."""
 
 WORK_PORTION_BYTES = 4 << 20
 """Of one frame with samples that go on: far below the frame limit, however long they are."""
@@ -105,7 +106,11 @@ SOURCES_TOLD = 16
 
 def calm_collector() -> None:
     """For a process that runs a manager and little else. What the manager lets go of is freed at once; to look
-    through all that it keeps takes a tenth of a second at 16,384 samples, and would find nothing."""
+    through all that it keeps takes a tenth of a second at 16,384 samples, and would find nothing. What was imported
+    stays as long as the process, and is not looked through either."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(20_000, 50, 1000)
 
 
@@ -690,8 +695,7 @@ class RolloutManager:
 
     def _promote(self) -> None:
         """Send the newest version out that is in the ledger and that nobody must not see yet."""
-        pinned = min((t.min_version for t in self.book.tickets.values() if t.pinned and t.left), default=None)
-        served = self.weights.promote(pinned)
+        served = self.weights.promote(self.book.pinned_version)
         if served is None:
             return
         self._commits.soon()
