@@ -78,7 +78,7 @@ def undisturbed(place: Path) -> tuple[str, float]:
 
 def attack(place: Path, how: str, names: Sequence[str], row: Row, digest: str) -> None:
     handle = submit(place)
-    faults = ProcessFaults(handle)
+    faults = ProcessFaults(handle, look_s=0.02)
     faults.reach_step(AT_STEP)
     struck_at = time.time()
     victims = faults.kill(*names) if how == "kill" else [faults.stop(name) for name in names]

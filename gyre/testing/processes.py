@@ -36,8 +36,10 @@ class Victim:
 class ProcessFaults:
     """Kills and stops what a job runs on. Waits have deadlines, and raise TimeoutError that says what was seen."""
 
-    def __init__(self, job: Viewable) -> None:
+    def __init__(self, job: Viewable, *, look_s: float = 0.1) -> None:
+        """`look_s` is between two looks at the job. Each costs the master some milliseconds of work."""
         self._job = job
+        self._look_s = look_s
 
     def find(self, name: str, *, timeout_s: float = 60.0) -> Victim:
         """A running vertex by id, or the master by `master`; waits until it has a process."""
@@ -110,7 +112,7 @@ class ProcessFaults:
                     f"{job['message']} "
                     f"{[(v['id'], v['incarnation'], v['phase']) for v in view['vertices']]}"
                 )
-            time.sleep(0.02)
+            time.sleep(self._look_s)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

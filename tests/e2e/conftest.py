@@ -122,7 +122,7 @@ class Process:
             self.look()
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline, f"{what.__name__} did not come true in {timeout_s:g} s"
-            time.sleep(0.02)
+            time.sleep(0.1)
         return found
 
     def end(self, timeout_s: float = ENDS_WITHIN_S) -> Ended:
