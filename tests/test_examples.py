@@ -111,7 +111,7 @@ def test_the_custom_workload_arrives(tmp_path: Path) -> None:
         assert job.result(timeout_s=DEADLINE_S)["distance"] < 0.5
 
 
-@pytest.mark.parametrize("name", ["grpo_gsm8k.yaml", "grpo_openr1_qwen3.yaml"])
+@pytest.mark.parametrize("name", ["grpo_gsm8k.yaml", "grpo_openr1_qwen3.yaml", "ppo_gsm8k.yaml"])
 def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, tmp_path: Path) -> None:
     """Data set, chat template, tokenizer and mathematical reward as in the file; another actor and other rollouts."""
     pytest.importorskip("math_verify")
@@ -143,6 +143,8 @@ def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, t
         "roles.actor": {"entrypoint": None, "total": 1, "per_node": None},
         "roles.reward": {"total": 1},
     }
+    if "ppo" in name:
+        changes |= {"config.megatron": {"model_path": ""}, "roles.critic": {"entrypoint": None}}
     with short_job(name, changes, tmp_path / "job") as job:
         result = job.result(timeout_s=DEADLINE_S)
         account = job.account()
