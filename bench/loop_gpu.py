@@ -7,17 +7,29 @@ The model has Qwen3-0.6B's shape (then Qwen3-1.7B's) and random weights. The rol
 each agent, each engine and the actor are processes of their own; the trainer is Gyre's client in this process. GRPO
 with rewards made of the tokens, at most one step stale, so that generation and training overlap.
 
-    bare      beside the engine's start: Megatron's own loop over the same model and passes, then Gyre's actor alone
-    served    the engine is there, and takes the actor's weights for the first time
-    loop      the loop: tokens/s, from the optimizer's step to weights that are served, log-probs of engine and trainer
-    loading   one version into the engine under load: by each stage of Gyre's loader, and from the disk
-    sync      the same loop with nothing stale: generate, then train, on the same split of the GPUs
-    faults    a second instance joins; an engine is killed, then an agent; both come back, while steps go on
-    big       the loop with the 1.7B shape
-    more      `rollouts_gpu.py`'s parts of two instances, one a GPU, with what time is left
+    bare       beside the engine's start: Megatron's own loop over the same model and passes, then Gyre's actor alone
+    served     the engine is there, and takes the actor's weights for the first time
+    loop       the loop: tokens/s, from the optimizer's step to weights that are served, log-probs of engine and trainer
+    loading    one version into the engine under load: by each stage of Gyre's loader, and from the disk
+    sync       the same loop with nothing stale: generate, then train, on the same split of the GPUs
+    faults     an instance joins; an engine is killed, then an agent; both come back; one is drained, while steps go on
+    layouts    the actor alone on both GPUs: data, tensor and pipeline parallel against one GPU; publish, checkpoints
+    colocated  both GPUs train data parallel, and both generate in between: in Gyre's local windows, then without
+               Gyre's plane, engines asked directly, as the baseline
+    big        the loop with the 1.7B shape
+    more       `rollouts_gpu.py`'s parts of two instances, one a GPU, with what time is left
 
 Each part has a deadline; one that fails is recorded with the last words of all processes, and the next one goes on.
-results.json is written anew after each part.
+results.json is written anew after each part, of `layouts` after each layout. On a machine that is busy with others,
+`--patience 3` triples the deadlines.
+
+All of it in three calls of less than ten minutes each, the longest part first in each (in brackets what it should
+take, on two H200; the first start of an engine on a machine compiles kernels):
+
+    python bench/loop_gpu.py --out DIR/1 --seconds 560 --steps 14 --part loop faults loading    # 350 s: start 12,
+                                                            # bare 45, served 60, loop 60, loading 18, faults 155
+    python bench/loop_gpu.py --out DIR/2 --seconds 560 --part colocated layouts                 # 360 s: 200, 160
+    python bench/loop_gpu.py --out DIR/3 --seconds 570 --part big more                          # 380 s: 110, 270
 """
 
 from __future__ import annotations
@@ -130,6 +142,7 @@ def main() -> int:
     parser.add_argument(
         "--part", choices=NAMES, nargs="+", default=[name for name in NAMES if name != "more"]
     )
+    parser.add_argument("--steps", type=int, help="of the loop")
     parser.add_argument("--seconds", type=float, help="for everything; parts that find no time are left out")
     parser.add_argument(
         "--patience", type=float, default=1.0, help="so many times all deadlines, on a machine that is busy"
@@ -1028,7 +1041,7 @@ class Loop(base.Bench):
             for name in names:
                 self.instances[name].check()
                 refused = plane.log.rows("WeightsRefused", self.instances[name].began, instance=name)
-                if len(refused) > 1:
+                if refused:
                     raise PartFailed(f"{name} has no engine: {refused[-1]['error'][:2500]}")
             if "error" in preparing:
                 raise preparing["error"]
@@ -1090,7 +1103,8 @@ class Loop(base.Bench):
             if folder is None:
                 raise PartFailed(f"{name} has no folder of version {told['version']}")
             instance = self.instances[name]
-            engines.append(Engine(instance.engine_url(), folder, self._loader_key(instance), asleep=True))
+            asleep = not plane.log.rows("MemoryNotReleased", instance=name)
+            engines.append(Engine(instance.engine_url(), folder, self._loader_key(instance), asleep=asleep))
         loop = ColocatedLoop(
             scale.shape,
             engines,
@@ -1155,14 +1169,14 @@ PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("loading", 40.0, ("loading",)),
     ("sync", 60.0, ("sync",)),
     ("faults", 280.0, ("faults",)),
-    ("layouts", 220.0, ("layouts",)),
-    ("colocated", 300.0, ("colocated",)),
+    ("colocated", 310.0, ("colocated",)),
+    ("layouts", 230.0, ("layouts",)),
     ("big", 170.0, ("big",)),
     ("more", 400.0, ("more",)),
 )
 """Steps with their deadlines, and the parts that need them."""
 
-NAMES = ("bare", "served", "loop", "loading", "sync", "faults", "layouts", "colocated", "big", "more")
+NAMES = ("bare", "served", "loop", "loading", "sync", "faults", "colocated", "layouts", "big", "more")
 
 
 def table(results: Row) -> list[str]:
@@ -1214,6 +1228,8 @@ def table(results: Row) -> list[str]:
 
 def conduct(options: argparse.Namespace) -> int:
     scale, big = (DRY, DRY_BIG) if options.dry_run else (GPU, GPU_BIG)
+    if options.steps:
+        scale = replace(scale, steps=options.steps)
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # nothing that was started is left
     began = now()

@@ -167,6 +167,10 @@ class Work:
 
         return {"torch": self.torch.__version__, "seconds": round(now() - began, 2)}
 
+    def ready(self) -> Row:
+        """It has imported what it needs."""
+        return self.imported
+
     def setup(self, layout: Row | None = None, port: int = 0) -> Row:
         """A new actor, also in place of the one before. `layout` are settings of `config.megatron`; the ranks of a
         gang meet at `port`."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from training_loop.actor import ActorFailed, ActorProcess, Row
+from training_loop.actor import ActorFailed, ActorProcess, Row, now
 
 AT_THE_FIRST = frozenset(("publish", "bare"))
 """What concerns the first rank alone: it holds the host copy of the weights. `bare` is measured on one rank."""
@@ -38,7 +38,9 @@ class ActorGang:
         if self.ranks == 1 or what in AT_THE_FIRST:
             return self._processes[0].call(what, within_s, line=line, **given)
         if what == "setup":
-            given = {**given, "port": free_port()}  # where they meet; the one before may still be closing
+            until = now() + within_s
+            self.call("ready", within_s)  # else the port would be free for as long as they import
+            given, within_s = {**given, "port": free_port()}, max(1.0, until - now())
         shares: list[Row] = [dict(given) for _ in range(self.ranks)]
         if what == "accumulate":
             for share, groups in zip(shares, dealt(given["groups"], self.ranks), strict=True):

@@ -51,7 +51,8 @@ def measure(
 ) -> None:
     """`start(ranks)` begins a gang. `place` has room for a checkpoint and a version. `wrote` is called after each
     layout. A layout that fails is recorded, and the next one begins with new processes."""
-    gangs = {ranks: start(ranks) for ranks, _ in LAYOUTS.values()}  # they import while others compute
+    # All at once, for they import while others compute.
+    gangs = {ranks: start(ranks) for ranks in {ranks for ranks, _ in LAYOUTS.values()}}
     checkpoint = place / "checkpoint"
     endpoint = place / "endpoint.json"
     endpoint.write_text(
