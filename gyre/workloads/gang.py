@@ -2,7 +2,8 @@
 
 The ranks of a gang are peers of a collective, so one call goes to all of them and has ended when all have
 answered. If one of them dies the others fail too, with whatever their collective library raises; those
-failures are symptoms, and the death, which may be heard of a moment later, is the cause.
+failures are symptoms, and the death, which may be heard of a moment later, is the cause. If one of them raises and
+lives, the others may wait for it in a collective for as long as their library likes: nobody waits for them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,10 @@ from gyre.workloads.transport import Transport
 
 SETTLE_S = 2.0
 """How long a failed gang call waits to hear of a dead peer before a surviving rank is blamed."""
+
+PEERS_S = 5.0
+"""How long the others of a rank that failed have to end the same call. Those that fail for the same reason do so
+together; one that takes longer is taken to wait in a collective."""
 
 Outcome = tuple[str, Any]
 
@@ -73,16 +78,23 @@ class Gang:
     def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
         """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to
         blame where no rank died, and Fenced."""
+        deadline, missing = time.monotonic() + timeout_s, [*futures]
         with self.waiting():
-            _, missing = wait(futures, timeout=timeout_s)
-        if missing:
-            late = self.members[min(futures.index(future) for future in missing)]
+            while missing and (left_s := deadline - time.monotonic()) > 0:
+                wait(missing, left_s, return_when=FIRST_COMPLETED)
+                if any(_has_failed(future) for future in missing):
+                    deadline = min(deadline, time.monotonic() + PEERS_S)
+                missing = [future for future in missing if not future.done()]
+        outcomes = [outcome_of(future) if future.done() else None for future in futures]
+        if missing and not any(is_failure(got) for got in outcomes):
+            late = self.members[outcomes.index(None)]
             text = f"{method} did not return within {timeout_s:g} s"
             raise GangLost((late, method, Failure(error=text, traceback="", user_code=False)))
-        return self.settle(method, [outcome_of(future) for future in futures])
+        return self.settle(method, outcomes)
 
-    def settle(self, method: str, outcomes: Sequence[Outcome | VertexLost]) -> list[Any]:
-        """The values of a call that has ended on every rank. Raises as `gather`."""
+    def settle(self, method: str, outcomes: Sequence[Outcome | VertexLost | None]) -> list[Any]:
+        """The values of a call that has ended on every rank; or, where it is None on some, that has failed on others.
+        Raises as `gather`."""
         members = self.members[: len(outcomes)]
         lost = [member for member, got in zip(members, outcomes, strict=True) if isinstance(got, VertexLost)]
         for member in lost:
@@ -92,10 +104,10 @@ class Gang:
         failures = [
             (member, method, got[1])
             for member, got in zip(members, outcomes, strict=True)
-            if not isinstance(got, VertexLost) and got[0] == "error"
+            if isinstance(got, tuple) and got[0] == "error"
         ]
         if not failures:
-            return [got[1] for got in outcomes if not isinstance(got, VertexLost)]
+            return [got[1] for got in outcomes if isinstance(got, tuple)]
         for _, _, failure in failures:
             if failure.fenced:
                 raise Fenced(failure.error)
@@ -114,6 +126,14 @@ class Gang:
     def is_current(self) -> bool:
         """Whether the roster still has exactly these incarnations."""
         return tuple(self.roster.members(self.role)) == self.members
+
+
+def is_failure(got: Outcome | VertexLost | None) -> bool:
+    return isinstance(got, VertexLost) or (got is not None and got[0] == "error")
+
+
+def _has_failed(future: Future[Outcome]) -> bool:
+    return future.done() and is_failure(outcome_of(future))
 
 
 def outcome_of(future: Future[Outcome]) -> Outcome | VertexLost:

@@ -8,6 +8,7 @@ This module must not know how micro-batches are made, or what a step means to an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Operator
 from gyre.rollouts.ledger import RecordedBatch
 from gyre.rollouts.samples import Group
-from gyre.workloads.gang import Gang, Outcome, outcome_of
+from gyre.workloads.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
 from gyre.workloads.gang_keeper import GangKeeper
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.learners import Learner
@@ -37,6 +38,8 @@ class GangCall:
     batch: RecordedBatch | None
     gang: Gang
     outcomes: list[Outcome | VertexLost | None]
+    failed_at: float | None = None
+    """When the first rank failed, in monotonic seconds, while others have not ended."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -171,12 +174,19 @@ class GangFeeder:
 
     def ended(self, call: GangCall) -> list[Any] | None:
         """What the ranks returned, or None while some have not. Raises as `Gang.settle`."""
-        outcomes = [got for got in call.outcomes if got is not None]
-        if len(outcomes) < len(call.outcomes):
+        if any(got is None for got in call.outcomes):
+            if call.failed_at is None and any(is_failure(got) for got in call.outcomes):
+                call.failed_at = time.monotonic()
             return None
-        values = call.gang.settle(call.firing.operator, outcomes)
+        values = call.gang.settle(call.firing.operator, call.outcomes)
         del self._calls[call.key]
         return values
+
+    def check_failed(self, now: float) -> None:
+        """Raises as `Gang.settle` for a call in which a rank failed, and others do not come out."""
+        for call in self._calls.values():
+            if call.failed_at is not None and now - call.failed_at >= PEERS_S:
+                call.gang.settle(call.firing.operator, call.outcomes)
 
     def taken(self, role: str, batch: RecordedBatch) -> None:
         """The role's ranks have taken a micro-batch."""

@@ -262,6 +262,7 @@ class GraphTrainer(BaseTrainer):
                 self._dispatch()
                 self._check_progress()
             self._take_news()
+            self._check_gangs()
             self._tell_progress()
 
     def _has_devices(self) -> bool:
@@ -744,6 +745,12 @@ class GraphTrainer(BaseTrainer):
         self.flow.complete(call.firing)
         self.keeper.step_was_good()
         self.keeper.checkpoint_if_due(call.gang)
+
+    def _check_gangs(self) -> None:
+        try:
+            self.feeder.check_failed(time.monotonic())
+        except GangLost as lost:
+            self._drop_gang(lost)
 
     def _drop_gang(self, lost: GangLost) -> None:
         self.keeper.drop(lost)

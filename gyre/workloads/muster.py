@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 
 from gyre.errors import Fenced, VertexLost
-from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
+from gyre.workloads.gang import PEERS_S, Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.protocol import Failure, Standing
 
 LOOK_S = 0.25
@@ -49,7 +49,7 @@ def muster(gang: Gang, *, timeout_s: float) -> None:
         return
     futures = [gang.transport.settle(*member) for member in gang.members]
     deadline = time.monotonic() + timeout_s
-    seen: Stray | None = None
+    seen, seen_at = None, 0.0
     with gang.waiting():
         while True:
             left_s = deadline - time.monotonic()
@@ -58,16 +58,17 @@ def muster(gang: Gang, *, timeout_s: float) -> None:
             busy = [rank for rank in range(gang.size) if rank not in settled]
             inside = _inside(gang, busy)
             stray = find_stray(settled, inside)
-            if stray is not None and (stray == seen or not busy):
+            if stray is not None and (not busy or (stray == seen and _is_over(stray, seen_at))):
                 raise GangLost(_blame(gang, stray))
             if not busy:
                 return
+            if stray != seen:
+                seen, seen_at = stray, time.monotonic()
             if left_s <= 0.0:
                 method = inside[busy[0]].method if busy[0] in inside else "settle"
                 text = f"{method}, which an earlier trainer called, did not return within {timeout_s:g} s"
                 failure = Failure(error=text, traceback="", user_code=False)
                 raise GangLost((gang.members[busy[0]], f"{gang.role}.{method}", failure))
-            seen = stray
 
 
 def find_stray(settled: Mapping[int, Standing], inside: Mapping[int, Standing]) -> Stray | None:
@@ -86,6 +87,11 @@ def find_stray(settled: Mapping[int, Standing], inside: Mapping[int, Standing]) 
     if settled[ahead].call == settled[behind].call:
         return None
     return Stray(ahead, behind, settled[ahead])
+
+
+def _is_over(stray: Stray, seen_at: float) -> bool:
+    """A peer of one that failed may be about to come out with the same failure."""
+    return not stray.failed or time.monotonic() - seen_at >= PEERS_S
 
 
 def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, Standing]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gyre.errors import Fenced
 from gyre.testing.in_process import InProcessTransport
+from gyre.workloads import gang as gang_module
+from gyre.workloads import gang_feeder as gang_feeder_module
 from gyre.workloads import muster as muster_module
+from gyre.workloads.base import operator
 from gyre.workloads.gang import Gang, GangLost
 from gyre.workloads.muster import Stray, find_stray, muster
 from gyre.workloads.protocol import Standing
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.test_graph_trainer import came_to
+from tests.workloads.toy_policy import ToyActor
 
 FIRST, SECOND = (1, 1, 1), (1, 1, 2)
 IDLE = Standing()
@@ -130,7 +136,8 @@ def test_a_rank_that_is_behind_with_what_it_was_given_is_waited_for(cluster):
     muster(next_gang(cluster, asking), timeout_s=600)
 
 
-def test_a_rank_in_a_call_that_another_has_left_by_an_exception_is_blamed(cluster):
+def test_a_rank_in_a_call_that_another_has_left_by_an_exception_is_blamed(cluster, monkeypatch):
+    monkeypatch.setattr(muster_module, "PEERS_S", 0.1)
     send(cluster, 1, 1, "fail", "no memory")
     enter(cluster, 0, 1)
     enter(cluster, 2, 1)
@@ -242,3 +249,49 @@ def test_a_trainer_that_dies_when_the_last_rank_has_its_call_costs_no_gang(make_
         came_to(job, undisturbed)
         assert job.running["actor-0"] == job.running["actor-1"] == 1
     assert job.reports_of("OperatorFailed") == []
+
+
+# -- a rank that raises while the others wait for it ------------------------------------------------
+
+
+class FailingOnce(ToyActor):
+    """Rank 1 raises in the call that the job's config names, once, before it joins the others in it."""
+
+    def _fail(self, call: str) -> None:
+        marker = self.context.directory / "failed"
+        if self.rank == 1 and self.config["fails_in"] == call and not marker.exists():
+            marker.touch()
+            raise ValueError("no memory")
+
+    @operator(kind="control")
+    def warm_start(self) -> dict[str, Any]:
+        self._fail("warm_start")
+        return super().warm_start()
+
+    @operator
+    def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
+        self._fail(f"apply of step {step}")
+        return super().apply(step=step, indices=indices, group_ids=group_ids)
+
+
+@pytest.mark.parametrize("call", ["warm_start", "apply of step 3"])
+def test_an_exception_on_one_rank_is_told_at_once_though_the_others_wait_in_a_collective(
+    make_job, undisturbed, monkeypatch, call
+):
+    """Then the gang is tried again, found out of step, and replaced: not after the collective's own deadline."""
+    for module in (gang_module, gang_feeder_module, muster_module):
+        monkeypatch.setattr(module, "PEERS_S", 0.1)
+    monkeypatch.setattr(muster_module, "LOOK_S", 0.02)
+    job = make_job(
+        run={"call_timeout_s": 600.0},
+        roles={"actor": {"entrypoint": f"{__name__}:FailingOnce", "total": 2}},
+        config={"fails_in": call},
+    )
+    job.on_report("OperatorFailed", 2, lambda: job.replace("actor-0"))  # as the master does
+    with job:
+        came_to(job, undisturbed)
+    first, second = (report.body for report in job.reports_of("OperatorFailed"))
+    assert (first["vertex"], first["error"], first["user_code"]) == ("actor-1", "ValueError: no memory", True)
+    assert (second["vertex"], second["user_code"]) == ("actor-0", False)
+    method = call.partition(" ")[0]
+    assert f"actor-0 is inside {method}, which actor-1 has left by an exception" in second["error"]
