@@ -17,8 +17,10 @@ from gyre.weights.codecs import FP8_BLOCK
 if TYPE_CHECKING:
     import torch
 
-AT_A_TIME = 1 << 22
-"""Values in a part, so that no tensor is held twice in float32. A multiple of the block."""
+AT_A_TIME = {"cpu": 1 << 19}
+"""Values in a part, by kind of device: of few megabytes, which a cache holds. A multiple of the block."""
+AT_A_TIME_ELSEWHERE = 1 << 24
+"""So that no tensor is held twice in float32."""
 
 LARGEST = 448.0
 """Of e4m3: 1.75 * 2^8. Its smallest normal value is 2^-6, and below it there are multiples of 2^-9."""
@@ -43,25 +45,36 @@ def round_fp8(values: torch.Tensor) -> torch.Tensor:
 
     flat = values.detach().reshape(-1)
     rounded = torch.empty(flat.shape, dtype=torch.float32, device=flat.device)
-    for at in range(0, len(flat), AT_A_TIME):
-        part = flat[at : at + AT_A_TIME].float()
-        padded = torch.nn.functional.pad(part, (0, -len(part) % FP8_BLOCK)).view(-1, FP8_BLOCK)
-        rounded[at : at + AT_A_TIME] = _round_blocks(padded).view(-1)[: len(part)]
+    step = AT_A_TIME.get(flat.device.type, AT_A_TIME_ELSEWHERE)
+    for at in range(0, len(flat), step):
+        part = rounded[at : at + step].copy_(flat[at : at + step])
+        whole = len(part) // FP8_BLOCK * FP8_BLOCK
+        _round_blocks(part[:whole].view(-1, FP8_BLOCK))
+        if whole < len(part):
+            last = torch.nn.functional.pad(part[whole:], (0, whole + FP8_BLOCK - len(part)))
+            part[whole:] = _round_blocks(last.view(1, -1)).view(-1)[: len(part) - whole]
     return rounded.view(values.shape)
 
 
 def _round_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    """In place. What rounds to 4 significant bits by its bits is the most; the few below the smallest normal code, and
+    blocks that are not finite, are mended afterwards."""
     import torch
 
-    largest = blocks.abs().amax(dim=1)
+    bits = blocks.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    largest = magnitude.amax(dim=1).view(torch.float32)
     scale = torch.frexp(largest)[1] - 9  # largest < 512 * 2^scale
     scale = scale + (torch.ldexp(largest, -scale) > LARGEST)
     scale = torch.where(largest > 0, scale.clamp(-_MOST_SCALE, _MOST_SCALE), 0)
-    bits = blocks.view(torch.int32)
-    half_to_even = ((bits >> 20) & 1) + 0x7FFFF
-    rounded = ((bits + half_to_even) & ~0xFFFFF).view(torch.float32)
     one = torch.ones_like(largest)
-    small = blocks.abs() < torch.ldexp(one, scale - 6)[:, None]
-    grid = torch.ldexp(one, scale - 9)[:, None]
-    rounded = torch.where(small, torch.round(blocks / grid) * grid, rounded)
-    return torch.where(torch.isfinite(largest)[:, None], rounded, blocks)
+    low = torch.ldexp(one, scale - 6).view(torch.int32)
+    small = ((magnitude < low[:, None]) & (magnitude > 0)).nonzero(as_tuple=True)
+    wild = (~torch.isfinite(largest)).nonzero(as_tuple=True)[0]
+    mended, kept = blocks[small], blocks[wild]
+    grid = torch.ldexp(one, scale - 9)[small[0]]
+    bits += (magnitude.bitwise_right_shift_(20).bitwise_and_(1)).add_(0x7FFFF)  # half to even
+    bits &= ~0xFFFFF
+    blocks[small] = torch.round(mended / grid) * grid
+    blocks[wild] = kept
+    return blocks

@@ -15,6 +15,9 @@ from gyre.weights.codecs import CODECS, chain, decode, encode
 from gyre.weights.manifest import WeightMismatch
 from gyre.weights.rounding import is_rounded, round_fp8
 
+unhurried = settings(deadline=None)
+"""The machine may be busy with others."""
+
 words = st.sampled_from([2, 4])
 blobs = st.binary(max_size=4000)
 
@@ -31,11 +34,13 @@ def bf16(values):
 
 
 @given(raw=blobs, word=words, codec=st.sampled_from(["none", "planes", "fp8"]))
+@unhurried
 def test_any_bytes_survive(raw, word, codec):
     assert there_and_back(codec, raw, word=word)[0] == raw
 
 
 @given(base=blobs, word=words, data=st.data())
+@unhurried
 def test_any_two_versions_survive_a_delta(base, word, data):
     new = bytearray(base)
     for at in data.draw(st.lists(st.integers(0, max(0, len(base) - 1)), max_size=40)):
@@ -54,7 +59,7 @@ def test_gaps_of_any_width(gap):
 
 
 @given(damage=st.data(), codec=st.sampled_from(["planes", "delta", "fp8"]))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_what_came_damaged_is_refused_or_harmless(damage, codec):
     generator = np.random.default_rng(0)
     base = generator.integers(0, 2**16, 700, np.uint16)
@@ -124,6 +129,7 @@ def changes(base, *, seed, part):
 
 
 @given(base=blobs, parts=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=1, max_size=5), word=words)
+@unhurried
 def test_deltas_that_follow_on_each_other_are_one(base, parts, word):
     versions = [base]
     for seed, part in enumerate(parts):
@@ -155,6 +161,7 @@ def e4m3():
 
 
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=400), st.integers(-60, 30))
+@unhurried
 def test_rounding_to_fp8_gives_the_nearest_there_is_and_a_second_time_changes_nothing(values, power):
     values = np.ldexp(np.array(values, np.float32), power)
     once = round_fp8(torch.from_numpy(values)).numpy()
