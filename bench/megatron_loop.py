@@ -166,7 +166,7 @@ Loop = tuple[Callable[[int], dict[str, float]], Callable[[], None]]
 
 
 def bare_loop(options: argparse.Namespace, name: str) -> Loop:
-    from gyre.workloads.megatron.actor import device_of, dtype_of
+    from gyre.workloads.megatron.devices import device_of, dtype_of
     from gyre.workloads.megatron.seam import open_seam
     from gyre.workloads.megatron.settings import MegatronSettings
 

@@ -448,7 +448,7 @@ class Work:
         }
 
     def deterministic(self, on: bool) -> None:
-        from gyre.workloads.megatron.actor import make_deterministic
+        from gyre.workloads.megatron.devices import make_deterministic
 
         if on:
             make_deterministic()

@@ -1,9 +1,6 @@
 """The critic in Megatron-core: the decoder with a value head, over tensor, pipeline and data parallel ranks.
 
-What a critic is, is `gyre.workloads.torch.critic`; what is Megatron's of a learner, `gyre.workloads.megatron.actor`.
-
-Invariant *a group's values are its own*: passes hold samples of one group, so that its values are the same bits
-whatever else is asked in the same call.
+What a critic is, is `gyre.workloads.torch.critic`; what is Megatron's of a learner, `gyre.workloads.megatron.learner`.
 
 This module imports Megatron when it is set up, not before.
 """
@@ -18,7 +15,7 @@ import torch
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import WeightManifest, unpack_weights
 from gyre.workloads.base import operator
-from gyre.workloads.megatron.actor import MegatronLearner, Source
+from gyre.workloads.megatron.learner import MegatronLearner, Source
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT, with_value_head

@@ -15,7 +15,7 @@ import torch
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.megatron.actor import device_of, dtype_of
+from gyre.workloads.megatron.devices import device_of, dtype_of
 from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.settings import TorchSettings
 

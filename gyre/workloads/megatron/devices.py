@@ -1,0 +1,57 @@
+"""The device of this process, the precision on it, and what makes its results repeatable.
+
+This module must not import Megatron.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import torch
+
+from gyre.errors import ConfigError
+from gyre.workloads.megatron.settings import MegatronSettings
+
+
+def device_of(layout: MegatronSettings) -> torch.device:
+    """This process's device. `GYRE_DEVICES` is what the plan gave it, by number on its machine; where the process sees
+    one device only, it is that one. Raises ConfigError where there is none."""
+    kind = layout.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "config.megatron.device is cuda, but this process sees no CUDA device.",
+            hint="Check the driver and CUDA_VISIBLE_DEVICES.",
+        )
+    planned = os.environ.get("GYRE_DEVICES", "").split(",")[0]
+    return torch.device("cuda", int(planned) if planned and torch.cuda.device_count() > 1 else 0)
+
+
+def dtype_of(layout: MegatronSettings, device: torch.device) -> torch.dtype:
+    """What the weights are computed with. The optimizer's own are float32 in any case."""
+    name = layout.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def make_deterministic() -> None:
+    """Kernels that give the same bits each time; what has none raises. Before the first product on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Not `warn_only`: with it the backward pass of flash attention stays as it is, and warns.
+    torch.use_deterministic_algorithms(True)
+    # Else each new tensor is filled first, which costs a pass over it and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def seed_everything(seed: int) -> None:
+    """Nothing here draws at random after the first weights; what a user's loss may draw is then the same, too."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
