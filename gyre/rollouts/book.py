@@ -151,6 +151,7 @@ class Book:
             )
             self._unwritten.open(ticket)
             opened.append(ticket)
+        _draw_seeds(opened)
         for ticket in opened:
             for state in ticket.samples:
                 self._queue(state)
@@ -467,9 +468,8 @@ class Book:
             return (
                 int(words(ticket.seed, _SEED_STREAM, ticket.group.id, state.index, state.resets)) & 0x7FFFFFFF
             )
-        if not ticket.seeds:  # of all its samples together, which costs as much as of one
-            bits = words(ticket.seed, _SEED_STREAM, ticket.group.id, np.arange(ticket.n), 0)
-            ticket.seeds = (bits & np.uint64(0x7FFFFFFF)).tolist()
+        if not ticket.seeds:
+            _draw_seeds([ticket])
         return ticket.seeds[state.index]
 
     def call_back(self, state: SampleState, target: str = "") -> None:
@@ -680,7 +680,8 @@ class Book:
         }
 
     def _note_end(self, state: SampleState, kind: str, *more: Any, seal: bool = False) -> None:
-        self._rows.deltas[state.row] = self._unwritten.end(state.row, state.key, kind, *more, seal=seal)
+        row, deltas = state.row, self._rows.deltas
+        deltas[row] = self._unwritten.end(row, state.key, int(deltas[row]), kind, *more, seal=seal)
 
     # -- restoring ----------------------------------------------------------------------------------
 
@@ -810,6 +811,15 @@ class Book:
     def _detach(self, state: SampleState) -> None:
         self._end_lease(state)
         self.moving.pop(state.key, None)
+
+
+def _draw_seeds(tickets: list[Ticket]) -> None:
+    """Of tickets of one request, all together: which costs as much as of one sample."""
+    if tickets:
+        ids = np.array([[ticket.group.id] for ticket in tickets])
+        bits = words(tickets[0].seed, _SEED_STREAM, ids, np.arange(tickets[0].n), 0) & np.uint64(0x7FFFFFFF)
+        for ticket, seeds in zip(tickets, bits.tolist(), strict=True):
+            ticket.seeds = seeds
 
 
 def _check_group(group: Group) -> None:

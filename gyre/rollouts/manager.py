@@ -119,8 +119,9 @@ class ManagerSettings:
     report_interval_s: float = 0.25
     commit_interval_s: float = 0.1
     """How long progress is collected before it is committed."""
-    urgent_commit_s: float = 0.02
-    """The same when a whole group waits for it."""
+    urgent_commit_s: float = 0.05
+    """The same when a whole group waits for it, or a sample to go on elsewhere. A commit costs some two milliseconds
+    however little is in it."""
     silence_timeout_s: float = 3.0
     """An agent that reported nothing for this long is lost, though its connection stands."""
     reconnect_grace_s: float = 0.75

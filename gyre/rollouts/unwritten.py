@@ -22,8 +22,8 @@ from gyre.rollouts.joined_reports import JoinedReports
 from gyre.rollouts.live_deltas import LiveDeltas
 from gyre.rollouts.tickets import Ticket
 
-GIVE_WAY_S = 20e-6
-"""After each delta: the loop may be waiting for the interpreter, and would otherwise get it only after 5 ms."""
+GIVE_WAY_AFTER_S = 0.5e-3
+"""Of encoding: the loop may be waiting for the interpreter, and would otherwise get it only after 5 ms."""
 
 DELTA_ROWS = 512
 """Reports one after another make one delta up to so many samples: rows in the ledger cost more than what is in them."""
@@ -47,9 +47,12 @@ class Batch:
     def encoded(self) -> list[tuple[int, bytes]]:
         """The deltas as they are stored; done by whoever writes, not by the loop."""
         encoded = []
+        began = time.perf_counter()
         for delta in self.deltas:
             encoded.append((delta.seq, delta_out(delta)))
-            time.sleep(GIVE_WAY_S)
+            if time.perf_counter() - began > GIVE_WAY_AFTER_S:
+                time.sleep(1e-6)
+                began = time.perf_counter()
         return encoded
 
 
@@ -120,12 +123,14 @@ class Unwritten:
         delta.rows += len(rows)
         return delta.seq
 
-    def end(self, row: int, key: int, kind: str, *more: Any, seal: bool = False) -> int:
+    def end(self, row: int, key: int, last: int, kind: str, *more: Any, seal: bool = False) -> int:
         """How a sample ended, with the newest delta of the batch: what stands there is folded after its tokens, in
-        order. `seal` where the sample may get more tokens. Gives the delta's number."""
+        order. `last` is the last delta that holds something of the sample. `seal` where it may get more tokens. Gives
+        the delta's number."""
         delta = self._deltas[-1] if self._deltas else None
         if delta is not None and delta.seq in self.live:
-            self.live.join(delta.seq, row, key)
+            if delta.seq != last:
+                self.live.join(delta.seq, row, key)
         else:  # nobody needs the last one any more
             delta = self._new(np.array([row], np.uint32), np.array([key]))
         delta.ends.append([key, kind, *more])
