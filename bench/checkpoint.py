@@ -9,11 +9,11 @@ AdamW's moments. After each of `--runs` steps:
   hashed by a thread meanwhile), `restore` verifies and copies it back;
 - `disk`: `megatron.core.dist_checkpointing`, written in the background below `--folder`, and read back by `restore`;
   the page cache is warm, so that a real disk only makes this slower;
-- `copy`: the same bytes copied once, in memory that was touched before: what nothing can beat;
+- `copy`: the same bytes copied once between tensors of this process, to compare with;
 - `dlrover`: the same tensors through DLRover's `SharedMemoryHandler`, bare, its metadata in another process, where
   `gyre-rl[dlrover]` is installed. `restore` copies the tensors back; there is nothing to verify.
 
-Then `--kills` processes are killed by SIGKILL at random moments while they save 64 MB over and over: how many left a
+First, `--kills` processes are killed by SIGKILL at random moments while they save 64 MB over and over: how many left a
 state that is whole, how many none, and how many a mixture of two. For DLRover the process that holds the metadata
 lives on; without it, it has nothing.
 """

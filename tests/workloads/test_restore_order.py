@@ -1,0 +1,90 @@
+"""Gangs that are brought back otherwise than from the disk: every step has the digest of an undisturbed run."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+from gyre.errors import JobFailed
+from gyre.workloads import gang_keeper
+from tests.workloads import kept_policy
+from tests.workloads.conftest import digests_of
+from tests.workloads.toy_policy import ToyActor
+
+DEADLINE_S = 30
+HERE = "tests.workloads.kept_policy"
+
+
+def roles(actor: str) -> dict[str, Any]:
+    return {"actor": {"entrypoint": f"{HERE}:{actor}", "total": 2}}
+
+
+def restored(job: Any) -> list[tuple[str, int]]:
+    return [(report.body["source"], report.body["step"]) for report in job.reports_of("GangRestored")]
+
+
+@pytest.mark.parametrize("victims", ["actor-1", "actor-0 actor-1", "actor-1 trainer-0"])
+@pytest.mark.parametrize(
+    ("call", "nth", "when", "step"),
+    [
+        ("actor.accumulate", 7, "before", 3),
+        ("actor.apply", 3, "after", 3),
+        ("actor.accumulate", 5, "after", 0),
+    ],
+)
+def test_a_gang_goes_on_from_memory(make_job, undisturbed, monkeypatch, call, nth, when, step, victims):
+    """Two micro-batches a step, checkpoints of 0, 2 and 4. Memory that a checkpoint covers is not asked for: the third
+    case dies in step 3, before anything newer than the checkpoint of step 2 is kept."""
+    job = make_job(roles=roles("KeepingActor"))
+    job.on(call, nth, lambda: job.restart(*victims.split()), when=when, vertex="actor-1")
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert result["prompts_lost"] == 0
+    assert job.account().trained_twice == ()
+    assert restored(job)[0] == (("memory", step) if step else ("disk", 2))
+    directory = str(job.directory)
+    assert not any(key[0] == directory for key in kept_policy.KEPT), "nobody will come back for it"
+
+
+def lose_the_disk(job: Any) -> None:
+    shutil.rmtree(job.directory / "checkpoints")
+    job.restart("actor-1")
+
+
+def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, undisturbed, monkeypatch):
+    """A toy has no optimizer: its steps come out the same."""
+    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
+    job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert result["prompts_lost"] == 0
+    assert restored(job) == [("instance", 3)]
+    told = [report.body["step"] for report in job.reports_of("CheckpointCommitted")]
+    assert told == [0, 2, 3, 4, 5], "written as soon as the weights were there"
+
+
+def test_without_leave_a_lost_checkpoint_is_looked_for_again_and_told(make_job, monkeypatch):
+    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    job = make_job(roles=roles("ServingActor"), run={"call_timeout_s": 5.0})
+    job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
+    with job:
+        with pytest.raises((JobFailed, TimeoutError)):
+            job.result(timeout_s=3)
+        failed = job.reports_of("OperatorFailed")
+    assert failed[0].body["operator"] == "restore"
+    assert restored(job) == []
+
+
+def test_what_a_toy_is_restored_from_is_the_disk(make_job, undisturbed):
+    job = make_job()
+    assert not hasattr(ToyActor, "restore_from_memory")
+    job.on("actor.accumulate", 7, lambda: job.restart("actor-1"), vertex="actor-1")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert restored(job) == [("disk", 2)]
