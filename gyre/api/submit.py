@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
 from pathlib import Path
@@ -54,6 +55,7 @@ def submit_job(
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
     spec = compile_job(spec).spec
     check_entrypoints(spec)
+    _check_transports(spec, ray_address)
     place = home(home_path)
     place.check_writable()
     store_url = spec.store.url or place.database_url()
@@ -79,6 +81,15 @@ def submit_job(
                 _take_back(store, job_id, error)
             raise
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=plan.notes)
+
+
+def _check_transports(spec: JobSpec, ray_address: str | None) -> None:
+    """Where the cluster is this machine, what the actor would find out when it is set up. Raises ConfigError."""
+    elsewhere = (ray_address or os.environ.get("RAY_ADDRESS") or "local") != "local"
+    if "mooncake" in spec.weights.transports and not elsewhere:
+        from gyre.rollouts.weight_party import check_transports
+
+        check_transports(spec.weights)
 
 
 def _check_name(store: Store, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gyre.config import Budget, JobSpec
+from gyre.config import Budget, JobSpec, WeightsSpec
 from gyre.failover import JobPhase, Scope
 from gyre.sim import FaultKind
 from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
@@ -38,6 +38,14 @@ def test_a_vertex_of_any_role_may_be_killed(job: Job, vertex: str) -> None:
     assert incident.scope is (Scope.REGION if vertex.startswith("actor") else Scope.VERTEX)
     assert "SIGKILL" in incident.evidence["error"]
     assert len(job.world.steps) == 6
+
+
+def test_every_vertex_is_told_how_weights_travel(job: Job) -> None:
+    job.run()
+    for address in job.world.spawned:
+        told = job.world.process(address.vertex, address.incarnation).binding
+        assert told is not None
+        assert WeightsSpec.model_validate(told.weights) == WeightsSpec(encrypt=False)
 
 
 def test_the_ranks_of_a_gang_restart_together(job: Job) -> None:

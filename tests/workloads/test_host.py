@@ -46,6 +46,13 @@ def test_a_bound_workload_knows_its_place(host):
     assert (context.local_rank, context.incarnation, context.config) == (1, 1, {"key": 7})
 
 
+def test_a_bound_workload_knows_how_the_job_wants_rollouts_and_weights():
+    made = VertexHost("echo-0", 1, 5)
+    made.bind(5, binding(rollouts={"local": 2}, weights={"codec": "delta"}))
+    context = made._workload.context
+    assert (context.rollouts, context.weights) == ({"local": 2}, {"codec": "delta"})
+
+
 def test_a_vertex_that_is_not_set_up_says_so():
     status, failure = VertexHost("echo-0", 1, 5).call(1, "who")
     assert (status, failure.error, failure.user_code) == ("error", "echo-0 is not set up yet", False)
