@@ -127,10 +127,10 @@ class _Peer:
 
 @dataclass(slots=True)
 class _Stream:
-    """One thread's connections, and what it has asked for ahead of its turn."""
+    """What one thread has asked for ahead of its turn, and by which connection."""
 
-    transports: dict[Source, Transport] = field(default_factory=dict)
     asked: tuple[_Peer, Want] | None = None
+    transport: Transport | None = None
 
 
 class Receiver:
@@ -379,6 +379,7 @@ class _Fetch:
         self._flying = 0
         """Chunks that are asked for now. As `_needed`, bits."""
         self._peers: dict[Source, _Peer] = {}
+        self._idle: dict[Source, list[Transport]] = {}
         lock = threading.RLock()
         self._lock = threading.Condition(lock)
         """Told when there may be something to pick."""
@@ -415,6 +416,9 @@ class _Fetch:
                 self._lock.notify_all()
             for thread in threads:
                 thread.join()  # ends within a look at `abandoned`: each wait of a transport is short
+            for transports in self._idle.values():
+                for transport in transports:
+                    transport.close()
         if self._failure is not None:
             raise self._failure
 
@@ -491,8 +495,8 @@ class _Fetch:
                 self._lock.notify_all()
                 self._over.notify_all()
         finally:
-            for transport in stream.transports.values():
-                transport.close()
+            if stream.transport is not None:
+                stream.transport.close()
 
     def _go_on(self, stream: _Stream) -> bool:
         """One chunk, or one question, or a short wait. Whether there is more to do."""
@@ -514,12 +518,15 @@ class _Fetch:
             peer.busy += 1
         good = False
         try:
-            transport = stream.transports.pop(peer.source, None) or self._transport(peer)
+            transport, stream.transport = stream.transport or self._transport(peer), None
             good = self._step(peer, index, transport, want, stream)
-            if good:
-                stream.transports[peer.source] = transport
-            else:
+            if not good:
                 transport.close()  # the next time by another way, if there is one
+            elif stream.asked is not None:
+                stream.transport = transport
+            else:
+                with self._lock:
+                    self._idle.setdefault(peer.source, []).append(transport)
         finally:
             with self._lock:
                 peer.busy -= 1
@@ -531,7 +538,12 @@ class _Fetch:
         return True
 
     def _transport(self, peer: _Peer) -> Transport:
+        """One that is open and idle, of whichever stream it was, or a new one."""
         source = peer.source
+        with self._lock:
+            idle = self._idle.get(source)
+            if idle:
+                return idle.pop()
         if self.receiver._is_here(source):
             return SharedTransport(source.path, abandoned=self._abandoned)
         receiver = self.receiver
