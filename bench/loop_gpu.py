@@ -1143,6 +1143,7 @@ class Loop(base.Bench):
         folder = self.out / "more"
         command = [sys.executable, str(HERE / "rollouts_gpu.py"), "--out", str(folder)]
         command += ["--part", "two", "crash", "drain", "ends", "--seconds", f"{seconds:.0f}"]
+        command += ["--patience", f"{self.patience:g}"]
         if not self.cuda:
             command.append("--dry-run")
         told = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 14.0, check=False)

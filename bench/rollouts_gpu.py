@@ -1664,6 +1664,9 @@ def main() -> int:
     parser.add_argument("--part", choices=NAMES, nargs="+", default=list(NAMES))
     parser.add_argument("--rounds", type=int, help="of the throughputs of `single`")
     parser.add_argument("--seconds", type=float, help="for everything; parts that find no time are left out")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="so many times all deadlines, on a machine that is busy"
+    )
     for role in ("manager", "agent", "model"):
         parser.add_argument(f"--{role}", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -1682,6 +1685,9 @@ def main() -> int:
 
 def conduct(options: argparse.Namespace) -> int:
     scale = DRY if options.dry_run else GPU
+    scale = replace(
+        scale, absent_s=scale.absent_s * options.patience, total_s=scale.total_s * options.patience
+    )
     if options.rounds:
         scale = replace(scale, rounds=options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -1737,7 +1743,7 @@ def conduct(options: argparse.Namespace) -> int:
             bench.results["models_written_s"] = round(now() - began, 2)
             for name, limit_s, needed_by in PARTS:
                 if set(needed_by) & set(options.part):
-                    run_part(bench, name, limit_s)
+                    run_part(bench, name, limit_s * options.patience)
         finally:
             end_all(bench)
             bench.results["seconds"] = round(now() - began, 1)
