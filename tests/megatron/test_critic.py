@@ -84,7 +84,7 @@ def small(policy: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["tp2-sequence", "pp2", "dp2", "tp2-pp2"])
+@pytest.mark.parametrize("layout", ["tp2-sequence", "pp2", "dp2"])
 def test_values_and_steps_are_plain_torchs(
     pool: RankPool, policy: Any, small: dict[str, Any], layout: str
 ) -> None:
@@ -95,7 +95,7 @@ def test_values_and_steps_are_plain_torchs(
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), [("qwen3-tied", "tp2-dp2"), ("qwen2", "pp2"), ("llama-bias", "tp2")]
+    ("family", "layout"), [("qwen3-tied", "tp2"), ("qwen2", "pp2"), ("llama-bias", "dp2")]
 )
 def test_so_are_those_of_a_model_from_a_folder(
     pool: RankPool, tmp_path: Path, family: str, layout: str
@@ -109,16 +109,16 @@ def test_so_are_those_of_a_model_from_a_folder(
 
 
 def test_a_restored_critic_goes_on_bit_by_bit_and_in_another_layout(pool: RankPool, tmp_path: Path) -> None:
-    config = config_of("tp2-dp2", **PPO)
-    was = pool.run(learner_work.checkpoint_and_go_on, 4, config, STEPS, tmp_path)
-    came = pool.run(learner_work.restore_and_go_on, 4, config, STEPS, tmp_path)
+    config = config_of("tp2", **PPO)
+    was = pool.run(learner_work.checkpoint_and_go_on, 2, config, STEPS[:2], tmp_path)
+    came = pool.run(learner_work.restore_and_go_on, 2, config, STEPS[:2], tmp_path)
     for mine, theirs in zip(came, was, strict=True):
         assert (mine["at"], mine["metrics"], mine["after"]) == (
             theirs["at"],
             theirs["metrics"],
             theirs["after"],
         )
-    (other,) = pool.run(learner_work.restore_and_go_on, 1, config_of("alone", **PPO), STEPS, tmp_path)
+    (other,) = pool.run(learner_work.restore_and_go_on, 1, config_of("alone", **PPO), STEPS[:2], tmp_path)
     assert other["at"] == was[0]["at"]
     for name, expected in was[0]["weights"].items():
         np.testing.assert_allclose(other["weights"][name], expected, atol=1e-5, rtol=0, err_msg=name)
