@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -133,6 +134,7 @@ def part_a(report: Report, clock: Clock, folder: Path) -> None:
                 around = (plain[-2]["gb_s"] + plain[-1]["gb_s"]) / 2
                 ratios.append(ours[-1]["gb_s"] / around)
             fetch.end()
+            shutil.rmtree(folder / f"one-{streams}")
             of_plain = report_one(report, streams, plain, ours, ratios)
             if streams == 2:
                 report.target("a", "one receiver, of plain sockets, 2 streams", of_plain, 0.90, least=True)
@@ -427,8 +429,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--size-mb", type=int, default=512, help="of parts a and d")
-    parser.add_argument("--many-mb", type=int, default=256, help="of part b, of which there are eighteen")
+    parser.add_argument("--size-mb", type=int, default=1024, help="of parts a and d")
+    parser.add_argument("--many-mb", type=int, default=256, help="of part b, of which eighteen are held")
     parser.add_argument("--link-mb", type=float, default=50.0)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--limit-s", type=float, default=350.0, help="of the whole run")

@@ -145,7 +145,7 @@ class Train(Serve):
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return {"loss": float(loss), "changed": float((self._words() != before).float().mean())}
+        return {"loss": float(loss.detach()), "changed": float((self._words() != before).float().mean())}
 
     def _words(self) -> Any:
         import torch
