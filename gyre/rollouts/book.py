@@ -541,6 +541,11 @@ class Book:
             self._reported(instance, report.seq, rate_tokens_s, used_tokens)
         return True
 
+    def nothing_new(self, name: str, report: Report) -> None:
+        """The instance says how full and fast it is, and that no sample got further."""
+        _, _, used_tokens, rate_tokens_s = report.load
+        self.router.observe(name, rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens)
+
     def _reported(self, instance: Instance, seq: int, rate_tokens_s: float, used_tokens: int) -> None:
         """Its tokens are in."""
         self._unwritten.sessions[instance.number] = seq

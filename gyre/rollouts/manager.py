@@ -451,8 +451,11 @@ class RolloutManager:
             self._ended(session, report.unfold())
         elif report.columns[0]:
             self._intake.add(session.name, report)
+        elif any(report.columns):
+            report.unfold()  # which refuses it: something of no sample
         else:
-            self.book.progress(session.name, report.unfold())
+            self.book.nothing_new(session.name, report)
+            return  # nothing for the ledger: an idle fleet costs no commits
         self._commits.soon()
 
     def _ended(self, session: AgentSession, frame: Progress) -> None:

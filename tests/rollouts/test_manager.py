@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from gyre.errors import Fenced
@@ -33,6 +34,7 @@ from gyre.rollouts.frames import (
     Taken,
     Weights,
     WeightsTrouble,
+    empty_progress,
     encode,
 )
 from gyre.rollouts.manager import RolloutManager
@@ -454,6 +456,34 @@ async def test_a_silent_agent_is_left_and_may_come_back(tmp_path: Path) -> None:
         assert (await agent.back()).keep == []  # it is finished: no token of it is made again
         assert plane.manager.book.account.discarded["superseded"] == 5
         plane.exact()
+
+
+async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, silence_timeout_s=1e6) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        manager = plane.manager
+        await until(
+            lambda: plane.told("WeightsLoaded") and not (manager.book.is_dirty or manager.weights.changed)
+        )
+        await asyncio.get_running_loop().run_in_executor(manager._commits.thread, lambda: None)
+        await asyncio.sleep(0.01)  # what was being written has been counted
+        session = manager.sessions["a"]
+        heard_at, commits = session.heard_at, manager._commits.count
+        for seq in range(1, 21):
+            report = empty_progress(seq)
+            report.running = seq
+            await agent.wire.send(report)
+        await until(lambda: session.running == 20)
+        await asyncio.sleep(5 * plane.settings.commit_interval_s)  # a commit that is not to come
+        assert session.heard_at > heard_at
+        assert manager._commits.count == commits
+        # What an instance of nothing says of samples that it has not is refused all the same.
+        wrong = empty_progress(21)
+        wrong.tokens = np.zeros(1, np.int32)
+        await agent.wire.send(wrong)
+        assert (await agent.wire.expect(Reject)).code == "lengths"
 
 
 async def test_no_instance_at_all_is_normal(plane: Plane) -> None:
