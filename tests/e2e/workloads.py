@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import Any
 
 from gyre.workloads import BaseTrainer, BaseWorkload
+from tests.kill.gate import wait_at_gate
 
 
 class MyActor(BaseWorkload):
@@ -108,10 +108,10 @@ class CarelessReward:
 
 
 class TokenSum(BaseWorkload):
-    """A reward that differs between samples of an untrained model; `pace_s` a call, so that there is time to kill."""
+    """A reward that differs between samples of an untrained model; a gate holds the job while somebody is killed."""
 
-    def score(self, groups: list[Any]) -> list[Any]:
-        time.sleep(self.config["pace_s"])
+    def score(self, groups: list[Any], *, step: int) -> list[Any]:
+        wait_at_gate(self, step)
         for group in groups:
             for sample in group.samples:
                 sample.reward = float(sample.token_ids.sum() % 5) / 4

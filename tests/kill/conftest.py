@@ -19,6 +19,7 @@ from gyre.api.replaying import replay_job
 from gyre.rollouts.ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
+from tests.kill.gate import Gate
 from tests.kill.jobs import STEPS, tiny_job
 
 ENDS_WITHIN_S = 120.0
@@ -33,14 +34,31 @@ def kill_home() -> Iterator[Path]:
         disconnect()
 
 
+class HeldFaults(ProcessFaults):
+    """Faults in a job that goes on no further than `slack` steps beyond the one that was last waited for."""
+
+    def __init__(self, job: JobHandle, gate: Gate, *, slack: int) -> None:
+        super().__init__(job)
+        self._gate = gate
+        self._slack = slack
+
+    def reach_step(self, step: int, *, timeout_s: float = 120.0) -> dict[str, Any]:
+        self._gate.open_to(step + self._slack)
+        view = super().reach_step(step, timeout_s=timeout_s)
+        assert not view["job"]["ended_at"], f"the job ended before it was hurt: {view['job']}"
+        return view
+
+
 @dataclass
 class Run:
     """A job under attack. `end` waits for it and checks everything that must hold however it was hurt."""
 
     handle: JobHandle
     faults: ProcessFaults
+    gate: Gate
 
     def end(self, *, steps: int = STEPS) -> dict[str, Any]:
+        self.gate.open()
         view = self.handle.wait(ENDS_WITHIN_S)
         assert view["job"]["phase"] == "succeeded"
         result = view["job"]["result"]
@@ -75,16 +93,22 @@ class Run:
 
 @pytest.fixture
 def start(kill_home: Path) -> Iterator[Callable[..., Run]]:
-    """Starts tiny jobs, and stops what a failed test leaves running."""
-    handles: list[JobHandle] = []
+    """Starts tiny jobs, and stops what a failed test leaves running. A job waits for its test (`gate.py`) when it is
+    `slack` steps beyond the one that the test asked for: at least `max_staleness`, or the step itself may be held."""
+    runs: list[Run] = []
 
-    def begin(**overrides: Any) -> Run:
-        handle = tiny_job(**overrides).build().submit(f"kill-{uuid.uuid4().hex[:8]}", home_path=kill_home)
-        handles.append(handle)
-        return Run(handle, ProcessFaults(handle))
+    def begin(*, slack: int = 2, **overrides: Any) -> Run:
+        config = {"gated": True, **overrides.pop("config", {})}
+        job = tiny_job(config=config, **overrides).build()
+        handle = job.submit(f"kill-{uuid.uuid4().hex[:8]}", home_path=kill_home)
+        gate = Gate(home(kill_home).job_directory(handle.job_id))
+        runs.append(Run(handle, HeldFaults(handle, gate, slack=slack), gate))
+        return runs[-1]
 
     yield begin
-    for handle in handles:
+    for run in runs:
+        run.gate.open()
+        handle = run.handle
         if not handle.status()["job"]["ended_at"]:
             handle.stop("the test failed")
             deadline = time.monotonic() + 30
@@ -97,7 +121,7 @@ def start(kill_home: Path) -> Iterator[Callable[..., Run]]:
 def undisturbed_digest(kill_home: Path) -> str:
     """Of the final weights of a run that nobody disturbs."""
     handle = tiny_job().build().submit("undisturbed", home_path=kill_home)
-    run = Run(handle, ProcessFaults(handle))
+    run = Run(handle, ProcessFaults(handle), Gate(home(kill_home).job_directory(handle.job_id)))
     view = run.end()
     assert view["incidents"] == []
     handle.close()

@@ -27,7 +27,9 @@ def main() -> int:
     import ray
     from ray.cluster_utils import Cluster
 
+    from gyre.api.home import home
     from gyre.testing.processes import ProcessFaults
+    from tests.kill.gate import Gate
     from tests.kill.jobs import tiny_job
 
     with tempfile.TemporaryDirectory(prefix="gn", dir="/tmp") as folder:
@@ -40,14 +42,17 @@ def main() -> int:
         workers = [cluster.add_node(num_cpus=2) for _ in range(2)]
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="gyre", log_to_driver=False)
-        builder = tiny_job().node_num(3)
+        builder = tiny_job(config={"gated": True}).node_num(3)
         handle = builder.spread("rollout").build().submit("nodes", home_path=folder)
+        gate = Gate(home(folder).job_directory(handle.job_id))
         faults = ProcessFaults(handle)
+        gate.open_to(7)
         faults.reach_step(5)
         before = handle.status()
         victims = {v["id"] for v in before["vertices"] if v["node"] == workers[0].node_id}
         struck_at = time.time()
         cluster.remove_node(workers[0], allow_graceful=False)
+        gate.open()
         view = handle.wait(150)
         out: dict[str, Any] = {
             "phase": str(view["job"]["phase"]),

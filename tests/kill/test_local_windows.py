@@ -47,7 +47,8 @@ def until_open(run: Run, directory: Path, within_s: float = 60.0) -> None:
 def test_the_trainer_s_device_generates_and_whoever_dies_in_a_window_costs_nothing(
     start: Callable[..., Run], kill_home: Path
 ) -> None:
-    run = start(steps=STEPS, **WITH_LOCAL)
+    # Each of the steps to the gate has a window that may be caught open.
+    run = start(steps=STEPS, slack=10, **WITH_LOCAL)
     directory = home(kill_home).job_directory(run.handle.job_id)
     for turn, name in enumerate(("local_rollout-0", "rollout_manager-0", "trainer-0")):
         run.faults.reach_step(2 + 2 * turn)

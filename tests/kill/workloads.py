@@ -7,15 +7,17 @@ import time
 from gyre.rollouts import Group
 from gyre.workloads import operator
 from gyre.workloads.rewards import ExactMatchReward
+from tests.kill.gate import wait_at_gate
 
 
 class PacedReward(ExactMatchReward):
-    """Scores as ever, and takes at least `config["pace_s"]` for it: whatever dies, the job is still there when it is
-    back."""
+    """Scores as ever, takes at least `config["pace_s"]` for it, and waits at the gate: whatever dies, the job is still
+    there when it is back, and does not end before the test is done with it."""
 
     @operator
-    def score(self, groups: list[Group]) -> list[Group]:
+    def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]
         time.sleep(self.config["pace_s"])
+        wait_at_gate(self, step)
         return super().score(groups)
 
 
