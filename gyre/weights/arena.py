@@ -32,6 +32,7 @@ from pathlib import Path
 import xxhash
 
 from gyre.errors import GyreError
+from gyre.weights.checking import first_wrong
 from gyre.weights.manifest import CHUNK_BYTES, Chunk, FileSpec, WeightManifest, WeightMismatch, cut
 
 MANIFEST = "gyre.json"
@@ -294,13 +295,13 @@ class Arena:
                 shutil.rmtree(path, ignore_errors=True)
                 return None
             self.staging = slot
-        for chunk in manifest.chunks():
-            if not slot.is_right(chunk):
-                with self._lock:
-                    self.abandon(keep_files=False)
-                raise WeightMismatch(
-                    f"{source} has other bytes than version {manifest.version} in chunk {chunk.index}."
-                )
+        wrong = first_wrong(manifest.chunks(), slot.is_right)
+        if wrong is not None:
+            with self._lock:
+                self.abandon(keep_files=False)
+            raise WeightMismatch(
+                f"{source} has other bytes than version {manifest.version} in chunk {wrong.index}."
+            )
         with self._lock:
             slot = self.commit(manifest)
             for version in self._surplus(self._held, keep):

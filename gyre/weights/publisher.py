@@ -22,13 +22,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
 from gyre.errors import Conflict
 from gyre.weights.arena import Arena, Slot
+from gyre.weights.checking import hashing_threads
 from gyre.weights.manifest import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -220,8 +221,12 @@ class Publication:
     def _check(self) -> None:
         """The thread: checksums of chunks as they become full, then the commit."""
         try:
-            while (index := self._full.get()) is not None:
-                self._digests[index] = xxhash.xxh3_64_hexdigest(self._slot.view(self._slot.chunks[index]))
+            with ThreadPoolExecutor(hashing_threads(), thread_name_prefix="gyre-hash") as pool:
+                hashed = []
+                while (index := self._full.get()) is not None:
+                    hashed.append(pool.submit(self._hash, index))
+                for one in hashed:
+                    one.result()
             if self._due:
                 names = sorted(spec.name for spec in self._layout.tensors if spec.offset in self._due)
                 raise WeightMismatch(f"{len(names)} tensors were not put, {names[0]} among them.")
@@ -234,6 +239,9 @@ class Publication:
         slot = arena.versions.get(self._numbers[0])
         if server is not None and slot is not None:
             server.prepare(before, slot)
+
+    def _hash(self, index: int) -> None:
+        self._digests[index] = xxhash.xxh3_64_hexdigest(self._slot.view(self._slot.chunks[index]))
 
     def _commit(self) -> WeightManifest:
         version, base, step = self._numbers
