@@ -26,11 +26,15 @@ JOB: dict[str, Any] = {
 }
 
 
+IN_MEMORY = {"tensor_parallel": 2, "pass_tokens": 256, "memory_checkpoint_share": 1.0}
+
+
 def test_a_killed_rank_of_a_tensor_parallel_gang_changes_no_weight(start: Callable[..., Run]) -> None:
+    """Its gang goes on from host memory; what a restore from the disk trains again, `tests/megatron` shows."""
     calm = start(**JOB).end(steps=STEPS)
     assert calm["incidents"] == []
-    run = start(slack=1, **JOB)
-    run.faults.reach_step(6)  # between two checkpoints: two steps are trained again
+    run = start(slack=1, **{**JOB, "config": {**JOB["config"], "megatron": IN_MEMORY}})
+    run.faults.reach_step(6)  # between two checkpoints
     (victim,) = run.faults.kill("actor-1")
     # Two processes load torch and Megatron anew, which on a busy machine takes most of a minute.
     assert run.faults.replaced(victim, timeout_s=120.0).pid != victim.pid
@@ -38,3 +42,6 @@ def test_a_killed_rank_of_a_tensor_parallel_gang_changes_no_weight(start: Callab
     assert view["job"]["result"]["digest"] == calm["job"]["result"]["digest"]
     (incident,) = run.incidents_of(view, "actor-1")
     assert incident["scope"] == "region"
+    restored = incident["evidence"]["restored"]
+    assert (restored["source"], restored["checkpoint_step"]) == ("memory", 4)
+    assert restored["step"] > 4

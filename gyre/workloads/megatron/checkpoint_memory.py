@@ -41,7 +41,9 @@ class MemoryCheckpoints:
         self._policy = policy
         self._ranks: Ranks = policy.ranks
         self._share = share
-        self._lineage = self._ranks.from_first(uuid.uuid4().hex)
+        layout = f"{self._ranks.tensor}x{self._ranks.pipeline} of {self._ranks.world_size}"
+        self._layout = f"{layout}, {policy.dtype}, distributed {policy.settings.distributed_optimizer}: "
+        self._lineage = self._layout + self._ranks.from_first(uuid.uuid4().hex)
         self._has_room = False
         self._next_at = 0.0
         self._memory: HostMemory | None = None
@@ -52,7 +54,7 @@ class MemoryCheckpoints:
             self._memory = HostMemory(purpose, self._ranks.rank)
         except (NoHostMemory, OSError) as error:
             problem = str(error)
-        self._together(problem)
+        self._together(problem, keep=True)  # a later gang may find what this one cannot take
 
     @property
     def is_on(self) -> bool:
@@ -78,7 +80,7 @@ class MemoryCheckpoints:
                 self._memory.make_room(tensors)
             except (NoHostMemory, OSError) as error:
                 problem = str(error)
-            if not self._together(problem):
+            if not self._together(problem, keep=False):
                 return False
             self._has_room = True
         # What fails from here on fails on this rank alone: the others keep a state that no gang will agree on.
@@ -100,7 +102,9 @@ class MemoryCheckpoints:
         mine = {
             (record.lineage, record.step): record
             for record in self._memory.records()
-            if newer_than < record.step <= at_most and record.places == places
+            if newer_than < record.step <= at_most
+            and record.lineage.startswith(self._layout)
+            and record.places == places
         }
         offered = [tuple(key) for key in json.loads(self._ranks.from_first(json.dumps(list(mine))))]
         counts = self._ranks.sum([0.0, *(float(key in mine) for key in offered)])[1:]
@@ -132,13 +136,13 @@ class MemoryCheckpoints:
 
     # -- all ranks together --------------------------------------------------------------------------
 
-    def _together(self, problem: str) -> bool:
-        """Whether nobody has a problem. Where somebody has, nobody keeps states."""
+    def _together(self, problem: str, *, keep: bool) -> bool:
+        """Whether nobody has a problem. Where somebody has, nobody keeps states from now on."""
         if self._all(not problem):
             return True
         self.trouble = problem or "another rank has no room for its state"
         print(f"no checkpoints in host memory: {self.trouble}", flush=True)
-        self.close(keep=False)
+        self.close(keep=keep)
         return False
 
     def _all(self, holds: bool) -> bool:
