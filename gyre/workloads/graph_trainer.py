@@ -749,6 +749,7 @@ class GraphTrainer(BaseTrainer):
     def _check_gangs(self) -> None:
         try:
             self.feeder.check_failed(time.monotonic())
+            self.spread.check_failed(time.monotonic())
         except GangLost as lost:
             self._drop_gang(lost)
 

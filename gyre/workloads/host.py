@@ -16,11 +16,13 @@ come on the control threads, the others on the work thread.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import math
 import os
+import random
 import socket
 import sys
 import threading
@@ -43,6 +45,9 @@ COALESCE_S = 0.02
 
 HEALTH_EVERY_S = 5.0
 """Between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
+
+RENDEZVOUS_PORTS = range(20_000, 32_768)
+"""Above the ports of Ray's workers, and below those that Linux gives to outgoing connections."""
 
 ORPHANED = 17
 """Exit status of a vertex that stopped itself because no master came back."""
@@ -95,10 +100,8 @@ class VertexHost:
         that a master that takes over in the middle of a start tells the other ranks what its predecessor did."""
         self._hear(epoch)
         if self._address is None:
-            with socket.socket() as probe:
-                host = _own_address()
-                probe.bind((host, 0))
-                self._address = (host, probe.getsockname()[1])
+            host = _own_address()
+            self._address = (host, _free_port(host))
         return self._address
 
     def watch(
@@ -435,6 +438,19 @@ def redirect_output(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _free_port(host: str) -> int:
+    """One that nobody listens on now, and that no outgoing connection is given before the rendezvous listens there,
+    which on a busy machine is many seconds later."""
+    for port in random.sample(RENDEZVOUS_PORTS, 64):
+        with socket.socket() as probe, contextlib.suppress(OSError):  # in use
+            probe.bind((host, port))
+            return port
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        found: int = probe.getsockname()[1]
+        return found
 
 
 def _own_address() -> str:

@@ -10,6 +10,7 @@ This module must not know what is called, or what comes of it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
-from gyre.workloads.gang import Gang, Outcome, outcome_of
+from gyre.workloads.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
 
 CALLS_PER_GANG = 2
 """One in work, one waiting, so that the ranks never idle for a round trip."""
@@ -34,6 +35,8 @@ class SpreadCall:
     ids: list[int]
     gang: Gang
     outcomes: list[Outcome | VertexLost | None]
+    failed_at: float | None = None
+    """When the first rank failed, in monotonic seconds, while others have not ended."""
 
 
 class SpreadCalls:
@@ -76,10 +79,11 @@ class SpreadCalls:
     def ended(self, call: SpreadCall) -> Any:
         """What the ranks returned, put together: the groups in the order of `ids`, as far as they are groups; None
         while some have not answered. Raises as `Gang.settle`."""
-        outcomes = [got for got in call.outcomes if got is not None]
-        if len(outcomes) < len(call.outcomes):
+        if any(got is None for got in call.outcomes):
+            if call.failed_at is None and any(is_failure(got) for got in call.outcomes):
+                call.failed_at = time.monotonic()
             return None
-        values = call.gang.settle(call.method, outcomes)
+        values = call.gang.settle(call.method, call.outcomes)
         self._calls.remove(call)
         if not all(isinstance(value, list) for value in values):
             return values  # whoever takes it says what is wrong with it
@@ -89,6 +93,12 @@ class SpreadCalls:
             return order.get(group.id, len(order)) if isinstance(group, Group) else len(order)
 
         return sorted((group for value in values for group in value), key=place)
+
+    def check_failed(self, now: float) -> None:
+        """Raises as `Gang.settle` for a call in which a rank failed, and others do not come out."""
+        for call in self._calls:
+            if call.failed_at is not None and now - call.failed_at >= PEERS_S:
+                call.gang.settle(call.method, call.outcomes)
 
     def give_up(self) -> list[Firing]:
         """The gangs are no more: the firings that were on their way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -342,7 +343,17 @@ def test_too_many_reports_for_nobody_are_an_error_not_a_leak(host, monkeypatch):
 
 
 def test_a_host_keeps_its_rendezvous(host):
-    assert host.address(5) == host.address(5)
+    host_name, port = host.address(5)
+    assert host.address(5) == (host_name, port)
+    assert port in host_module.RENDEZVOUS_PORTS, "an outgoing connection may be given it before it is used"
+
+
+def test_a_rendezvous_avoids_ports_in_use_and_takes_any_where_all_its_own_are(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(host_module, "RENDEZVOUS_PORTS", [taken.getsockname()[1]] * 64)
+        port = VertexHost("echo-0", 1, 5).address(5)[1]
+        assert 0 < port != taken.getsockname()[1]
 
 
 # -- ends -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
+from gyre.workloads import spread_calls
 from gyre.workloads.base import BaseWorkload
 from gyre.workloads.gang import Gang, GangLost
 from gyre.workloads.spread_calls import SpreadCalls
@@ -113,3 +115,18 @@ def test_a_dead_ranks_call_is_given_up_and_its_firings_are_free(gang, cluster) -
     assert heard.calls.give_up() == [Firing("critic.values", 2)]
     assert not heard.calls.is_current(calls[0])
     assert heard.calls.give_up() == []
+
+
+def test_a_rank_that_fails_is_told_though_another_does_not_come_out(gang, cluster, monkeypatch) -> None:
+    monkeypatch.setattr(spread_calls, "PEERS_S", 0.0)
+    heard = Heard()
+    cluster.vertices["echo-1"].hang()
+    heard.calls.check_failed(time.monotonic())
+    send(heard, gang, "no_such_method")
+    for _ in range(2):
+        assert heard.calls.ended(heard.take()) is None
+    with pytest.raises(GangLost) as caught:
+        heard.calls.check_failed(time.monotonic())
+    member, method, failure = caught.value.blamed
+    assert (member, method) == (("echo-0", 1), "no_such_method")
+    assert "no_such_method" in failure.error
