@@ -559,6 +559,8 @@ async def test_an_instance_is_told_who_else_has_the_version(plane: Plane) -> Non
     trainer = await plane.trainer()
     folder = await trainer.publish(0)
     first = await plane.agent("a")
+    if first.weights is None:
+        await first.wire.expect(Weights)
     await first.wire.send(
         Loaded(version=0, checksum=folder.checksum, fetch_s=0.0, load_s=0.0, source="10.0.0.7:4000")
     )
