@@ -102,7 +102,10 @@ def choose_transport(
     aside = "".join(f"; {name} not: {why}" for name, why in sorted(broken.items()))
     if order:
         name = next((name for name in order if name in rates), order[0])
-        return TransportChoice(name, f"of {', '.join(order)}" + aside)
+        before = order[: order.index(name)]
+        return TransportChoice(
+            name, f"{name} {'comes after ' + ', '.join(before) if before else 'was asked for'}" + aside
+        )
     if list(rates) == [preferred]:
         return TransportChoice(preferred, aside.removeprefix("; "))
     for name in sorted(rates, key=lambda name: name != preferred):

@@ -668,8 +668,10 @@ class _Fetch:
         base = self._base
         if base is not None and not base.revoked and "delta" in receiver._codecs and not self._no_delta:
             able.append("delta")
-        if "tcp" not in receiver.rates:
-            able = []  # only TCP carries codecs
+        if "tcp" not in receiver.rates or (
+            receiver._order and not receiver._forced and self._way(peer) != "tcp"
+        ):
+            able = []  # only TCP carries codecs, and another was preferred
         choice = choose_codec(able, receiver.link_bytes_s, receiver.costs)
         forced = next((codec for codec in receiver._forced if codec in (*able, "none")), None)
         if forced is not None:
@@ -798,7 +800,7 @@ class _Fetch:
         asked = want.codec
         if asked == "delta" and pulled.told.get("has_base") is False:
             self._no_delta = True  # for this version; nothing was learnt of what deltas cost
-        elif asked != "none":
+        elif asked != "none" and chunk.nbytes >= 1 << 16:  # of less, it is the call that is measured
             ratio = pulled.wire_bytes / chunk.nbytes  # 1 where the source found it not worth it
             before_cost = receiver.costs[asked]
             encode_s = pulled.encode_s / chunk.nbytes or before_cost.encode_s  # 0: it was encoded before

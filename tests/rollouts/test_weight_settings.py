@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from gyre.rollouts.agent_weights import AgentWeights
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
 from gyre.rollouts.weight_party import check_transports, where_to_listen
 from gyre.weights.rounding import round_fp8
-from gyre.weights.wire import Stalled, dial
+from gyre.weights.wire import TLS_BLOCK, Stalled, dial
 from gyre.workloads.rollout_plane import JOURNALLED
 from gyre.workloads.weight_source import WeightSource
 from tests.rollouts.plane import live_plane, until
@@ -343,6 +344,24 @@ async def test_an_instance_that_encrypts_takes_nothing_in_clear(far: Make) -> No
     failed = await plane.load(1)
     assert isinstance(failed, LoadFailed)
     assert plane.source.server.sent_bytes == 0
+
+
+async def test_what_is_encrypted_goes_in_small_blocks_so_that_a_slow_link_is_seen_to_move(
+    far: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send over TLS ends when all of it has gone, and counts as standing still until then."""
+    sizes: list[int] = []
+    send = ssl.SSLSocket.send
+
+    def spy(link: ssl.SSLSocket, data: Any, flags: int = 0) -> int:
+        sizes.append(len(data))
+        return send(link, data, flags)
+
+    monkeypatch.setattr(ssl.SSLSocket, "send", spy)
+    loaded = await far(encrypt=True, codec="none", stall_timeout_s=60.0).load(1)
+    assert isinstance(loaded, Loaded)
+    assert sum(sizes) > 800_000
+    assert max(sizes) <= TLS_BLOCK
 
 
 def test_who_stands_in_between_without_the_token_is_noticed() -> None:
