@@ -481,6 +481,9 @@ class RolloutManager:
             session.loading = None  # else it is on its way to a newer one already
         if frame.version > self.book.newest_version:
             raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
+        if self.weights.is_forgotten(frame.version):
+            self._update(session)  # its engine took that long to start; it works when it has a newer one
+            return
         if not self.weights.is_known(frame.version, frame.checksum):
             raise refuse(
                 "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"

@@ -85,6 +85,10 @@ class PolicyVersions:
         """Whether this number was published with these bytes."""
         return self._checksums.get(version) == checksum
 
+    def is_forgotten(self, version: int) -> bool:
+        """Whether it is so old that nobody knows any more with which bytes it was published."""
+        return bool(self._checksums) and version < min(self._checksums)
+
     def checksum_of(self, version: int) -> str:
         """Of a version that was published not long ago; "" of others."""
         return self._checksums.get(version, "")

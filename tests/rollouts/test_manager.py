@@ -38,6 +38,7 @@ from gyre.rollouts.frames import (
     encode,
 )
 from gyre.rollouts.manager import RolloutManager
+from gyre.rollouts.manager_weights import CHECKSUMS_KEPT
 from tests.rollouts.plane import QUICK, TOKEN, Plane, ScriptedAgent, live_plane, until
 
 
@@ -192,6 +193,30 @@ async def test_no_work_before_the_right_weights_are_loaded(plane: Plane) -> None
     await agent.loaded(weights.model_copy(update={"checksum": "wrong"}))
     assert (await agent.wire.expect(Reject)).code == "checksum"
     agent = await plane.working("a")
+    await agent.work(1)
+
+
+async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_has_a_newer_one(
+    plane: Plane,
+) -> None:
+    """What it started with is forgotten by then; that is no lie."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a")
+    first = await agent.wire.expect(Weights)
+    newest = CHECKSUMS_KEPT + 1
+    for version in range(1, newest + 1):
+        plane.manager.weights.add(
+            first.model_copy(update={"version": version, "checksum": f"{version:032x}"})
+        )
+    await agent.loaded(first)
+    await trainer.publish(newest + 1)
+    weights = await agent.wire.expect(Weights)
+    while weights.version <= newest:
+        weights = await agent.wire.expect(Weights)
+    await agent.wire.nothing(Reject)
+    await agent.loaded(weights)
+    await trainer.ask([0])
     await agent.work(1)
 
 
