@@ -12,6 +12,7 @@ from gyre.config import parse_job
 from gyre.errors import GraphError, UserCodeError
 from gyre.graph import compile_job
 from gyre.testing.in_process import InProcessJob
+from gyre.workloads.torch.actor import TorchActor
 from tests.workloads.conftest import digests_of, steps_of
 
 DEADLINE_S = 60
@@ -165,6 +166,30 @@ def test_so_whoever_dies_all_updates_are_made_again_with_the_same_bits(
     assert (digests_of(job), critic_of(job)) == undisturbed_updates[:2]
     account = job.account()
     assert (account.trained, account.lost, account.trained_twice) == (16, (), ())
+
+
+class FailsOnce(TorchActor):
+    """Between the second and the third update of a step, once in the process's life."""
+
+    calls = 0
+
+    def gradient(self, groups: list[Any]) -> Any:
+        FailsOnce.calls += 1
+        if FailsOnce.calls == 4 * 2 + 3:  # of the third step, two after the first checkpoint
+            raise RuntimeError("a device that is tired")
+        return super().gradient(groups)
+
+
+def test_updates_that_fail_half_way_are_made_again_from_the_checkpoint(make_job, undisturbed_updates):
+    given = several(tis_imp_ratio_cap=2.0)
+    given["roles"]["actor"]["entrypoint"] = f"{__name__}:FailsOnce"
+    FailsOnce.calls = 0
+    with make_job(given) as job:
+        job.result(timeout_s=DEADLINE_S)
+    (told,) = job.reports_of("OperatorFailed")
+    assert "a device that is tired" in told.body["error"]
+    assert FailsOnce.calls == 4 * 4 + 3, "those of the step that failed were made again, and no others"
+    assert (digests_of(job), critic_of(job)) == undisturbed_updates[:2]
 
 
 @pytest.mark.parametrize(
