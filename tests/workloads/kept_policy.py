@@ -77,6 +77,7 @@ class KeepingActor(ToyActor):
         assert sources == [("first:1", ""), ("h:1", "")]
         self.weights, self.step = list(SERVED[str(self.context.directory)][version]), version
         self.trained = {group_id for start, end in trained for group_id in range(start, end)}
+        assert self.trained == set(range(8 * version)), "eight prompts a step, in order"
         self.metrics, self.warm = {}, {"steps": 0}
         self._forget(version + 1)
 

@@ -179,7 +179,10 @@ def read_book(path: Path) -> dict[str, Any]:
     try:
         book: dict[str, Any] = json.loads((path / _BOOK).read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointMismatch(f"there is no whole checkpoint at {path}: {error}.") from None
+        raise CheckpointMismatch(
+            f"there is no whole checkpoint at {path}: {error}.",
+            hint="Is its disk there? If it is lost for good, run.lost_checkpoint: weights goes on without it.",
+        ) from None
     if book.get("format") != FORMAT:
         raise CheckpointMismatch(f"{path} has format {book.get('format')}, this Gyre reads {FORMAT}.")
     return book
