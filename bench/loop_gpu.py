@@ -63,7 +63,7 @@ from training_loop import windows as windows_of
 from training_loop.actor import LEVELS, ActorFailed, ActorProcess, actor_main
 from training_loop.colocated import ColocatedLoop, Engine, phases
 from training_loop.gang import ActorGang
-from training_loop.trainer import LoopTrainer, Shape, inputs, synthetic
+from training_loop.trainer import LoopFailed, LoopTrainer, Shape, inputs, synthetic
 from training_loop.uptime import ideal_of
 
 HERE = Path(__file__).resolve().parent
@@ -1061,7 +1061,7 @@ class Loop(base.Bench):
         try:
             try:
                 loop.run(1, min(until - 60.0, now() + 200.0 * self.patience), ready)
-            except (PartFailed, windows_of.LoopFailed) as error:
+            except (PartFailed, LoopFailed) as error:
                 if "error" in preparing or not self.cuda or until - now() < 90.0:
                     raise
                 found["with_memory_saver_failed"] = str(error)[-2500:]
@@ -1214,13 +1214,13 @@ def table(results: Row) -> list[str]:
     say("faults", "over_undisturbed", "instances")
     for name in layouts_of.LAYOUTS:
         row = parts.get("layouts", {}).get(name, {})
-        keys = ("tokens_s", "speed_up", "gather_s", "publish", "checkpoint_s", "restore_s")
-        keys += ("apart_from_one", "within_tolerance", "failed")
-        lines.extend(f"layouts.{name}.{key} = {row[key]}" for key in keys if key in row)
+        times = ("tokens_s", "speed_up", "gather_s", "publish", "checkpoint_s", "restore_s")
+        for key in (*times, "apart_from_one", "within_tolerance", "failed"):
+            lines.extend([f"layouts.{name}.{key} = {row[key]}"] if key in row else [])
     for way in ("windows", "bare"):
         row = parts.get("colocated", {}).get(way, {})
-        keys = ("rates", "engine_start_s", "not_released", "account_exact", "checked", "engines")
-        lines.extend(f"colocated.{way}.{key} = {row[key]}" for key in keys if key in row)
+        for key in ("rates", "engine_start_s", "not_released", "account_exact", "checked", "engines"):
+            lines.extend([f"colocated.{way}.{key} = {row[key]}"] if key in row else [])
     say("colocated", "loop_over_windows", "loop_over_bare")
     say("faults", "checked", "account", "account_exact", "steps_ended_at", "events")
     say("more", "said")

@@ -27,6 +27,7 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -74,7 +75,7 @@ class Report:
         self.targets.append({"part": part, "what": what, "found": found, "wanted": most, "reached": reached})
 
     def without(self, part: str, what: str, error: BaseException) -> None:
-        why = f"{type(error).__name__}: {error}"[:300]
+        why = reason(error)
         self.missing.append({"part": part, "what": what, "why": why})
         print(f"{part}  NOT MEASURED: {what}: {why}", flush=True)
 
@@ -100,6 +101,16 @@ class Report:
             )
         for gap in self.missing:
             print(f"{gap['part']}  NOT MEASURED: {gap['what']}: {gap['why']}")
+
+
+def reason(error: BaseException) -> str:
+    """In a line."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took longer than {error.timeout:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = (error.stderr or "").strip().splitlines()
+        return f"it ended with {error.returncode}" + (f": {said[-1][:200]}" if said else "")
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 def machine() -> dict[str, Any]:

@@ -88,7 +88,7 @@ def summary(rows: Sequence[Row], windows: Sequence[Row], since: int = 2) -> Row:
     wall = kept[-1]["began_at"] + kept[-1]["seconds"] - kept[0]["began_at"]
 
     def mean(key: str) -> float:
-        return round(sum(row[key] for row in kept) / len(kept), 4)
+        return round(float(sum(row[key] for row in kept)) / len(kept), 4)
 
     found: dict[str, Any] = {
         "steps": len(kept),
