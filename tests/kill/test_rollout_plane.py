@@ -29,9 +29,13 @@ from gyre.rollouts.model_folder import list_model_folder
 from gyre.rollouts.samples import Group
 from tests.rollouts.engines.tiny_model import write_tiny_model
 
-pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
 GROUPS, N, TOKENS = 8, 2, 240
+LASTS_S = 1.0
+"""Samples are made longer until generating them takes so long, for something is to be killed while it goes on."""
+MOST_TOKENS = 3840
+"""Of a sample; the model's context is a little longer."""
 MANAGER = Path(__file__).with_name("plane_manager.py")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -46,6 +50,7 @@ class Fleet:
         self.errors: list[GyreError] = []
         self.changed = threading.Condition()
         self.calm: dict[int, Group] = {}
+        self.tokens = TOKENS
         self.client = RolloutClient(
             self.endpoint, term=1, on_groups=self.on_groups, on_error=self.errors.append
         )
@@ -105,7 +110,10 @@ class Fleet:
             if name not in self.agents or self.agents[name].poll() is not None:
                 self.start_agent(name)
         self.until(
-            lambda: [one["version"] for one in self.status()["instances"] if one["state"] == "idle"] == [0, 0]
+            lambda: (
+                [one["version"] for one in self.status()["instances"] if one["state"] == "idle"] == [0, 0]
+            ),
+            within_s=100.0,  # two processes that load torch, on a machine that may be busy with others
         )
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -122,12 +130,12 @@ class Fleet:
             purpose,
             [Group(index, np.arange(1, 6 + index % 3, dtype=np.int32)) for index in range(GROUPS)],
             n=N,
-            sampling={"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True},
+            sampling={"max_new_tokens": self.tokens, "temperature": 1.0, "ignore_eos": True},
             seed=11,
             min_version=0,
         )
         for at, disturb in enumerate(disturbances, 1):
-            wanted = before + at * GROUPS * N * TOKENS // (len(disturbances) + 3)
+            wanted = before + at * GROUPS * N * self.tokens // (len(disturbances) + 3)
             self.until(lambda wanted=wanted: self.status()["account"]["generated"] >= wanted)
             disturb()
         with self.changed:
@@ -145,6 +153,15 @@ class Fleet:
         assert not self.events("Fatal")
         assert not self.errors
         return self.came[purpose]
+
+    def be_calm(self) -> None:
+        """What is generated undisturbed, of such a length that there is time to disturb it."""
+        while True:
+            began = time.monotonic()
+            self.calm = self.generate(f"calm-{self.tokens}")
+            if time.monotonic() - began >= LASTS_S or self.tokens == MOST_TOKENS:
+                return
+            self.tokens *= 2
 
     def same(self, groups: dict[int, Group]) -> None:
         assert groups.keys() == self.calm.keys()
@@ -182,8 +199,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         folder = list_model_folder(model, version=0)
         fleet.client.publish(0, folder.checksum, model)
         fleet.ready()
-        fleet.calm = fleet.generate("calm")
-        assert all(len(s.token_ids) == TOKENS for group in fleet.calm.values() for s in group.samples)
+        fleet.be_calm()
+        assert all(len(s.token_ids) == fleet.tokens for group in fleet.calm.values() for s in group.samples)
         yield fleet
     finally:
         fleet.stop()
