@@ -1172,7 +1172,7 @@ PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("faults", 280.0, ("faults",)),
     ("colocated", 310.0, ("colocated",)),
     ("layouts", 230.0, ("layouts",)),
-    ("big", 170.0, ("big",)),
+    ("big", 230.0, ("big",)),
     ("more", 400.0, ("more",)),
 )
 """Steps with their deadlines, and the parts that need them."""
