@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.config import Entrypoint, JobSpec, apply_overrides, parse_job, parse_size
@@ -70,6 +70,7 @@ def test_text_that_is_no_entrypoint(text: str) -> None:
         },
     )
 )
+@settings(deadline=None)
 def test_job_survives_the_way_through_json(data: dict[str, Any]) -> None:
     spec = parse_job(data)
     assert parse_job(spec.model_dump(mode="json")) == spec
