@@ -37,7 +37,8 @@ def restored(job: Any) -> list[tuple[str, int]]:
 )
 def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step, victims):
     """Two micro-batches a step, checkpoints of 0, 2 and 4. Memory that a checkpoint covers is not asked for: the last
-    case dies in step 3, before anything newer than the checkpoint of step 2 is kept."""
+    case dies in step 3, before anything newer than the checkpoint of step 2 is kept. Where both ranks die at the end of
+    a step, the other one may or may not have kept it."""
     job = make_job(roles=roles("KeepingActor"))
     job.on(call, nth, lambda: job.restart(*victims.split()), when=when, vertex="actor-1")
     with job:
@@ -45,7 +46,10 @@ def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step
     assert digests_of(job) == undisturbed.digests
     assert result["prompts_lost"] == 0
     assert job.account().trained_twice == ()
-    assert restored(job)[0] == (("memory", step) if step else ("disk", 2))
+    able = {("memory", step)} if step else {("disk", 2)}
+    if victims == "actor-0 actor-1":
+        able.add(("disk", 2))
+    assert restored(job)[0] in able
     directory = str(job.directory)
     assert not any(key[0] == directory for key in kept_policy.KEPT), "nobody will come back for it"
 
