@@ -44,9 +44,12 @@ class Link:
         self._due = 0.0
         self._lock = threading.Lock()
 
+    def set(self, server: ChunkServer, bytes_s: float) -> None:
+        """From the next connections on. A server without a rate is as jobs have it: it paces nothing."""
+        self.bytes_s = bytes_s
+        server._pace = self if bytes_s else None
+
     def __call__(self, moved: int) -> None:
-        if not self.bytes_s:
-            return
         with self._lock:
             self._due = max(self._due, time.monotonic() - BURST_S) + moved / self.bytes_s
             wait_s = self._due - time.monotonic()
@@ -58,7 +61,7 @@ class Serve:
     def __init__(self, options: dict[str, Any]) -> None:
         self.up = Link()
         self.arena = Arena(Path(options["folder"]))
-        self.server = ChunkServer(self.arena, TOKEN, pace=self.up)
+        self.server = ChunkServer(self.arena, TOKEN)
         self.publisher = Publisher(self.arena, self.server)
         self.version = 0
         self.tensors = self.weights(options)
@@ -100,7 +103,7 @@ class Serve:
         }
 
     def link(self, bytes_s: float) -> dict[str, Any]:
-        self.up.bytes_s = bytes_s
+        self.up.set(self.server, bytes_s)
         return {}
 
     def spent(self) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class Fetch:
     def __init__(self, options: dict[str, Any]) -> None:
         self.arena = Arena(Path(options["folder"]))
         self.down, self.up = Link(), Link()
-        self.server = ChunkServer(self.arena, TOKEN, pace=self.up)
+        self.server = ChunkServer(self.arena, TOKEN)
         self.relay = options.get("relay", True)
         self.address = self.server.address if self.relay else ""
         self.receiver = Receiver(
@@ -174,7 +177,8 @@ class Fetch:
         self.version = 0
 
     def transport(self, address: str, abandoned: Any) -> TcpTransport:
-        return TcpTransport(address, TOKEN, relay=self.address, abandoned=abandoned, pace=self.down)
+        pace = self.down if self.down.bytes_s else None
+        return TcpTransport(address, TOKEN, relay=self.address, abandoned=abandoned, pace=pace)
 
     def fetch(
         self, manifest: dict[str, Any], address: str, path: str = "", again: bool = False
@@ -200,7 +204,8 @@ class Fetch:
         }
 
     def link(self, bytes_s: float) -> dict[str, Any]:
-        self.down.bytes_s = self.up.bytes_s = bytes_s
+        self.down.bytes_s = bytes_s
+        self.up.set(self.server, bytes_s)
         return {}
 
     def spent(self) -> dict[str, Any]:

@@ -38,17 +38,21 @@ REQUEST_LIMIT = 1 << 16
 REPLY_LIMIT = 1 << 26
 """The manifest of a model with a hundred thousand tensors has about 15 MB."""
 
-BLOCK = 1 << 20
-"""Bytes between two looks at whether to go on; what the checksum reads is still in the cache then."""
+BLOCK = 4 << 20
+"""Bytes that are received between two looks at whether to go on, and then checked: larger ones would have left the
+cache by then, and for smaller ones threads wake and wait for the interpreter's lock more often."""
 
-SEND_BLOCK = 4 << 20
-"""The same of a sender, who reads nothing twice: fewer calls, and fewer waits for the interpreter's lock."""
+SEND_BLOCK = 16 << 20
+"""The same of a sender, who reads nothing twice."""
+
+PACED_BLOCK = 1 << 20
+"""Of both, on a link that is paced."""
 
 TLS_BLOCK = 64 << 10
-"""The same of an encrypted line, which says that something moved only when all of a block has."""
+"""What an encrypted line sends at once: it says that something moved only when all of a block has."""
 
-WAKE_BYTES = 512 << 10
-"""A receiver in mid-chunk is woken for so many bytes, not for each packet: a fifth less of its CPU time."""
+WAKE_BYTES = 2 << 20
+"""A receiver in mid-chunk is woken for so many bytes, not for each packet."""
 
 _LOOK_S = 0.25
 """How soon a wait notices that it is to end."""
@@ -98,7 +102,7 @@ class Line:
         """All of it; `idle` is told each quarter of a second in which nothing moved. Raises Stalled, Abandoned,
         OSError."""
         view = memoryview(data).cast("B")
-        block = SEND_BLOCK if self._pace is None else BLOCK
+        block = SEND_BLOCK if self._pace is None else PACED_BLOCK
         if not self._flags:
             block = TLS_BLOCK
         at, moved = 0, time.monotonic()
@@ -120,10 +124,11 @@ class Line:
         """Exactly `view`'s length; `seen` gets each part as it came. Raises Stalled, Abandoned, ConnectionError."""
         at, told, moved = 0, 0, time.monotonic()
         end = view.nbytes
+        block = BLOCK if self._pace is None else PACED_BLOCK
         while at < end:
-            self._wake_at(WAKE_BYTES if end - at >= BLOCK + WAKE_BYTES else 1)
+            self._wake_at(WAKE_BYTES if end - at >= block + WAKE_BYTES else 1)
             try:
-                got = self._link.recv_into(view[at : min(end, at + BLOCK)], 0, self._flags)
+                got = self._link.recv_into(view[at : min(end, at + block)], 0, self._flags)
             except (BlockingIOError, TimeoutError):
                 self._look(moved)
                 continue
@@ -133,7 +138,7 @@ class Line:
             if self._pace is not None:
                 self._pace(got)
             moved = time.monotonic()
-            if seen is not None and (at - told >= BLOCK or at == end):
+            if seen is not None and (at - told >= block or at == end):
                 seen(view[told:at])
                 told = at
             if self.abandoned():
