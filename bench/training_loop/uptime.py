@@ -57,14 +57,15 @@ def ideal_of(rows: Sequence[Row], first: float, last: float, running: int) -> Ro
             rates.setdefault(count, []).append((after["generated"] - before["generated"]) / length)
     capacity = {count: statistics.median(values) for count, values in rates.items()}
     made = states[-1]["generated"] - states[0]["generated"]
-    ideal = sum(capacity.get(count, 0.0) * length for count, length in lengths.items())
+    known = all(count in capacity for count in lengths if count)  # else there is nothing to compare with
+    ideal = sum(capacity[count] * length for count, length in lengths.items() if count) if known else 0.0
     return {
         "up_s": {name: _length(spans) for name, spans in up.items()},
         "seconds_with_so_many_up": {str(count): round(length, 1) for count, length in lengths.items()},
         "capacity_tokens_s": {str(count): round(value, 1) for count, value in capacity.items()},
         "busy_seconds": {str(count): len(values) for count, values in rates.items()},
         "made_tokens": made,
-        "ideal_tokens": round(ideal),
+        "ideal_tokens": round(ideal) or None,
         "made_over_ideal": round(made / ideal, 4) if ideal else None,
     }
 
