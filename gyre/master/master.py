@@ -176,7 +176,8 @@ class JobMaster:
             await self._update_row()
             # A start is followed by its watch at once, a silence is noticed within a pass.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
             self._news.clear()
         await self._end()
 

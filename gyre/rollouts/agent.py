@@ -211,7 +211,8 @@ class Agent:
                 if self._now() - began > REDIAL_MAX_S:
                     pause_s = REDIAL_FIRST_S
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopped.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await self._stopped.wait()
                 pause_s = min(REDIAL_MAX_S, 2 * pause_s)
             if self._fatal is not None:
                 raise self._fatal
@@ -577,8 +578,10 @@ class Agent:
         """Everything each interval; what ended at once, and by itself, for many samples end in an interval."""
         due = self._now()
         while True:
+            # `wait_for` would forget to be cancelled where a sample ends at that moment.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._report_now.wait(), max(0.0, due - self._now()))
+                async with asyncio.timeout(max(0.0, due - self._now())):
+                    await self._report_now.wait()
             self._report_now.clear()
             everything = self._now() >= due
             if everything:
@@ -714,7 +717,8 @@ class Agent:
         self._report_now.set()
         if self._samples:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), self._drain_deadline_s)
+                async with asyncio.timeout(self._drain_deadline_s):
+                    await self._drained.wait()
         self._stopped.set()
         if self._socket is not None:
             await self._socket.close()

@@ -100,7 +100,8 @@ class Broadcaster:
                     client.behind = client.behind or len(batch) == PAGE
                 else:
                     try:
-                        batch = await asyncio.wait_for(client.queue.get(), self._heartbeat_s)
+                        async with asyncio.timeout(self._heartbeat_s):
+                            batch = await client.queue.get()
                     except TimeoutError:
                         yield b": heartbeat\n\n"
                         continue
