@@ -33,8 +33,8 @@ from gyre.rollouts.ledger import rollout_ledger
 from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.policies.elasticity import ElasticSettings
 from gyre.rollouts.tls import server_context
-from gyre.weights.claims import default_root
 from gyre.rollouts.weight_party import check_transports
+from gyre.weights.claims import default_root
 from gyre.workloads.base import BaseWorkload, operator
 
 START_TIMEOUT_S = 60.0
