@@ -56,11 +56,12 @@ class Child:
 
     def hear(self, limit_s: float = 60.0) -> dict[str, Any]:
         assert self.process.stdout is not None
-        until = time.monotonic() + self._clock.least(limit_s)
+        limit_s = self._clock.least(limit_s)
+        until = time.monotonic() + limit_s
         while b"\n" not in self._heard:
             left_s = until - time.monotonic()
             if left_s <= 0 or not select.select([self.process.stdout], [], [], left_s)[0]:
-                raise Late(f"the party {self.role!r} has not answered for {limit_s:.0f} s")
+                raise Late(f"the party {self.role!r} has not answered for {limit_s:.0f} s, all that it had")
             part = os.read(self.process.stdout.fileno(), 1 << 16)
             if not part:
                 raise RuntimeError(f"the party {self.role!r} has died: {self.process.wait(10)}")

@@ -32,7 +32,7 @@ BLOCK = 1 << 20
 MATRIX = 2048
 VOCABULARY = 512
 
-BURST_S = 0.25
+BURST_S = 0.05
 """What a link may make up for when the machine was busy elsewhere."""
 
 
