@@ -115,13 +115,14 @@ class TcpTransport:
         """`ahead()` is asked what to ask for next, once this chunk comes."""
         if want is self.ahead and self._line is not None:
             self.ahead = None
+            began = time.monotonic()  # it is on its way by now: the wait for it is the link's
             reply = self._hear(self._line)
         else:
             reply = self.ask(_request(want))
+            began = time.monotonic()
         if reply.get("status") != "ok":
             return Pulled(str(reply.get("status")), told=reply)
         assert self._line is not None
-        began = time.monotonic()
         codec, nbytes = str(reply.get("codec")), reply.get("nbytes")
         if not isinstance(nbytes, int) or nbytes < 0:
             self.close()
