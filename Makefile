@@ -20,9 +20,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 demo: install
 	$(BIN)/gyre demo $(ARGS)
 
-# Two workers: the tests that kill processes mostly wait for them to come back.
+# Three workers, also on two cores: the tests that kill processes mostly wait for them to come back.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 # SGLang has an environment of its own (2.6 GB), for it wants other versions than Gyre.
 sglang: $(SGLANG)/.installed

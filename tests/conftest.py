@@ -13,9 +13,8 @@ from xdist.scheduler import LoadScopeScheduling
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-ORDER = ("kill", "", "e2e")
-"""The tests that kill mostly wait: begun first, they leave a core to the others, and to those that start many
-processes when they have ended."""
+ORDER = ("kill", "e2e", "rollouts", "workloads", "megatron")
+"""The longest first, so that the workers end together."""
 
 
 def folder_of(path: str) -> str:
@@ -38,6 +37,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolde
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
         folder = folder_of(item.nodeid)
-        return ORDER.index(folder if folder in ORDER else "")
+        return ORDER.index(folder) if folder in ORDER else len(ORDER)
 
     items.sort(key=turn)

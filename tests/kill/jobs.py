@@ -6,7 +6,7 @@ from typing import Any
 
 from gyre.api import RLJobBuilder
 
-STEPS = 30
+STEPS = 20
 
 
 def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
