@@ -5,7 +5,8 @@ Invariants:
 - *bytes before record*: see `gyre.weights.arena`; who is killed goes on with the chunks that are missing;
 - *no mixture*: all threads that write into a slot have ended before `fetch` returns, whatever it returns;
 - *nobody is waited for alone*: a source that dies, stalls or sends other bytes is left for a while and its chunk is
-  asked of another; only when nothing came from anybody for `give_up_s` the fetch fails;
+  asked of another; only when nothing came from anybody for `give_up_s` the fetch fails. Where sources are busy with
+  others that is `QUEUED` times as long, and no longer;
 - *local first*: what another process of this machine published is linked, not copied.
 
 This module must not know who tells it of versions and sources, or what loads them.
@@ -57,6 +58,9 @@ in that time, however many there are."""
 
 TURN_WAIT_S = 0.25
 """For a turn at a source, where no other source is known to have one."""
+
+QUEUED = 5.0
+"""Times `give_up_s` that a fetch waits for turns while sources say that they are busy: turns lapse, so ours comes."""
 
 FULL_FOR_S = 0.05
 """A source that had no turn free is asked after all others."""
@@ -386,7 +390,8 @@ class _Fetch:
         self._over = threading.Condition(lock)
         """Told when all is there, or nothing more will come: the supervisor is not woken by each chunk."""
         self._looked_at = float("-inf")
-        self._moved = time.monotonic()
+        self._moved = self._busy_at = time.monotonic()
+        """When the last chunk came, and when somebody last said that he sends to others now."""
         self._failure: BaseException | None = None
         self._ended = False
         self._told: set[tuple[str, str]] = set()
@@ -428,14 +433,15 @@ class _Fetch:
                 if self._failure is not None or not self._needed:
                     return
                 self._over.wait(0.1)
-                idle_s = time.monotonic() - self._moved
+                now = time.monotonic()
+                idle_s, silent_s = now - self._moved, now - max(self._moved, self._busy_at)
                 missing = self._needed.bit_count()
             if self._superseded():
                 self.receiver._incident(
                     "superseded", {"version": self.manifest.version, "missing_chunks": missing}
                 )
                 raise Superseded(f"version {self.manifest.version} is not wanted any more.")
-            if idle_s > self.receiver.give_up_s:
+            if silent_s > self.receiver.give_up_s or idle_s > QUEUED * self.receiver.give_up_s:
                 raise WeightsUnreachable(
                     f"nothing of version {self.manifest.version} came for {idle_s:.0f} s; {missing} of "
                     f"{len(self.manifest.digests)} chunks are missing.",
@@ -762,7 +768,7 @@ class _Fetch:
                     peer.rest_until = now + FIRST_REST_S
                 elif pulled.status == "busy":
                     peer.full_until = now + FULL_FOR_S
-                    self._moved = now  # it lives, and sends: our turn comes
+                    self._busy_at = now  # it lives, and sends: our turn comes
             return
         if pulled.digest != chunk.digest:
             self._damaged(peer, chunk.index, f"checksum {pulled.digest}, not {chunk.digest}", want)

@@ -269,7 +269,7 @@ class ChunkServer:
         with slot.reading():
             codec, data, spent = self._encoded(request, slot, slot.chunks[index])
         view = memoryview(data).cast("B")
-        turn = self._turns.take(caller, _wait_s(request))
+        turn = self._turns.take(caller, _wait_s(request), view.nbytes)
         if turn is None:
             line.send_json({"status": "busy", **self._told(slot, relay)})
             return
@@ -285,7 +285,7 @@ class ChunkServer:
                 for at in range(0, view.nbytes, SEND_BLOCK):
                     if slot.revoked:
                         raise SlotGone(f"{slot.path.name} makes room for another version.")
-                    line.send(view[at : at + SEND_BLOCK], idle=turn.let_go)
+                    line.send(view[at : at + SEND_BLOCK], idle=turn.lapse, went_on=turn.went_on)
             turn.let_go(view.nbytes)
         finally:
             turn.let_go()

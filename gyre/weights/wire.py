@@ -98,9 +98,14 @@ class Line:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, int(_LOOK_S * 1e6)))
 
-    def send(self, data: memoryview | bytes, idle: Callable[[], None] = lambda: None) -> None:
-        """All of it; `idle` is told each quarter of a second in which nothing moved. Raises Stalled, Abandoned,
-        OSError."""
+    def send(
+        self,
+        data: memoryview | bytes,
+        idle: Callable[[], None] = lambda: None,
+        went_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """All of it; each quarter of a second, or more often, `idle` is told that nothing moved, or `went_on` that
+        something did. Raises Stalled, Abandoned, OSError."""
         view = memoryview(data).cast("B")
         block = SEND_BLOCK if self._pace is None else PACED_BLOCK
         if not self._flags:
@@ -117,6 +122,7 @@ class Line:
                 self._pace(sent)
             at += sent
             moved = time.monotonic()
+            went_on()
             if self.abandoned():
                 raise Abandoned("no more use for it.")
 

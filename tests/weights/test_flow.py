@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gyre.weights.receiver import WeightsUnreachable
 from gyre.weights.transport import TcpTransport, Want
 from gyre.weights.turns import LEAST
 from gyre.weights.wire import Line, Stalled
@@ -96,6 +97,37 @@ def test_who_finds_no_turn_asks_another_source(party):
     fetched = receiver.fetch(manifest, origin, relay)
     assert (origin.server.sent_bytes, set(fetched.by)) == (before, {relay.address})
     assert all(held)
+
+
+def test_a_receiver_that_never_has_its_turn_gives_up(party):
+    origin, receiver = party(), party(give_up_s=0.1)
+    manifest = origin.publish(1)
+    held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
+    with pytest.raises(WeightsUnreachable):
+        receiver.fetch(manifest, origin)
+    assert all(held)
+
+
+def test_a_slow_reader_is_noticed_while_it_reads():
+    """So that its turn can lapse."""
+    moved: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = socket.create_connection(listener.getsockname())
+        link, _ = listener.accept()
+        line = Line(link, stall_s=30.0)
+
+        def read() -> None:
+            while len(moved) < 3:
+                reader.recv(256 << 10)
+            reader.close()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        with pytest.raises(OSError):
+            line.send(bytes(64 << 20), went_on=lambda: moved.append(True))
+        thread.join(30.0)
+        assert len(moved) >= 3
+        line.close()
 
 
 def test_a_reader_that_stands_still_is_noticed_before_it_is_given_up():

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gyre.weights.turns import LEAST, MOST, SOON_S, Turns
+from gyre.weights.turns import LEAST, LONGEST_S, MOST, SHORTEST_S, SOON_S, Turns
 from tests.weights.plane import until
 
 
@@ -52,6 +52,45 @@ def test_the_limit_follows_the_link(turns, bytes_s, limit):
         both[0].let_go(1_000_000)
         both[1].let_go()
     assert turns.limit == limit
+
+
+def test_two_slow_callers_do_not_keep_the_others_from_it(turns):
+    """Whose chunks go on, at a few kilobytes a second."""
+    slow = [turns.take(f"slow {at}", nbytes=64 << 20) for at in range(LEAST)]
+    turns.now[0] += LONGEST_S
+    for turn in slow:
+        turn.went_on()
+    assert turns.take("other") is None
+    turns.now[0] += 0.1
+    for turn in slow:
+        turn.went_on()
+    for _ in range(5):  # what the link carries is learnt from them
+        other = turns.take("other", nbytes=64 << 20)
+        turns.now[0] += 0.05
+        other.let_go(64 << 20)
+    assert turns.held_s(64 << 20) == SHORTEST_S
+    for turn in slow:  # and once they have ended, they took no more than their own turns
+        turn.let_go(64 << 20)
+        turn.let_go()
+    held = [turns.take(f"caller {at}") for at in range(turns.limit)]
+    assert all(held)
+    assert turns.take("one more") is None
+
+
+def test_where_the_link_is_slow_turns_last_as_long_as_it_needs(turns):
+    """Also where it has become slow, and all of them lapsed before they had ended."""
+    for seconds in (0.01, *[3.0] * 40):
+        both = [turns.take(f"caller {at}", nbytes=20 << 20) for at in range(LEAST)]
+        turns.now[0] += seconds
+        for turn in both:
+            turn.went_on()
+        for turn in both:
+            turn.let_go(20 << 20)
+    both = [turns.take(f"caller {at}", nbytes=20 << 20) for at in range(LEAST)]
+    turns.now[0] += 4.0
+    for turn in both:
+        turn.went_on()
+    assert turns.take("another") is None
 
 
 def test_those_who_wait_are_served_in_their_order():
