@@ -160,8 +160,6 @@ class GangKeeper:
         else:
             found = book.checkpoint_path, book.checkpoint_step
             at = self._catch_up(self._leader, gang, *found, book.step)
-            if self._restoring.lost_optimizer:
-                self.checkpoint(gang)
             for role, beside in self._beside.items():
                 self._catch_up(self._followers[role], beside, found[0] / role, found[1], at, exactly=True)
             if at == book.step + 1:
@@ -172,6 +170,8 @@ class GangKeeper:
                 )
                 self._steps.ended(gang, again[0])
                 self.checkpoint_if_due(gang)
+            if not book.checkpoint_path.is_dir():
+                self.checkpoint(gang)  # the next death would find nothing on the disk
         self._policies.serve_initial()
         for each in (gang, *self._beside.values()):
             each.call("begin", book.step + 1, timeout_s=timeout_s)
@@ -205,13 +205,13 @@ class GangKeeper:
     ) -> int:
         """Bring the ranks to step `target`, or leave them one further unless it is to be `exactly` that; returns where
         they are. Their state comes from elsewhere (`gyre.workloads.restoring`) only where they cannot go on from where
-        they stand."""
+        they stand: ranks that are at no step may be new ones, with another beginning."""
         timeout_s = self._run.call_timeout_s
         states = gang.call("state", timeout_s=timeout_s)
         steps = {state["step"] for state in states}
         living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
         at: int = max(steps)
-        if not living or at <= checkpoint_step or at > target + (not exactly):
+        if not living or at < max(checkpoint_step, 1) or at > target + (not exactly):
             at = self._restoring.restore(
                 gang,
                 states,

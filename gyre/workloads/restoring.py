@@ -2,7 +2,7 @@
 
 | source | what comes back | when |
 | --- | --- | --- |
-| `memory` | all of it, of the last step that every rank has in its machine's memory | ranks keep it there |
+| `memory` | all of it, of the last step that all ranks have in memory | that is no older than the checkpoint |
 | `disk` | all of it, of the last checkpoint; the steps since are trained again | it is there |
 | `instance` | weights, and an optimizer that has seen nothing | it is lost, and `run.lost_checkpoint` is `weights` |
 
@@ -49,8 +49,6 @@ class Restoring:
         self._find_copy = find_copy
         self._report = report
         self._copy_within_s = copy_within_s
-        self.lost_optimizer = False
-        """The last `restore` brought weights alone: what is on the disk is to be replaced at once."""
         self.why_not = ""
         """Why the weights of an instance were not taken, where they were looked for."""
 
@@ -68,7 +66,7 @@ class Restoring:
         own; `has_copies`: the policy is these ranks' alone, so that instances have all that there is to train. Raises
         as the gang's calls."""
         began = time.monotonic()
-        self.lost_optimizer, self.why_not = False, ""
+        self.why_not = ""
         source = "memory"
         at = self._from_memory(gang, states, checkpoint_step, at_most)
         if at is None and has_copies and self._takes_weights and not checkpoint.is_dir():
@@ -94,7 +92,7 @@ class Restoring:
         if not all(state.get("memory") for state in states):
             return None
         found = gang.call(
-            "restore_from_memory", newer_than=checkpoint_step, at_most=at_most, timeout_s=self._timeout_s
+            "restore_from_memory", newer_than=checkpoint_step - 1, at_most=at_most, timeout_s=self._timeout_s
         )
         at: int | None = found[0]
         return at
@@ -144,5 +142,4 @@ class Restoring:
             del book.digests[
                 step
             ]  # of weights before they were rounded, or made by the optimizer that is lost
-        self.lost_optimizer = True
         return copy.version

@@ -32,12 +32,12 @@ def restored(job: Any) -> list[tuple[str, int]]:
         ("actor.accumulate", 7, "before", 3, "actor-1 trainer-0"),
         ("actor.apply", 3, "after", 3, "actor-0 actor-1"),
         ("actor.apply", 3, "after", 3, "actor-1 trainer-0"),
-        ("actor.accumulate", 5, "after", 0, "actor-1"),
+        ("actor.accumulate", 5, "after", 2, "actor-1"),
     ],
 )
 def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step, victims):
-    """Two micro-batches a step, checkpoints of 0, 2 and 4. Memory that a checkpoint covers is not asked for: the last
-    case dies in step 3, before anything newer than the checkpoint of step 2 is kept. Where both ranks die at the end of
+    """Two micro-batches a step, checkpoints of 0, 2 and 4. The last case dies in step 3, before anything newer than the
+    checkpoint of step 2 is kept: memory has that step, too. Where both ranks die at the end of
     a step, the other one may or may not have kept it."""
     job = make_job(roles=roles("KeepingActor"))
     job.on(call, nth, lambda: job.restart(*victims.split()), when=when, vertex="actor-1")
@@ -46,7 +46,7 @@ def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step
     assert digests_of(job) == undisturbed.digests
     assert result["prompts_lost"] == 0
     assert job.account().trained_twice == ()
-    able = {("memory", step)} if step else {("disk", 2)}
+    able = {("memory", step)}
     if victims == "actor-0 actor-1":
         able.add(("disk", 2))
     assert restored(job)[0] in able
@@ -54,9 +54,9 @@ def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step
     assert not any(key[0] == directory for key in kept_policy.KEPT), "nobody will come back for it"
 
 
-def lose_the_disk(job: Any) -> None:
+def lose_the_disk(job: Any, victim: str = "actor-1") -> None:
     shutil.rmtree(job.directory / "checkpoints")
-    job.restart("actor-1")
+    job.restart(victim)
 
 
 def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, undisturbed, monkeypatch):
@@ -71,6 +71,24 @@ def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, und
     assert restored(job) == [("instance", 3)]
     told = [report.body["step"] for report in job.reports_of("CheckpointCommitted")]
     assert told == [0, 2, 3, 4, 5], "written as soon as the weights were there"
+
+
+@pytest.mark.parametrize(
+    ("actor", "victim", "sources"),
+    [("ServingActor", "trainer-0", []), ("KeepingActor", "actor-1", [("memory", 2)])],
+)
+def test_a_lost_checkpoint_costs_nothing_that_ranks_or_their_memory_have(
+    make_job, undisturbed, monkeypatch, actor, victim, sources
+):
+    """All of the checkpoint's step is there: no weights are taken, and what was lost is written again at once."""
+    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    job = make_job(roles=roles(actor), run={"lost_checkpoint": "weights"})
+    job.on("actor.accumulate", 5, lambda: lose_the_disk(job, victim), vertex="actor-1")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert restored(job) == sources
+    assert [report.body["step"] for report in job.reports_of("CheckpointCommitted")] == [0, 2, 2, 4, 5]
 
 
 def test_without_leave_a_lost_checkpoint_is_told_and_no_weights_are_taken(make_job, monkeypatch):

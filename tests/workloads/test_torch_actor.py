@@ -177,8 +177,10 @@ def test_a_damaged_or_absent_checkpoint_is_refused(actor, tmp_path):
     content = torch.load(file, weights_only=True)
     content["model"]["norm.weight"][0] += 1.0
     torch.save(content, file)
+    other = bind(TorchActor())
     with pytest.raises(CheckpointMismatch, match="not those that were written"):
-        bind(TorchActor()).restore(tmp_path)
+        other.restore(tmp_path)
+    assert other.state()["step"] == -1, "nobody goes on from these weights"
 
 
 def test_the_warm_start_runs_once_and_the_same_way(actor):
