@@ -123,7 +123,7 @@ def test_a_slow_reader_is_noticed_while_it_reads():
 
         thread = threading.Thread(target=read)
         thread.start()
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionError):
             line.send(bytes(64 << 20), went_on=lambda: moved.append(True))
         thread.join(30.0)
         assert len(moved) >= 3
