@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config import WeightsSpec
-from gyre.errors import GyreError
+from gyre.errors import ConfigError, GyreError
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
 from gyre.rollouts.engines.loading import LoadReport
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
@@ -117,7 +117,7 @@ class AgentWeights:
 
     def load(self, weights: Weights, url: str, headers: Mapping[str, str]) -> Awaitable[None]:
         """Fetch, verify, load, and tell. What is awaited raises EngineError where no engine can be started, time
-        after time."""
+        after time, and ConfigError where this machine cannot do what the settings say."""
         self._wanted = weights  # now, and not when its turn comes
         return self._load(weights, url, headers.get("Authorization", "").removeprefix("Bearer "))
 
@@ -136,6 +136,8 @@ class AgentWeights:
                 report = await self._serve(fetched.slot.path, weights)
             except Superseded:
                 return
+            except ConfigError:  # it would be so again each time
+                raise
             except EngineRefused as error:
                 self._failed(weights, error)
                 return
@@ -173,11 +175,13 @@ class AgentWeights:
     # -- the fetching thread ---------------------------------------------------------------------------
 
     def _fetch(self, weights: Weights, url: str, token: str) -> Fetched:
-        """The version, verified, in this agent's own folder. Raises Superseded, WeightsUnreachable, ArenaFull."""
+        """The version, verified, in this agent's own folder. Raises Superseded, WeightsUnreachable, ArenaFull,
+        ConfigError."""
         holdings = self._holdings
         if holdings is None or holdings.token != token or holdings.plane != self._plane:
             if holdings is not None:
                 holdings.close()
+                self._holdings = None  # should there be no other
             holdings = self._holdings = Holdings(
                 self._root,
                 token,

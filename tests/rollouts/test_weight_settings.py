@@ -258,6 +258,33 @@ def test_a_machine_that_joins_has_its_own_address_and_ports(tmp_path: Path) -> N
     assert (one._plane.bind, one._plane.ports, one._plane.streams) == ("127.0.0.1", "7100", 3)
 
 
+async def test_an_instance_that_cannot_listen_as_the_settings_say_leaves_and_says_why(tmp_path: Path) -> None:
+    settings = AgentSettings(
+        name="a", max_running=1, kv_tokens=1024, cache=tmp_path / "a", bind="198.51.100.7"
+    )
+
+    def never(folder: Path, version: str) -> Any:
+        raise AssertionError("no policy was fetched")
+
+    async with live_plane(tmp_path) as plane:
+        await (await plane.trainer()).publish(0)
+        with pytest.raises(
+            ConfigError, match=r"weights\.bind: this machine has not the address 198\.51\.100\.7"
+        ):
+            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), 20.0)
+
+
+async def test_of_what_was_held_before_nothing_is_left_where_there_is_nothing_new(far: Make) -> None:
+    plane = far()
+    await plane.load(1)
+    plane.instance.settle(WeightsSpec(bind="198.51.100.7"))
+    with pytest.raises(ConfigError):
+        await plane.load(2)
+    assert plane.instance.source == ""
+    plane.instance.settle(WeightsSpec())
+    assert isinstance(await plane.load(3), Loaded)
+
+
 async def test_weights_come_from_the_networks_of_senders_alone(far: Make) -> None:
     plane = far(sender_networks=["10.0.0.0/8"])
     assert isinstance(await plane.load(1), LoadFailed)
