@@ -138,7 +138,7 @@ class HostMemory:
 
     def make_room(self, tensors: Named) -> int:
         """Take the space for two states like this one; the size of one in bytes. What was saved goes if its size is
-        another. Raises NoHostMemory, and has then taken nothing."""
+        another. Raises NoHostMemory; space that it took for one of the two goes with `close`."""
         self._settle()
         _, size = plan(tensors)
         for slot in (0, 1):
@@ -184,6 +184,7 @@ class HostMemory:
             partial.rename(path)
         except OSError as error:  # told to the next `save`; the slot has no record, and counts for nothing
             self._seal_error = error
+            self._newest = 1 - slot  # the other one stays whole
 
     def settle(self) -> None:
         """Wait until what was saved counts."""

@@ -146,6 +146,25 @@ def test_a_full_file_system_is_an_error_and_no_signal(
     memory.close(keep=False)
 
 
+def test_a_state_that_could_not_be_recorded_costs_its_own_slot_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    memory = HostMemory("job", 0, root=tmp_path)
+    saved(memory, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        saved(memory, 3)
+    with pytest.raises(OSError, match="No space left"):
+        saved(memory, 4)
+    assert [record.step for record in memory.records()] == [2]
+    saved(memory, 5)
+    assert [record.step for record in memory.records()] == [5, 2]
+    memory.close(keep=False)
+
+
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
     HostMemory("job", 0, root=tmp_path).close(keep=True)
     (home,) = tmp_path.iterdir()
