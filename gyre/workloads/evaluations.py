@@ -40,8 +40,8 @@ class Evaluations:
         return version in self.left_out or any(row["version"] == version for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> bool:
-        """`version`, `accuracy` and `count`. False where the version has a result already."""
-        if any(known["version"] == row["version"] for known in self.rows):
+        """`version`, `accuracy` and `count`. False where the version is settled already."""
+        if self.is_settled(row["version"]):
             return False
         self._write(row)
         return True

@@ -38,6 +38,7 @@ def test_a_version_has_one_line_whatever_comes_again(tmp_path):
     again.load()
     for known in (first, again):
         assert not known.add({"version": 0, "accuracy": 0.5, "count": 4})
+        assert not known.add({"version": 2, "accuracy": 0.5, "count": 4})
         assert not known.leave_out(0, "late")
         assert not known.leave_out(2, "again")
         assert [row["accuracy"] for row in known.rows] == [0.25]
