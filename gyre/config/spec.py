@@ -330,8 +330,10 @@ class WeightsSpec(Model):
     sender_networks: list[str] = Field(default_factory=list)
     """In CIDR notation: instances take weights from nobody else. None: from whoever knows the token."""
     receiver_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: nobody else is served. None: whoever knows the token. With them the network counts as trusted,
-    so that `auto` may use Mooncake."""
+    """In CIDR notation: nobody else is served. None: whoever knows the token."""
+    trusted_network: bool = False
+    """Everybody who can reach these machines may read and write the weights in them: so that `auto` may open Mooncake's
+    port, which asks nobody for a token."""
     encrypt: bool | None = None
     """TLS between actor and instances. None: where the rollout manager speaks it."""
     stall_timeout_s: Seconds = 5.0

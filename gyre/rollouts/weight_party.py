@@ -5,8 +5,8 @@ The actor and each instance have one. What the settings ask for by name must wor
 
 Invariants:
 - *all or nothing*: a party that cannot be set up leaves no folder, no socket and no engine;
-- *trusted by declaration*: `auto` opens Mooncake's port, which asks nobody for a token, only where the settings say who
-  may reach this machine.
+- *trusted by declaration*: `auto` opens Mooncake's port, which asks nobody for a token, only where the settings say
+  that the network is to be trusted. Who may be served is another matter.
 
 This module must not know whether it publishes or fetches.
 """
@@ -139,8 +139,8 @@ def _open_mooncake(settings: WeightsSpec, reach: str) -> tuple[MooncakeEngine | 
         return None, {}
     elif settings.encrypt:
         return None, {"mooncake": "it does not encrypt"}
-    elif not settings.receiver_networks:
-        return None, {"mooncake": "weights.receiver_networks declare no network to be trusted"}
+    elif not settings.trusted_network:
+        return None, {"mooncake": "weights.trusted_network does not say that the network is to be trusted"}
     try:
         engine = MooncakeEngine(reach, protocol=settings.mooncake_protocol, device=settings.mooncake_device)
         self_test(engine)

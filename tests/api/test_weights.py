@@ -38,6 +38,7 @@ def test_everything_that_may_be_said() -> None:
             ports="7100-7131",
             sender_networks=["10.0.0.0/8", "fd00::/8"],
             receiver_networks=["10.1.0.0/16", "10.2.3.4"],
+            trusted_network=True,
             encrypt=False,
             stall_timeout_s=2.5,
         )
@@ -81,6 +82,7 @@ def test_one_transport_is_a_list_of_one_and_a_port_is_text() -> None:
         ("receiver_networks", ["mynet"], "weights.receiver_networks: .* 'mynet', which is no network"),
         ("stall_timeout_s", 0, "weights.stall_timeout_s"),
         ("encrypt", "maybe", "weights.encrypt"),
+        ("trusted_network", ["10.0.0.0/8"], "weights.trusted_network"),
     ],
 )
 def test_a_mistake_names_its_path_and_the_nearest_known_name(key: str, value: Any, said: str) -> None:

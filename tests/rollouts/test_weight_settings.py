@@ -475,9 +475,10 @@ async def test_an_instance_whose_machine_has_no_mooncake_leaves_and_says_why(tmp
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({}, "weights.receiver_networks declare no network"),
-        ({"receiver_networks": [NETWORK]}, "cannot be imported"),
-        ({"receiver_networks": [NETWORK], "encrypt": True}, "does not encrypt"),
+        ({}, "weights.trusted_network does not say"),
+        ({"receiver_networks": [NETWORK]}, "weights.trusted_network does not say"),
+        ({"trusted_network": True}, "cannot be imported"),
+        ({"trusted_network": True, "encrypt": True}, "does not encrypt"),
     ],
 )
 async def test_auto_does_without_mooncake_and_says_why(far: Make, settings: Any, why: str) -> None:

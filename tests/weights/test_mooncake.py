@@ -192,7 +192,7 @@ def publishing(real):
     [
         ({"transports": ["mooncake"]}, {"mooncake"}),
         ({"transports": ["mooncake", "tcp"], "codec": "none"}, {"mooncake"}),
-        ({"receiver_networks": ["127.0.0.0/8"], "codec": "none"}, {"mooncake", "mooncake+tcp"}),
+        ({"trusted_network": True, "codec": "none"}, {"mooncake", "mooncake+tcp"}),
     ],
     ids=["by name", "preferred", "auto"],
 )
