@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,13 @@ async def test_a_policy_is_found_and_fetched_from_the_instance_that_has_it(
         agent = crew.start("one")
         try:
             await crew.serving("one")
-            copy = await asyncio.to_thread(newest_copy, job)
+            with monkeypatch.context() as patch:
+                patch.setenv("http_proxy", "http://127.0.0.1:1")  # nobody's business, so nobody need be there
+                patch.delenv("no_proxy", raising=False)
+                patch.setattr(
+                    urllib.request, "_opener", None
+                )  # it would know no proxy but those it began with
+                copy = await asyncio.to_thread(newest_copy, job)
             assert copy is not None
             assert (copy.version, copy.newest) == (0, 0)
             assert copy.checksum == agent._weights.checksum
