@@ -663,8 +663,11 @@ class _Fetch:
         )
 
     def _way(self, peer: _Peer) -> str:
-        """Only TCP carries codecs, and every source has it."""
-        if "tcp" in self.receiver.rates and (self.choice.codec != "none" or peer.lacks_memory):
+        """Only TCP carries codecs, and every source has it. Where the ways have an order no codec goes before it,
+        unless one was asked for: what was chosen for a source that only TCP reaches says nothing of the others."""
+        receiver = self.receiver
+        encoded = self.choice.codec != "none" and not (receiver._order and not receiver._forced)
+        if "tcp" in receiver.rates and (encoded or peer.lacks_memory):
             return "tcp"
         return self.transport.name
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gyre.weights.choice import choose_transport
+from gyre.weights.choice import CodecChoice, choose_transport
 from gyre.weights.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
 from gyre.weights.receiver import WeightsUnreachable
 from gyre.weights.wire import Stalled
 from tests.weights.plane import content, memory_folder
+
+NO_CODEC = CodecChoice("none", "nothing else can be used")
 
 
 class Copying(MooncakeEngine):
@@ -106,6 +108,23 @@ def test_a_source_that_dies_does_not_speak_against_mooncake(party):
     assert receiver.receiver.broken == {}
     assert receiver.kinds() == {"source_lost"}
     assert engine.reads > 0
+
+
+def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(party):
+    """On a link so slow that codecs are worth it, where one has memory that Mooncake reads and one has not."""
+    able, engine = with_engine(party)
+    plain = party()
+    for one in (able, plain):
+        manifest = one.publish(1)
+    receiver = party(mooncake=engine, transports=["mooncake", "tcp"], streams=1)
+    choice = CodecChoice("planes", "slow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gyre.weights.receiver.choose_codec", lambda able, *_: choice if able else NO_CODEC)
+        fetched = receiver.fetch(manifest, able, plain)
+    assert set(fetched.codecs) == {"none", "planes"}
+    assert fetched.way == "mooncake+tcp"
+    assert able.server.sent_bytes == 0
+    assert fetched.by[able.address] > 0
 
 
 def test_mooncake_alone_is_never_replaced(party):
