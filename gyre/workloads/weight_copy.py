@@ -77,8 +77,8 @@ def copy_of(status: dict[str, Any]) -> WeightCopy | None:
 
 
 class FetchedCopy:
-    """The version as a folder in Hugging Face's layout at `path`, served to others at `address`, until `close`.
-    `sources` are (host:port, folder): the folder counts where it is on this machine, and is linked then.
+    """The version as a folder in Hugging Face's layout at `path`, served to others at `address` (any port), until
+    `close`. `sources` are (host:port, folder): the folder counts where it is on this machine, and is linked then.
 
     `purpose` tells the ranks of a machine apart. Raises Unreachable, WeightsUnreachable, ArenaFull, and WeightMismatch.
     """
@@ -103,8 +103,9 @@ class FetchedCopy:
             )
         url, token = where
         self.checksum = checksum
-        # Whose networks the settings name is the instances' matter: the manager says who has it.
-        plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": []})
+        # Whose networks the settings name is the instances' matter: the manager says who has it. The ports are
+        # for the actor and the instances, one each; a rank that cannot reach this copy has the instances.
+        plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": [], "ports": ""})
         self._party = Party(
             root or default_root(), f"copy for {purpose} of {directory}", token, plane, url=url
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre.config import WeightsSpec
 from gyre.rollouts import manager as manager_module
 from gyre.weights.arena import read_manifest
 from gyre.workloads.weight_copy import FetchedCopy, newest_copy
@@ -50,6 +51,7 @@ async def test_a_policy_is_found_and_fetched_from_the_instance_that_has_it(
                     version=copy.version,
                     checksum=copy.checksum,
                     sources=[(address, "") for address in copy.sources],
+                    settings=WeightsSpec(ports=copy.sources[0].rpartition(":")[2]),  # the only one is taken
                     root=tmp_path / "memory",
                     give_up_s=10.0,
                 )
