@@ -327,6 +327,10 @@ class Receiver:
         except ValueError:  # a name: who it stands for is not known before it is dialled
             return False
 
+    def _may_pull(self, source: Source) -> bool:
+        """Whether there is a way to a source of another machine at all, and this one may be dialled."""
+        return bool(self.rates and source.address) and self._may_dial(source.address)
+
     def _is_here(self, source: Source) -> bool:
         if self._order and "shm" not in self._order:
             return False
@@ -442,11 +446,15 @@ class _Fetch:
                 )
                 raise Superseded(f"version {self.manifest.version} is not wanted any more.")
             if silent_s > self.receiver.give_up_s or idle_s > QUEUED * self.receiver.give_up_s:
+                shared_only = not self.receiver.rates
                 raise WeightsUnreachable(
                     f"nothing of version {self.manifest.version} came for {idle_s:.0f} s; {missing} of "
-                    f"{len(self.manifest.digests)} chunks are missing.",
-                    hint="Are its sources alive, and can this machine open their addresses?",
-                    details={"sources": [str(source) for source in self._peers]},
+                    f"{len(self.manifest.digests)} chunks are missing."
+                    + (" weights.transports has no other way than shared memory." if shared_only else ""),
+                    hint="Add tcp to weights.transports, for sources on other machines."
+                    if shared_only
+                    else "Are its sources alive, and can this machine open their addresses?",
+                    details={"sources": [str(source) for source in self._sources()]},
                 )
             self._look_at_sources()
 
@@ -465,9 +473,9 @@ class _Fetch:
                 here = self.receiver._is_here(source)
                 if source in self._peers or (source.address == self.receiver.address and source.address):
                     continue
-                if here or (source.address and self.receiver._may_dial(source.address)):
+                if here or self.receiver._may_pull(source):
                     self._peers[source] = _Peer(source)
-                elif source.address:
+                elif source.address and self.receiver.rates:
                     refused.append(source)
         for source in refused:
             self._refused(source)
@@ -477,7 +485,7 @@ class _Fetch:
             known = {peer.address for peer in self._peers}
             for address in addresses:
                 fresh = address and address != self.receiver.address and address not in known
-                if fresh and self.receiver._may_dial(address):
+                if fresh and self.receiver._may_pull(Source(address)):
                     self._peers[Source(address)] = _Peer(Source(address), have=0)
 
     def _hear_who_has(self, holders: Mapping[str, str]) -> None:
@@ -550,14 +558,11 @@ class _Fetch:
             idle = self._idle.get(source)
             if idle:
                 return idle.pop()
-        if self.receiver._is_here(source):
-            return SharedTransport(source.path, abandoned=self._abandoned)
         receiver = self.receiver
-        if not receiver.rates:
-            raise WeightsUnreachable(
-                f"{source} is not on this machine, and there is no other way than shared memory.",
-                hint="Add tcp to weights.transports.",
-            )
+        if (
+            receiver._is_here(source) or not receiver.rates
+        ):  # a folder that is gone by now: the transport says so
+            return SharedTransport(source.path, abandoned=self._abandoned)
         if receiver._mooncake is not None and self._way(peer) == "mooncake":
             return MooncakeTransport(
                 source.address,

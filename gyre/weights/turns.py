@@ -29,8 +29,9 @@ SOON_S = 0.1
 
 HELD_TIMES = 3.0
 SHORTEST_S, LONGEST_S = 2.0, 10.0
-"""A turn lapses after so many times what the chunk is expected to take, within these bounds; after the longest while the
-link is not known. Who is slow himself is not told from who has a slow link to share, but by what others make of it."""
+"""A turn lapses after so many times what the chunk is expected to take, within these bounds; after the longest while
+the link is not known. One slow chunk does not say whether the link or its receiver is slow; what others make of it
+does."""
 
 
 class Turn:

@@ -75,6 +75,34 @@ def test_where_links_cannot_be_made_files_are_read(party, monkeypatch):
     assert (fetched.way, origin.server.sent_bytes) == ("shared", 0)
 
 
+def test_a_source_that_shared_memory_does_not_reach_does_not_end_a_fetch_of_one_that_it_does(
+    party, monkeypatch
+):
+    monkeypatch.setattr("gyre.weights.arena.Arena.adopt", lambda *_, **__: None)
+    origin, far, receiver = party(), party(), party(transports=["shm"])
+    manifest = origin.publish(1)
+    far.publish(1)
+    sources = [far.source, Source("", str(origin.arena.versions[1].path))]
+    fetched = receiver.receiver.fetch(manifest, lambda: sources)
+    assert (fetched.way, far.server.sent_bytes) == ("shared", 0)
+
+
+def test_where_only_shared_memory_is_permitted_another_machine_is_waited_for(party):
+    """It may be on this one after all, a moment later; in the end the setting is named."""
+    origin, receiver = party(), party(transports=["shm"], give_up_s=0.3)
+    manifest = origin.publish(1)
+    looks: list[int] = []
+
+    def sources():
+        looks.append(1)
+        return [origin.source]
+
+    with pytest.raises(WeightsUnreachable, match=r"weights\.transports") as told:
+        receiver.receiver.fetch(manifest, sources)
+    assert "tcp" in told.value.hint
+    assert len(looks) > 3
+
+
 def test_a_folder_of_that_name_with_other_bytes_is_not_taken(party):
     origin, other, receiver = party(), party(), party()
     manifest = origin.publish(1)
