@@ -15,11 +15,12 @@ This module must not know why somebody wants a version.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from gyre.errors import Unauthorized
@@ -41,6 +42,9 @@ ENCODED_KEPT_BYTES = 256 << 20
 
 LONGEST_WAIT_S = 1.0
 """For a turn, however long a receiver would wait: it may have heard of another source since."""
+
+HOLDERS_TOLD, PEERS_TOLD = 16, 64
+"""In one reply, at random where there are more: each is asked on, and who asks hears of others the next time."""
 
 UNKNOWN_CALLERS = 64
 """Connections that have not proven themselves yet, at one time."""
@@ -238,20 +242,25 @@ class ChunkServer:
         """What goes with each reply: which chunks are here, and who else has or gets which."""
         assert slot.manifest is not None
         checksum = slot.manifest.checksum
+        given, holders = self._given_to_others(checksum, relay)
         return {
             "have": _bits(slot),
-            **self._given_to_others(checksum, relay),
-            "peers": self._peers(checksum, relay),
+            "given": given,
+            "holders": holders,
+            "peers": self._peers(checksum, relay, holders),
         }
 
-    def _peers(self, checksum: str, relay: str) -> list[str]:
-        """Who asked for this version lately and serves it too."""
+    def _peers(self, checksum: str, relay: str, first: Iterable[str]) -> list[str]:
+        """Who asked for this version lately and serves it too; so many, and those of `first` among them."""
         now = time.monotonic()
         with self._lock:
             known = self._relays.setdefault(checksum, {})
             if relay:
                 known[relay] = now
-            return [address for address, seen in known.items() if address != relay and now - seen < IDLE_S]
+            lately = {address for address, seen in known.items() if address != relay and now - seen < IDLE_S}
+        told = lately & set(first)
+        others = list(lately - told)
+        return [*told, *random.sample(others, min(len(others), PEERS_TOLD - len(told)))]
 
     # -- chunks --------------------------------------------------------------------------------------
 
@@ -334,14 +343,15 @@ class ChunkServer:
                     given[relay] &= ~bit
             raise
 
-    def _given_to_others(self, checksum: str, relay: str) -> dict[str, Any]:
-        """Bits of the chunks that other relays were sent, or are being sent: of each, and of all."""
+    def _given_to_others(self, checksum: str, relay: str) -> tuple[str, dict[str, str]]:
+        """Bits of the chunks that other relays were sent, or are being sent: of all, and of some of them each."""
         with self._lock:
             holders = {other: bits for other, bits in self._given.get(checksum, {}).items() if other != relay}
         given = 0
         for bits in holders.values():
             given |= bits
-        return {"given": f"{given:x}", "holders": {other: f"{bits:x}" for other, bits in holders.items()}}
+        told = random.sample(list(holders), min(len(holders), HOLDERS_TOLD))
+        return f"{given:x}", {other: f"{holders[other]:x}" for other in told}
 
     def _encoded(
         self, request: dict[str, Any], slot: Slot, chunk: Chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -122,6 +123,24 @@ def test_eight_receivers_take_less_than_two_copies_from_the_origin(party):
     assert all(content(one.slot) == content(origin.arena.versions[1]) for one in fetched)
     assert origin.server.sent_bytes <= 2 * manifest.size_bytes
     assert sum(one.wire_bytes for one in fetched) == 8 * manifest.size_bytes
+
+
+def test_a_reply_of_an_origin_with_a_thousand_relays_is_small_and_each_is_told_of(party):
+    origin = party()
+    manifest = origin.publish(1)
+    relays = [f"10.0.{at >> 8}.{at & 255}:7100" for at in range(1000)]
+    slot, told, holders = origin.arena.versions[1], set(), set()
+    for relay in relays:
+        origin.server._told(slot, relay)
+        origin.server._given.setdefault(manifest.checksum, {})[relay] = (1 << 2000) - 1
+    for _ in range(300):
+        reply = origin.server._told(slot, relays[0])
+        assert len(json.dumps(reply)) < 20_000
+        assert set(reply["holders"]) <= set(reply["peers"])  # whom else it does not know
+        told.update(reply["peers"])
+        holders.update(reply["holders"])
+    assert told == set(relays[1:])
+    assert len(holders) > 900
 
 
 def test_a_receiver_is_a_source(party):
