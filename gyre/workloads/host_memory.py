@@ -114,7 +114,7 @@ class HostMemory:
         copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
         available: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        """`available()` gives the machine's available and total memory in bytes."""
+        """`available()` gives available and total memory in bytes, of the machine or its container."""
         root = root or default_root()
         key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
         self._home = root / f"{PREFIX}{key}"
@@ -336,8 +336,33 @@ def _digest(view: Tensor) -> str:
 
 
 def _available() -> tuple[int, int]:
+    """The machine's, or its container's where that is allowed less."""
     memory = psutil.virtual_memory()
-    return memory.available, memory.total
+    return min([(memory.available, memory.total), *allowed()])
+
+
+def allowed(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> list[tuple[int, int]]:
+    """What the control groups (v2) that this process is in leave it, and their limits, in bytes; without those that
+    have no limit. Files that were read and not used again are no use of memory: they go when it is wanted."""
+    try:
+        inside = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):  # no such system
+        return []
+    found = []
+    group = mounted / inside.strip("/")
+    for path in (group, *group.parents):
+        if not path.is_relative_to(mounted):
+            break
+        try:
+            limit = int((path / "memory.max").read_text())
+            used = int((path / "memory.current").read_text())
+            facts = dict(line.split() for line in (path / "memory.stat").read_text().splitlines())
+            found.append((max(0, limit - used + int(facts["inactive_file"])), limit))
+        except (OSError, ValueError, KeyError):  # "max", or the root, which has none
+            continue
+    return found
 
 
 def _make_private(path: Path) -> None:

@@ -132,6 +132,24 @@ def test_memory_that_the_machine_needs_is_not_taken(tmp_path: Path) -> None:
     memory.close(keep=False)
 
 
+def test_a_container_has_what_its_groups_allow_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted, own = tmp_path / "mounted", tmp_path / "own"
+    assert host_memory.allowed(own, mounted) == [], "another system"
+    own.write_text("4:memory:/elsewhere\n0::/pod/box\n")
+    for path, limit in (("", None), ("pod", "5000"), ("pod/box", "max")):
+        folder = mounted / path
+        folder.mkdir()
+        (folder / "memory.current").write_text("1500\n")
+        (folder / "memory.stat").write_text("anon 900\ninactive_file 500\n")
+        if limit is not None:
+            (folder / "memory.max").write_text(f"{limit}\n")
+    assert host_memory.allowed(own, mounted) == [(4000, 5000)]
+    monkeypatch.setattr(host_memory, "allowed", lambda: [(4000, 5000), (6000, 7000)])
+    assert host_memory._available() == (4000, 5000)
+    monkeypatch.setattr(host_memory, "allowed", list)
+    assert host_memory._available()[1] == host_memory.psutil.virtual_memory().total
+
+
 def test_a_full_file_system_is_an_error_and_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
