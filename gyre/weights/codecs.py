@@ -34,6 +34,7 @@ CODECS: tuple[Codec, ...] = ("none", "planes", "delta", "fp8")
 
 FP8_BLOCK = 128
 _RAW_BLOCK = 255
+_MOST_PARTS = 255
 _SKIP = 0xFFFF
 _LEVEL = 1
 _WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -83,9 +84,11 @@ def decode(codec: str, data: Buffer, into: memoryview, *, word: int, base: Buffe
 # -- delta ---------------------------------------------------------------------------------------------
 
 
-def chain(deltas: Sequence[Buffer]) -> bytes:
-    """Deltas that follow on each other, the oldest first, as one. Nothing is decoded."""
-    return _frame([step for delta in deltas for step in _parts(delta)])
+def chain(deltas: Sequence[Buffer]) -> bytes | None:
+    """Deltas that follow on each other, the oldest first, as one. Nothing is decoded. None where they have more steps
+    than a frame has parts: each may be a chain itself, that came from another."""
+    steps = [step for delta in deltas for step in _parts(delta)]
+    return _frame(steps) if len(steps) <= _MOST_PARTS else None
 
 
 def _encode_delta(view: memoryview, base: memoryview, word: int) -> bytes:
@@ -210,7 +213,7 @@ def _pack(*parts: Buffer) -> bytes:
 
 
 def _frame(parts: Sequence[Buffer]) -> bytes:
-    """At most 255 of them; `_parts` gives them back."""
+    """At most `_MOST_PARTS` of them; `_parts` gives them back."""
     return b"".join(
         [struct.pack("<B", len(parts)), *(struct.pack("<Q", len(part)) for part in parts), *parts]
     )

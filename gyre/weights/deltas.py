@@ -66,7 +66,7 @@ class DeltaSteps:
 
     def path(self, base: str, target: str, index: int, within_bytes: float) -> bytes | None:
         """Chunk `index` of `target` as a delta against `base` over the least bytes of steps; None where none is of
-        fewer than `within_bytes`."""
+        fewer than `within_bytes`, or it has more steps than one delta can."""
         with self._lock:
             found = self._least(base, target, index, within_bytes, frozenset())
         return chain(found[1]) if found is not None else None

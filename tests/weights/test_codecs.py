@@ -141,6 +141,20 @@ def test_deltas_that_follow_on_each_other_are_one(base, parts, word):
     assert chain(steps[:1]) == steps[0]
 
 
+@pytest.mark.parametrize(("steps", "is_one"), [(255, True), (256, False)])
+def test_more_steps_than_a_frame_has_parts_are_no_delta(steps, is_one):
+    """They may have gone from relay to relay, each of which added one."""
+    old, new = b"\1\2" * 100, b"\1\3" * 100
+    one = encode("delta", new, word=2, base=old)
+    first = chain([one] * 200)
+    found = chain([first, *[one] * (steps - 200)])
+    assert (found is not None) == is_one
+    if found is not None:
+        into = bytearray(len(old))
+        decode("delta", found, memoryview(into), word=2, base=old)
+        assert bytes(into) == new
+
+
 def test_a_chain_over_another_base_is_not_what_it_should_be():
     """Which is why what comes out is compared with its checksum."""
     old, new = update(2000)

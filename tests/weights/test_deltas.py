@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gyre.weights.codecs import decode, encode
+from gyre.weights.codecs import chain, decode, encode
 from gyre.weights.deltas import STEPS, DeltaSteps
 from tests.weights.plane import content, until
 
@@ -78,6 +78,17 @@ def test_there_is_no_path_over_too_many_bytes_or_from_another_base_or_of_another
     assert steps.path("v0", "v2", 0, size + 1) is not None
     assert steps.path("other", "v2", 0, 1e9) is None
     assert steps.path("v0", "v2", 1, 1e9) is None
+
+
+def test_there_is_no_path_of_more_steps_than_a_delta_can_have():
+    """Where what relays passed on are long chains already."""
+    made = versions_of(2)
+    long = chain([delta(*made)] * 200)
+    steps = DeltaSteps()
+    steps.add("a", "b", 0, long)
+    steps.add("b", "c", 0, long)
+    assert steps.path("a", "b", 0, 1e9) is not None
+    assert steps.path("a", "c", 0, 1e9) is None
 
 
 def test_steps_that_lead_in_a_circle_end():
