@@ -12,7 +12,6 @@ This module must not know how micro-batches are made, or what runs beside the ga
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,9 @@ from gyre.workloads.retries import pause_s
 from gyre.workloads.roster import Member
 from gyre.workloads.served_policies import ServedPolicies
 from gyre.workloads.weight_copy import newest_copy
+
+END_WITHIN_S = 10.0
+"""For ranks to let go of what they keep: they have nothing else to do, or are stuck, and the job's result waits."""
 
 Blame = Callable[[Member, str, Failure], None]
 
@@ -138,12 +140,12 @@ class GangKeeper:
         self._checkpoints.write(gang, self._beside, wait=True)
 
     def end(self) -> None:
-        """The job ends here, its last state on the disk: what ranks keep in memory goes."""
+        """The job ends here, its last state on the disk: what ranks keep in memory goes. Raises GangLost."""
+        until = time.monotonic() + END_WITHIN_S
         for gang in (self.gang, *self._beside.values()) if self.gang is not None else ():
-            with contextlib.suppress(GangLost):  # then it goes when nobody has held it for long
-                states = gang.call("state", timeout_s=self._run.call_timeout_s)
-                if all(state.get("memory") for state in states):
-                    gang.call("forget_memory", timeout_s=self._run.call_timeout_s)
+            states = gang.call("state", timeout_s=until - time.monotonic())
+            if all(state.get("memory") for state in states):
+                gang.call("forget_memory", timeout_s=until - time.monotonic())
 
     # -- from whatever state to the ledger's --------------------------------------------------------
 

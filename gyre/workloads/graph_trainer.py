@@ -792,11 +792,11 @@ class GraphTrainer(BaseTrainer):
         )
 
     def _finish(self) -> dict[str, Any]:
-        if self.keeper.gang is not None and self.book.checkpoint_step != self.book.step:
-            # Told to stop: what the checkpoint lacks is in the ledger, and is replayed.
-            with contextlib.suppress(GangLost):
-                self.keeper.checkpoint(self.keeper.gang)
-        self.keeper.end()
+        # What a checkpoint lacks is in the ledger, and is replayed; what ranks keep in memory goes with them.
+        with contextlib.suppress(GangLost):
+            if self.keeper.gang is not None and self.book.checkpoint_step != self.book.step:
+                self.keeper.checkpoint(self.keeper.gang)  # told to stop
+            self.keeper.end()
         account = self.ledger.account()
         rows = self.evaluations.rows
         self._tell_progress()

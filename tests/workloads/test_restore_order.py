@@ -91,6 +91,17 @@ def test_a_lost_checkpoint_costs_nothing_that_ranks_or_their_memory_have(
     assert [report.body["step"] for report in job.reports_of("CheckpointCommitted")] == [0, 2, 2, 4, 5]
 
 
+def test_ranks_that_are_stuck_at_the_end_do_not_hold_the_result(make_job, undisturbed, monkeypatch):
+    monkeypatch.setattr(gang_keeper, "END_WITHIN_S", 0.2)
+    free = threading.Event()
+    job = make_job(roles=roles("KeepingActor"), run={"call_timeout_s": 10 * DEADLINE_S})
+    job.on("actor.forget_memory", 1, lambda: free.wait(2 * DEADLINE_S), vertex="actor-1")
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+        free.set()
+    assert result["digest"] == undisturbed.result["digest"]
+
+
 def test_without_leave_a_lost_checkpoint_is_told_and_no_weights_are_taken(make_job, monkeypatch):
     monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
     job = make_job(roles=roles("ServingActor"))
