@@ -74,14 +74,14 @@ def policy_loss(
         "ratio": ratio,
         "clipped_low": gain & (advantages < 0),
         "clipped_high": gain & (advantages > 0),
-        "old_kl": ratio - 1.0 - log_ratio,  # k3 under the old policy's samples
+        "old_kl": log_ratio.expm1() - log_ratio,  # k3 under the old policy's samples
     }
     if settings.tis_imp_ratio_cap > 0:
         old = logprobs.detach() if old_logprobs is None else old_logprobs
         gap = _within(mask, old - _needed(rollout_logprobs, "tis_imp_ratio_cap", "rollout_logprobs"))
         weight = gap.exp()
         metrics["tis_capped"] = mask & (weight > settings.tis_imp_ratio_cap)
-        metrics["rollout_kl"] = weight - 1.0 - gap
+        metrics["rollout_kl"] = gap.expm1() - gap
         weight = weight.clamp(max=settings.tis_imp_ratio_cap).detach()
         metrics["tis_weight"] = weight
         per_token = per_token * weight
@@ -145,7 +145,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tens
     if kind == "k2":
         return 0.5 * log_ratio.square()
     if kind == "k3":
-        return log_ratio.exp() - 1.0 - log_ratio
+        return log_ratio.expm1() - log_ratio
     raise ValueError(f"KL estimator {kind!r} is none of k1, k2, k3")
 
 
