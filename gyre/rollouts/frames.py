@@ -27,7 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""One more whenever a frame gets or loses a field: frames permit no others, and who has an older Gyre is to hear of the
+protocol, not of a field."""
 
 MAX_FRAME_BYTES = 64 << 20
 """Of one frame: 16,384 samples that each bring 250 tokens fit; nobody can make the manager allocate more."""

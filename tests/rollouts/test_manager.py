@@ -20,6 +20,7 @@ from gyre.rollouts import manager as manager_module
 from gyre.rollouts import peers
 from gyre.rollouts.book import Book
 from gyre.rollouts.frames import (
+    PROTOCOL,
     Assign,
     Attach,
     Cancel,
@@ -71,7 +72,7 @@ async def test_without_the_token_nothing_is_open(plane: Plane, token: str) -> No
 
 def hello(**changed: Any) -> bytes:
     fields: dict[str, Any] = {
-        "protocol": 1,
+        "protocol": PROTOCOL,
         "instance": "bad",
         "incarnation": "1",
         "model": "unset",
@@ -87,9 +88,10 @@ def hello(**changed: Any) -> bytes:
     [
         (b"\xff\xff", "malformed"),
         (hello()[:-4], "malformed"),
-        (encode(Attach(protocol=1, term=1)), "no_hello"),
+        (encode(Attach(protocol=PROTOCOL, term=1)), "no_hello"),
         (hello(protocol=0), "protocol"),
-        (hello(protocol=2), "protocol"),
+        (hello(protocol=1), "protocol"),
+        (hello(protocol=PROTOCOL + 1), "protocol"),
         (hello(model="qwen3-00"), "model"),
         (hello(version=9), "unknown_version"),
     ],
