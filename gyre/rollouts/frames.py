@@ -219,7 +219,8 @@ class Loaded(Frame):
     fetched: Text = ""
     """By which way it came, from how many sources, in which codec and why."""
     way: Text = ""
-    """`linked` or `shared` on one machine, `tcp`, `mooncake`; "" where nothing was fetched."""
+    """`linked` or `shared` on one machine, `tcp`, `mooncake`, several as in `mooncake+tcp`; `here` where all of it was
+    there already; "" where nothing was fetched."""
     codec: Text = ""
     """Of most of its chunks that did not go as they are."""
     why: Text = ""

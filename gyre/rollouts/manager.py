@@ -753,7 +753,11 @@ class RolloutManager:
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
         await socket.prepare(request)
         peer = Peer(
-            socket, "the trainer", request.transport, self.settings.send_timeout_s, self._delivery.pump
+            socket,
+            "the trainer",
+            request.transport,
+            self.settings.send_timeout_s,
+            written=self._delivery.pump,
         )
         writer = asyncio.create_task(peer.write())
         try:

@@ -36,7 +36,7 @@ class Peer:
     transport: asyncio.BaseTransport | None = None
     send_timeout_s: float = 30.0
     written: Callable[[], None] = lambda: None
-    """Called after each frame."""
+    """Called after each frame that had to wait: there is room for more."""
     queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     waiting_bytes: int = 0
     closing: bool = False

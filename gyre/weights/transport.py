@@ -4,7 +4,8 @@
     shared   from a folder that another process of this machine published, where it cannot be linked
     mooncake in `gyre.weights.mooncake`
 
-A transport belongs to one thread and keeps its connections. What it wrote is not verified: the caller compares.
+A transport is one thread's at a time, whichever, and keeps its connections. What it wrote is not verified: the caller
+compares.
 
 This module must not know which chunk is wanted next, or what follows upon a failure.
 """
