@@ -57,11 +57,11 @@ class Party:
         self._token = token
         self.encryption = Encryption() if settings.encrypt else None
         host, reach = where_to_listen(settings.bind, url)
-        self.mooncake, self.without = _open_mooncake(settings, reach)
         with contextlib.ExitStack() as undo:
             self._claim = Claim(root, purpose)
             undo.callback(self._claim.close)
             self.arena = Arena(self._claim.path, held=held)
+            undo.callback(self.arena.close, remove=False)
             self.server = _listen(
                 settings.ports,
                 host,
@@ -76,6 +76,8 @@ class Party:
                     encryption=self.encryption,
                 ),
             )
+            undo.callback(self.server.close)
+            self.mooncake, self.without = _open_mooncake(settings, reach)  # last: an engine cannot be closed
             undo.pop_all()
         self.server.no_memory = self.without.get("mooncake", "")
         if self.mooncake is not None:

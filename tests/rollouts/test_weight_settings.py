@@ -489,6 +489,28 @@ async def test_auto_does_without_mooncake_and_says_why(far: Make, settings: Any,
     assert why in loaded.why
 
 
+def test_a_party_that_cannot_be_set_up_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def refuse(settings: WeightsSpec, reach: str) -> Any:
+        made.append(reach)
+        raise ConfigError("no such device")
+
+    monkeypatch.setattr(weight_party, "_open_mooncake", refuse)
+    monkeypatch.setattr(weight_party, "PORT_WITHIN_S", 0.0)
+    ports = free_ports(1)
+    settings = WeightsSpec(ports=ports)
+    with pytest.raises(ConfigError, match="no such device"):
+        weight_party.Party(tmp_path / "root", "a test", TOKEN, settings, url=URL)
+    taken = socket.create_server(("127.0.0.1", int(ports.partition("-")[0])))
+    with taken, pytest.raises(ConfigError, match=r"weights\.ports"):
+        weight_party.Party(tmp_path / "root", "a test", TOKEN, settings, url=URL)
+    assert made == ["127.0.0.1"]  # no engine where there is no port
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 def test_other_transports_need_no_mooncake(without_mooncake: None) -> None:
     for transports in (["auto"], ["tcp"], ["shm", "tcp"]):
         check_transports(WeightsSpec(transports=transports))
