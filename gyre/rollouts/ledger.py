@@ -214,6 +214,10 @@ class SampleLedger:
             steps=[StepRow(step, version, digest, list(group_ids), metrics, now)],
         )
 
+    def digests_forgotten(self, step: int) -> None:
+        """From `step` on weights are others than those that were recorded."""
+        self._store.write(self._term, forget_digests_from_step=step)
+
     def checkpoint(self, *, step: int, path: Path, now: float) -> None:
         """A complete checkpoint of `step` is on disk: the samples that it covers are no longer needed."""
         self._store.write(

@@ -169,6 +169,7 @@ class LedgerStore:
         cursor: int | None = None,
         drop_payloads_through_step: int | None = None,
         rewind_to_step: int | None = None,
+        forget_digests_from_step: int | None = None,
     ) -> None:
         """Upsert everything in one transaction. Fenced if another term is stored.
 
@@ -176,12 +177,14 @@ class LedgerStore:
         payloads of groups trained up to that step, and never of one that no checkpoint covers.
         `rewind_to_step` is for a trainer that restored that step's checkpoint: what is recorded of later
         steps and checkpoints is removed first, and their groups are `done` again (`queued` if the payload is gone).
+        `forget_digests_from_step` is for one that went on from that step with other weights than the recorded ones.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
         durable = (
             checkpoint is not None
             or drop_payloads_through_step is not None
             or rewind_to_step is not None
+            or forget_digests_from_step is not None
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
         )
@@ -193,6 +196,15 @@ class LedgerStore:
                         table.delete().where(table.c.job_id == self.job_id, table.c.step > rewind_to_step)
                     )
                 self._untrain(connection, rewind_to_step)
+            if forget_digests_from_step is not None:
+                steps_table = tables.ledger_steps
+                connection.execute(
+                    update(steps_table)
+                    .where(
+                        steps_table.c.job_id == self.job_id, steps_table.c.step >= forget_digests_from_step
+                    )
+                    .values(digest=None)
+                )
             if group_rows:
                 connection.execute(self._upsert_groups, group_rows)
             if step_rows:

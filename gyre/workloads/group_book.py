@@ -49,11 +49,9 @@ class GroupBook:
         self.tokens = sum(int(row.get("tokens", 0)) for row in found.metrics.values())
         self._places = Places(found.replaced)
         self.set_aside_count = len(found.replaced)
-        self._add_steps_without_record(found.trained, found.digests)
+        self._add_steps_without_record(found.trained, list(found.metrics))
 
-    def _add_steps_without_record(
-        self, trained: frozenset[int], steps: Sequence[int] | dict[int, str]
-    ) -> None:
+    def _add_steps_without_record(self, trained: frozenset[int], steps: Sequence[int]) -> None:
         """A ledger from before micro-batches were recorded: a step is its groups by number."""
         for step in steps:
             ids = range((step - 1) * self.per_step, step * self.per_step)
@@ -179,6 +177,11 @@ class GroupBook:
         self.step = step
         self.digests[step] = digest
         self.tokens += metrics["tokens"]
+
+    def forget_digests(self, step: int) -> None:
+        """From `step` on weights are others than those that were recorded."""
+        self._ledger.digests_forgotten(step)
+        self.digests = {at: digest for at, digest in self.digests.items() if at < step}
 
     def trained_by(self, step: int) -> list[list[int]]:
         """The ids that steps up to `step` trained, as `[start, end)`; those that were set aside count as trained, for

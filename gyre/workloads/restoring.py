@@ -131,6 +131,9 @@ class Restoring:
         told: dict[str, Any] = {"version": copy.version, "checksum": copy.checksum}
         sources = [(address, "") for address in copy.sources]
         first = gang.call_rank0("fetch_weights", **told, sources=sources, timeout_s=self._timeout_s)
+        book.forget_digests(
+            copy.version
+        )  # of weights before they were rounded, or of the optimizer that is lost
         gang.call(
             "restore_weights",
             **told,
@@ -138,8 +141,4 @@ class Restoring:
             trained=book.trained_by(copy.version),
             timeout_s=self._timeout_s,
         )
-        for step in [step for step in book.digests if step >= copy.version]:
-            del book.digests[
-                step
-            ]  # of weights before they were rounded, or made by the optimizer that is lost
         return copy.version

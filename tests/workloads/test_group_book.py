@@ -87,6 +87,16 @@ def same(one: GroupBook, other: GroupBook) -> None:
     assert with_samples == set(other.groups)
 
 
+def test_digests_of_weights_that_are_no_more_are_forgotten_by_the_ledger_too(store: LedgerStore) -> None:
+    book = book_of(store, 1)
+    for step in (1, 2, 3):
+        book.trained(step, f"digest {step}", {"tokens": 1})
+    book.forget_digests(2)
+    later = book_of(store, 2)
+    for known in (book, later):
+        assert (known.digests, known.step) == ({1: "digest 1"}, 3)
+
+
 RUN = RunSpec(prompts_per_step=4, groups_per_micro_batch=2)
 
 

@@ -22,6 +22,9 @@ class Book:
         self.step = STEP
         self.digests = {step: f"digest {step}" for step in range(1, STEP + 1)}
 
+    def forget_digests(self, step: int) -> None:
+        self.digests = {at: digest for at, digest in self.digests.items() if at < step}
+
     def trained_by(self, step: int) -> list[list[int]]:
         return [[0, 2 * step]]
 
