@@ -503,7 +503,7 @@ class RolloutManager:
                 "note": frame.note,
             },
         )
-        chosen = self.weights.way_changed(session.name, frame)
+        chosen = self.weights.way_changed(session.name, frame, self._now())
         if chosen is not None:
             self._on_event("TransferChosen", chosen)
         self._update(session)

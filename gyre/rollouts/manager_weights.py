@@ -22,6 +22,10 @@ from gyre.weights.manifest import WeightMismatch
 
 CHECKSUMS_KEPT = 64
 
+WAY_TOLD_EACH_S = 60.0
+"""How often it is told at most by which way an instance has its weights: where two ways take turns, with each version
+another, that is not news."""
+
 INSTANCES_KNOWN = 4096
 """Of which it is remembered how they had their weights: those that came and went are told of again."""
 
@@ -42,8 +46,8 @@ class PolicyVersions:
         self._versions: dict[int, Weights] = {}
         """The served version and those after it."""
         self._checksums: dict[int, str] = {}
-        self._ways: dict[str, tuple[str, str]] = {}
-        """How each instance had its weights last: by which way, and in which codec."""
+        self._ways: dict[str, tuple[tuple[str, str], float]] = {}
+        """How each instance had its weights when that was told: by which way, and in which codec; and when."""
 
     # -- the ledger ---------------------------------------------------------------------------------
 
@@ -93,12 +97,17 @@ class PolicyVersions:
         """Of a version that was published not long ago; "" of others."""
         return self._checksums.get(version, "")
 
-    def way_changed(self, instance: str, frame: Loaded) -> dict[str, Any] | None:
-        """What is to be told where an instance has its weights by another way than before, or in another codec."""
-        if not frame.way or self._ways.get(instance) == (frame.way, frame.codec):
+    def way_changed(self, instance: str, frame: Loaded, now: float) -> dict[str, Any] | None:
+        """What is to be told where an instance has its weights by another way than it was told of, or in another codec:
+        not of weights that it had already, and of each instance only so often."""
+        if frame.way in ("", "here"):
+            return None
+        way = (frame.way, frame.codec)
+        before, told_at = self._ways.get(instance, (None, float("-inf")))
+        if way == before or now - told_at < WAY_TOLD_EACH_S:
             return None
         self._ways.pop(instance, None)
-        self._ways[instance] = (frame.way, frame.codec)
+        self._ways[instance] = (way, now)
         if len(self._ways) > INSTANCES_KNOWN:
             del self._ways[next(iter(self._ways))]
         told = {"transport": frame.way, "codec": frame.codec, "why": frame.why[:1000]}

@@ -16,10 +16,11 @@ import torch
 
 from gyre.config import WeightsSpec
 from gyre.errors import ConfigError, Unauthorized
-from gyre.rollouts import weight_party
+from gyre.rollouts import manager_weights, weight_party
 from gyre.rollouts.agent import Agent, AgentSettings
 from gyre.rollouts.agent_weights import AgentWeights
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.rollouts.manager_weights import PolicyVersions
 from gyre.rollouts.weight_party import check_transports, where_to_listen
 from gyre.weights.rounding import round_fp8
 from gyre.weights.wire import TLS_BLOCK, Stalled, dial
@@ -519,7 +520,26 @@ def test_other_transports_need_no_mooncake(without_mooncake: None) -> None:
 # -- the manager -------------------------------------------------------------------------------------------
 
 
-async def test_the_manager_says_how_and_tells_the_journal_when_it_changes(tmp_path: Path) -> None:
+def test_ways_that_take_turns_are_told_of_once_a_minute() -> None:
+    versions, told = PolicyVersions(), []
+    ways = [("tcp", "none"), ("here", "none"), ("tcp", "delta"), ("", ""), ("linked", "none")]
+    for second in range(121):
+        way, codec = ways[second % len(ways)]
+        frame = Loaded(version=second, checksum="c", fetch_s=0.1, load_s=0.1, way=way, codec=codec)
+        if versions.way_changed("a", frame, float(second)) is not None:
+            told.append((second, way, codec))
+    assert told == [(0, "tcp", "none"), (62, "tcp", "delta")]
+    for second in (121, 122, 125):  # what it has come to is told in the end
+        frame = Loaded(version=second, checksum="c", fetch_s=0.1, load_s=0.1, way="tcp", codec="none")
+        if versions.way_changed("a", frame, float(second)) is not None:
+            told.append((second, "tcp", "none"))
+    assert told[2:] == [(122, "tcp", "none")]
+
+
+async def test_the_manager_says_how_and_tells_the_journal_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_weights, "WAY_TOLD_EACH_S", 0.0)
     wanted = WeightsSpec(transports=["tcp"], codec="delta", streams=3, ports="7100-7107", encrypt=True)
     async with live_plane(tmp_path, weights=wanted) as plane:
         trainer = await plane.trainer()
