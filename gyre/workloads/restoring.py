@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gyre.workloads.gang import Gang
+from gyre.workloads.gang import Gang, GangLost
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.weight_copy import WeightCopy
 
@@ -49,8 +50,6 @@ class Restoring:
         self._find_copy = find_copy
         self._report = report
         self._copy_within_s = copy_within_s
-        self.why_not = ""
-        """Why the weights of an instance were not taken, where they were looked for."""
 
     def restore(
         self,
@@ -66,16 +65,22 @@ class Restoring:
         own; `has_copies`: the policy is these ranks' alone, so that instances have all that there is to train. Raises
         as the gang's calls."""
         began = time.monotonic()
-        self.why_not = ""
-        source = "memory"
+        source, why_not = "memory", ""
         at = self._from_memory(gang, states, checkpoint_step, at_most)
         if at is None and has_copies and self._takes_weights and not checkpoint.is_dir():
-            copy = self._wait_for_copy(gang, checkpoint_step)
+            copy, why_not = self._wait_for_copy(gang, checkpoint_step)
             if copy is not None:
                 source, at = "instance", self._from_copy(gang, copy)
         if at is None:
             source, at = "disk", checkpoint_step
-            gang.call("restore", checkpoint, timeout_s=self._timeout_s)
+            try:
+                gang.call("restore", checkpoint, timeout_s=self._timeout_s)
+            except GangLost as lost:
+                if lost.blamed is None or not why_not:
+                    raise
+                member, method, failure = lost.blamed
+                told = f"{failure.error}\nNo weights of an instance were taken instead: {why_not}."
+                raise GangLost((member, method, replace(failure, error=told))) from lost
         self._report(
             "GangRestored",
             role=gang.role,
@@ -99,18 +104,17 @@ class Restoring:
 
     # -- what instances have -------------------------------------------------------------------------
 
-    def _wait_for_copy(self, gang: Gang, checkpoint_step: int) -> WeightCopy | None:
-        """A copy that can be gone on from, or None."""
+    def _wait_for_copy(self, gang: Gang, checkpoint_step: int) -> tuple[WeightCopy | None, str]:
+        """A copy that can be gone on from, or None and why."""
         until = time.monotonic() + self._copy_within_s
         with gang.waiting():
             while True:
                 copy = self._find_copy()
-                self.why_not = self._problem_with(copy, checkpoint_step)
-                if not self.why_not:
-                    return copy
+                why_not = self._problem_with(copy, checkpoint_step)
+                if not why_not:
+                    return copy, ""
                 if time.monotonic() > until:
-                    print(f"no weights of an instance are taken: {self.why_not}", flush=True)
-                    return None
+                    return None, why_not
                 time.sleep(0.25)
 
     def _problem_with(self, copy: WeightCopy | None, checkpoint_step: int) -> str:

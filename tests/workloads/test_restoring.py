@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gyre.workloads.gang import GangLost
+from gyre.workloads.protocol import Failure
 from gyre.workloads.restoring import Restoring
 from gyre.workloads.weight_copy import WeightCopy, copy_of
 
@@ -48,7 +49,7 @@ class Ranks:
             fits = self.kept is not None and kwargs["newer_than"] < self.kept <= kwargs["at_most"]
             return [self.kept if fits else None] * 2
         if method == "restore" and not self.disk:
-            raise GangLost
+            raise GangLost((("actor-0", 1), method, Failure("it is gone", "", user_code=False)))
         return [None, None]
 
     def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
@@ -158,12 +159,14 @@ def test_a_lost_checkpoint_fails_as_one_where_weights_cannot_or_must_not_do(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
     case = Case(tmp_path, Ranks(disk=False), lost=True, **changes)
-    with pytest.raises(GangLost):
+    with pytest.raises(GangLost) as lost:
         case.restore()
     assert case.ranks.methods[-1] == "restore"
     assert case.reports == []
-    if why:
-        assert why in case.restoring.why_not
+    assert lost.value.blamed is not None
+    error = lost.value.blamed[2].error
+    assert error.startswith("it is gone")
+    assert why in error
 
 
 def test_what_is_trained_beside_a_critic_is_in_no_instance(tmp_path: Path) -> None:
