@@ -91,9 +91,8 @@ class WeightSource:
             "seconds": round(time.monotonic() - began, 4),
         }
 
-    def close(self, *, keep: bool = False) -> None:
-        """With `keep` what is published stays for a successor, as a death would leave it."""
-        self.party.close(keep=keep)
+    def close(self) -> None:
+        self.party.close()
 
 
 def _wait_for(endpoint: Callable[[], tuple[str, str] | None]) -> tuple[str, str]:
