@@ -59,7 +59,7 @@ in that time, however many there are."""
 TURN_WAIT_S = 0.25
 """For a turn at a source, where no other source is known to have one."""
 
-QUEUED = 5.0
+QUEUED = 3.0
 """Times `give_up_s` that a fetch waits for turns while sources say that they are busy: turns lapse, so ours comes."""
 
 FULL_FOR_S = 0.05

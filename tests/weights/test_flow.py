@@ -11,7 +11,7 @@ import pytest
 
 from gyre.weights.receiver import WeightsUnreachable
 from gyre.weights.transport import TcpTransport, Want
-from gyre.weights.turns import LEAST
+from gyre.weights.turns import LEAST, Turns
 from gyre.weights.wire import Line, Stalled
 from tests.weights.plane import TOKEN, content, until
 
@@ -106,6 +106,23 @@ def test_a_receiver_that_never_has_its_turn_gives_up(party):
     with pytest.raises(WeightsUnreachable):
         receiver.fetch(manifest, origin)
     assert all(held)
+
+
+def test_a_turn_at_a_source_lapses_while_its_chunk_goes_on(party, monkeypatch):
+    lapsed: list[str] = []
+    inner = Turns._lapse
+
+    def spy(turns, turn):
+        lapsed.append(turn.caller)
+        inner(turns, turn)
+
+    monkeypatch.setattr(Turns, "_lapse", spy)
+    monkeypatch.setattr("gyre.weights.turns.LONGEST_S", -1.0)  # too old from the beginning
+    origin, receiver = party(), party()
+    fetched = receiver.fetch(origin.publish(1), origin)
+    assert set(lapsed) == {receiver.address}
+    assert content(fetched.slot) == content(origin.arena.versions[1])
+    until(lambda: not origin.server._turns._sending)
 
 
 def test_a_slow_reader_is_noticed_while_it_reads():
