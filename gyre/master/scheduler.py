@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
-from gyre.failover import Cause, JobState, VertexPhase
+from gyre.failover import Cause, JobPhase, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import Event, VertexLost, VertexStarted, VertexStartFailed, VertexStopped
 from gyre.graph import (
@@ -279,10 +279,16 @@ class Scheduler:
 
     async def stop_vertex(self, command: StopVertex) -> Event:
         address = Address(command.vertex, command.incarnation)
+        job_ends = self._state().job.phase is JobPhase.STOPPING
         # Gone or stuck: either way the kill below is what ends it.
         with contextlib.suppress(ProcessDied, NotAnswering):
             await self._cluster.call(
-                address, "shutdown", self._epoch(), command.grace_s, timeout_s=command.grace_s + 2.0
+                address,
+                "shutdown",
+                self._epoch(),
+                command.grace_s,
+                job_ends,
+                timeout_s=command.grace_s + 2.0,
             )
         await self._kill_through(command.vertex, command.incarnation)
         return VertexStopped(command.vertex, command.incarnation)

@@ -73,6 +73,8 @@ class FakeProcess:
     reported: int = 0
     told: list[str] = field(default_factory=list)
     """The control calls that it obeyed, in order."""
+    job_ends: bool | None = None
+    """What it was told when it was shut down."""
     heard_at: float = 0.0
     binding: Binding | None = None
 
@@ -377,6 +379,7 @@ class FakeCluster:
             case "stacks":
                 return STACK_OF_A_STALL if process.stalled else "idle"
             case "shutdown":
+                process.job_ends = args[1:] == (True,)
                 return None
             case "announce" | "start_fit":
                 assert fit is not None

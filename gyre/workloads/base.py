@@ -124,6 +124,8 @@ class WorkloadContext:
     """Of a rollout instance: it stands on the trainer's devices, and generates in windows."""
     store_url: str = ""
     """Of the rollout manager only, which keeps its ledger there."""
+    job_ends: bool = False
+    """Of `teardown`: nobody will come back for what this vertex leaves behind."""
     report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
     """Tell the master of an event: the name of its class in `gyre.failover.events`, and its fields."""
 

@@ -213,11 +213,13 @@ class VertexHost:
             ).start()
         return "ok", {"pid": os.getpid()}
 
-    def shutdown(self, epoch: int, grace_s: float) -> None:
+    def shutdown(self, epoch: int, grace_s: float, job_ends: bool = False) -> None:
         """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards."""
         self._hear(epoch)
         if self._work.acquire(timeout=max(0.0, grace_s)):
             try:
+                if isinstance(self._workload, BaseWorkload):
+                    self._workload.context.job_ends = job_ends
                 if callable(getattr(self._workload, "teardown", None)):
                     self._workload.teardown()
             except Exception as error:  # the process ends either way; what went wrong belongs in its log

@@ -14,7 +14,7 @@ Invariants:
 - *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
 - *one owner*: whoever holds the lock. The kernel lets go of it, however its owner dies;
 - *room or nothing*: space is taken before it is mapped, and not the machine's last;
-- *not for ever*: `forget` removes it; what nobody has held for `KEPT_S` goes when the next one comes.
+- *not for ever*: `close` without `keep` removes it; what nobody has held for `KEPT_S` goes when the next one comes.
 
 This module must not know what the tensors are, or who agrees with whom about a step.
 """
@@ -248,11 +248,15 @@ class HostMemory:
             self._record_path(slot).unlink(missing_ok=True)
 
     def close(self, *, keep: bool) -> None:
-        """Leave it to whoever comes next in this rank's place, or remove it. Safe to call twice."""
+        """Leave it to whoever comes next in this rank's place, or remove it, with what other ranks have left behind.
+        Safe to call twice."""
         self._settle()
         self._views = {}
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
+            for other in self._home.glob("rank_*"):
+                if _is_free(other / "lock"):
+                    shutil.rmtree(other, ignore_errors=True)
             if not any(self._home.glob("rank_*")):
                 shutil.rmtree(self._home, ignore_errors=True)
         if self._lock is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.failover import FailoverCoordinator, JobState, VertexPhase
+from gyre.failover import FailoverCoordinator, JobPhase, JobState, VertexPhase
 from gyre.failover import events as e
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.graph import compile_job
@@ -104,6 +104,18 @@ def test_stopping_a_vertex_ends_its_earlier_incarnations_too(bench: Bench) -> No
         bench.say(2, VertexPhase.STOPPING)
         assert await bench.scheduler.stop_vertex(StopVertex(VERTEX, 2)) == e.VertexStopped(VERTEX, 2)
         assert bench.alive == []
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("phase", [JobPhase.RUNNING, JobPhase.STOPPING])
+def test_who_is_stopped_is_told_whether_the_job_ends(bench: Bench, phase: JobPhase) -> None:
+    async def scenario() -> None:
+        await bench.start(1)
+        bench.say(1, VertexPhase.STOPPING)
+        bench.state = replace(bench.state, job=replace(bench.state.job, phase=phase))
+        await bench.scheduler.stop_vertex(StopVertex(VERTEX, 1))
+        assert bench.world.process(VERTEX, 1).job_ends is (phase is JobPhase.STOPPING)
 
     bench.run(scenario)
 

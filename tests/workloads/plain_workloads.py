@@ -117,7 +117,7 @@ class Broken(BaseWorkload):
 
 class Untidy(BaseWorkload):
     def teardown(self) -> None:
-        raise OSError("cannot be closed")
+        raise OSError(f"cannot be closed, job_ends={self.context.job_ends}")
 
 
 class Plain:

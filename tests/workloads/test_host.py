@@ -366,6 +366,14 @@ def test_shutdown_lets_the_call_in_flight_end_and_survives_a_teardown_that_raise
     assert "cannot be closed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("job_ends", [False, True])
+def test_teardown_knows_whether_the_job_ends(job_ends, capsys):
+    made = VertexHost("echo-0", 1, 5)
+    made.bind(5, binding("Untidy"))
+    made.shutdown(5, 1.0, job_ends)
+    assert f"cannot be closed, job_ends={job_ends}" in capsys.readouterr().err
+
+
 def test_shutdown_waits_no_longer_than_its_grace(host):
     thread, _ = in_thread(host.call, 1, "hold")
     assert host._workload.entered.wait(5)

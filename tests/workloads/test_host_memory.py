@@ -209,3 +209,14 @@ def test_what_a_job_left_behind_goes_when_nobody_has_held_it_for_long(
     HostMemory("old", 0, root=tmp_path).close(keep=False)
     assert list(tmp_path.iterdir()) == [held.path.parent]
     held.close(keep=False)
+
+
+def test_the_end_of_a_job_takes_what_dead_ranks_left_and_leaves_what_living_ones_hold(tmp_path: Path) -> None:
+    first, dead, living = (HostMemory("job", rank, root=tmp_path) for rank in range(3))
+    for each in (first, dead, living):
+        saved(each, 1)
+    dead.close(keep=True)
+    first.close(keep=False)
+    assert sorted(path.name for path in living.path.parent.glob("rank_*")) == ["rank_00002"]
+    living.close(keep=False)
+    assert list(tmp_path.iterdir()) == []

@@ -82,9 +82,9 @@ class MegatronLearner(TorchLearner):
             self._memory = MemoryCheckpoints(self.policy, purpose, share=self.layout.memory_checkpoint_share)
 
     def teardown(self) -> None:
-        """What is in host memory stays for whoever comes in this rank's place; see `forget_memory`."""
+        """What is in host memory stays for whoever comes in this rank's place, unless the job ends."""
         if getattr(self, "_memory", None) is not None:
-            self._memory.close(keep=True)  # type: ignore[union-attr]
+            self._memory.close(keep=not self.context.job_ends)  # type: ignore[union-attr]
         super().teardown()
 
     def health(self) -> dict[str, Any]:
