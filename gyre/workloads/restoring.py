@@ -135,9 +135,7 @@ class Restoring:
         told: dict[str, Any] = {"version": copy.version, "checksum": copy.checksum}
         sources = [(address, "") for address in copy.sources]
         first = gang.call_rank0("fetch_weights", **told, sources=sources, timeout_s=self._timeout_s)
-        book.forget_digests(
-            copy.version
-        )  # of weights before they were rounded, or of the optimizer that is lost
+        book.forget_digests(copy.version)  # of weights not rounded yet, or made by the optimizer that is lost
         gang.call(
             "restore_weights",
             **told,
