@@ -462,7 +462,11 @@ class _Fetch:
         return self._ended
 
     def _refused(self, source: Source) -> None:
-        why = {"error": "it is in none of the networks that weights may come from"}
+        why = {
+            "error": "it is in none of the networks that weights may come from"
+            if self.receiver.rates
+            else "it is not on this machine, and weights.transports has no other way than shared memory"
+        }
         self._tell("source_refused", _Peer(source), why, once=True)
 
     def _look_at_sources(self) -> None:
@@ -475,8 +479,10 @@ class _Fetch:
                     continue
                 if here or self.receiver._may_pull(source):
                     self._peers[source] = _Peer(source)
-                elif source.address and self.receiver.rates:
+                elif source.address:
                     refused.append(source)
+            if self._peers and not self.receiver.rates:
+                refused = []  # whoever is on this machine too has an address beside its folder
         for source in refused:
             self._refused(source)
 

@@ -85,7 +85,7 @@ def test_a_source_that_shared_memory_does_not_reach_does_not_end_a_fetch_of_one_
     far.publish(1)
     sources = [far.source, Source("", str(origin.arena.versions[1].path))]
     fetched = receiver.receiver.fetch(manifest, lambda: sources)
-    assert (fetched.way, far.server.sent_bytes) == ("shared", 0)
+    assert (fetched.way, far.server.sent_bytes, receiver.incidents) == ("shared", 0, [])
 
 
 def test_where_only_shared_memory_is_permitted_another_machine_is_waited_for(party):
@@ -102,6 +102,9 @@ def test_where_only_shared_memory_is_permitted_another_machine_is_waited_for(par
         receiver.receiver.fetch(manifest, sources)
     assert "tcp" in told.value.hint
     assert len(looks) > 3
+    ((kind, evidence),) = receiver.incidents  # at once, and once
+    assert kind == "source_refused"
+    assert "weights.transports" in evidence["error"]
 
 
 def test_a_folder_of_that_name_with_other_bytes_is_not_taken(party):
