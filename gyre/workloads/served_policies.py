@@ -59,16 +59,18 @@ class ServedPolicies:
 
     def publish(self, gang: Gang, manifest: dict[str, Any], buffer: bytes) -> None:
         before, version = self.published, manifest["version"]
+        served = manifest
         if self._plane is not None:
-            self._plane.publish(gang.call_rank0("publish_model", version=version, timeout_s=self._timeout_s))
+            served = gang.call_rank0("publish_model", version=version, timeout_s=self._timeout_s)
+            self._plane.publish(served)
         self.published = self._shared(manifest, buffer)
         if before is None or before.version < version:
             self._report(
                 "WeightsPublished",
                 version=version,
                 step=manifest["step"],
-                checksum=manifest["checksum"],
-                size_bytes=manifest["size_bytes"],
+                checksum=served["checksum"],
+                size_bytes=served["size_bytes"],
                 base=before.version if before else None,
             )
 

@@ -71,6 +71,8 @@ def test_a_run_takes_all_that_the_plane_generates(planed: MakePlaned, mode: str)
     with job:
         came_out_right(job, plane)
     assert [report.body["version"] for report in job.reports_of("Evaluated")] == [0, 2, 4]
+    published = [report.body for report in job.reports_of("WeightsPublished")]
+    assert [one["checksum"] for one in published] == [f"of {version} as it is served" for version in range(6)]
     assert job.reports_of("OperatorFailed") == []
 
 

@@ -257,7 +257,7 @@ class PlaneActor(ToyActor):
     @operator(kind="weights")
     def publish_model(self, *, version: int) -> dict[str, Any]:
         EXPORTED[version] = list(self.weights)
-        return {"version": version}
+        return {"version": version, "checksum": f"of {version} as it is served", "size_bytes": 8}
 
 
 def install(plane: ToyPlane, monkeypatch: Any) -> None:
