@@ -695,7 +695,7 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
             f"GET /v1/trainer HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             f"Authorization: Bearer {TOKEN}\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
         )
-        attach = encode(Attach(protocol=1, term=2))
+        attach = encode(Attach(protocol=PROTOCOL, term=2))
         raw.sendall(bytes([0x82, 0x80 | len(attach), 0, 0, 0, 0]) + attach)
         await until(lambda: plane.manager._trainer_term == 2)
         slow = plane.manager._trainer
