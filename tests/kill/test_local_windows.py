@@ -16,8 +16,7 @@ from tests.kill.conftest import Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
 
-STEPS = 40
-"""It lasts until the third is replaced; a replacement takes as long as several steps."""
+STEPS = 24
 WITH_LOCAL = {"rollouts": {"local": 1, "max_running": 1}, "rollout_total": 1, "actors": 1}
 """So that generating takes longer than training, however busy the machine is."""
 
