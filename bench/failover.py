@@ -37,6 +37,9 @@ from gyre.api.ray_session import connect, disconnect
 from gyre.testing.processes import ProcessFaults
 from tests.kill.jobs import tiny_job
 
+STEPS = 30
+"""Enough for a stopped vertex to be found and replaced while the others go on."""
+
 AT_STEP = 7
 """Past the checkpoint of step 5, so that two steps have to be redone."""
 
@@ -63,7 +66,7 @@ class Row:
 
 
 def submit(place: Path) -> JobHandle:
-    return tiny_job().build().submit(f"bench-{uuid.uuid4().hex[:8]}", home_path=place)
+    return tiny_job(steps=STEPS).build().submit(f"bench-{uuid.uuid4().hex[:8]}", home_path=place)
 
 
 def undisturbed(place: Path) -> tuple[str, float]:
