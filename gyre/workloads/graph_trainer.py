@@ -40,7 +40,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.checkpoints import Checkpoints
 from gyre.workloads.evaluations import Evaluations
-from gyre.workloads.gang import GangLost, Outcome, outcome_of
+from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.gang_feeder import GangCall, GangFeeder
 from gyre.workloads.gang_keeper import GangKeeper
 from gyre.workloads.group_book import GroupBook
@@ -694,13 +694,17 @@ class GraphTrainer(BaseTrainer):
         if self.evaluations.leave_out(version, reason[:1000]):
             self.runtime.report("EvaluationLeftOut", version=version, reason=reason[:1000])
 
+    def _is_dead(self, gang: Gang, rank: int, outcome: Outcome | VertexLost) -> bool:
+        """Whether the rank died in a call that counts. Its gang is then dropped."""
+        if not isinstance(outcome, VertexLost):
+            return False
+        self.runtime.roster.doubt(*gang.members[rank])
+        self._drop_gang(GangLost())
+        return True
+
     def _rank_ended(self, call: GangCall, rank: int, outcome: Outcome | VertexLost) -> None:
         call.outcomes[rank] = outcome
-        if not self.feeder.is_current(call):
-            return
-        if isinstance(outcome, VertexLost):
-            self.runtime.roster.doubt(*call.gang.members[rank])
-            self._drop_gang(GangLost())
+        if not self.feeder.is_current(call) or self._is_dead(call.gang, rank, outcome):
             return
         try:
             values = self.feeder.ended(call)
@@ -715,11 +719,7 @@ class GraphTrainer(BaseTrainer):
 
     def _spread_ended(self, call: SpreadCall, rank: int, outcome: Outcome | VertexLost) -> None:
         call.outcomes[rank] = outcome
-        if not self.spread.is_current(call):
-            return
-        if isinstance(outcome, VertexLost):
-            self.runtime.roster.doubt(*call.gang.members[rank])
-            self._drop_gang(GangLost())
+        if not self.spread.is_current(call) or self._is_dead(call.gang, rank, outcome):
             return
         try:
             groups = self.spread.ended(call)
