@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gyre.workloads.megatron import MegatronCritic
 from tests.megatron import work
 from tests.megatron.pool import RankPool
 from tests.megatron.work import LAYOUTS, config_of, random_groups
@@ -69,3 +71,14 @@ def test_a_step_that_the_ledger_has_not_and_another_layout_are_left_alone(
     assert [one["step"] for one in found] == [None, None]
     found = pool.run(partial(work.restore_from_memory, at_most=1), 2, memory_config("tp2"), STEPS, tmp_path)
     assert [one["step"] for one in found] == [1, 1]
+
+
+@pytest.mark.parametrize("job_ends", [False, True])
+def test_what_is_in_host_memory_stays_for_the_next_rank_unless_the_job_ends(job_ends: bool) -> None:
+    kept: list[bool] = []
+    critic = MegatronCritic()
+    critic.context = SimpleNamespace(job_ends=job_ends)  # type: ignore[assignment]  # all that is asked of it here
+    critic._memory = SimpleNamespace(close=lambda *, keep: kept.append(keep))  # type: ignore[assignment]
+    critic.peers = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    critic.teardown()
+    assert kept == [not job_ends]

@@ -83,8 +83,9 @@ class MegatronLearner(TorchLearner):
 
     def teardown(self) -> None:
         """What is in host memory stays for whoever comes in this rank's place, unless the job ends."""
-        if getattr(self, "_memory", None) is not None:
-            self._memory.close(keep=not self.context.job_ends)  # type: ignore[union-attr]
+        memory: MemoryCheckpoints | None = getattr(self, "_memory", None)  # none before it is set up
+        if memory is not None:
+            memory.close(keep=not self.context.job_ends)
         super().teardown()
 
     def health(self) -> dict[str, Any]:
