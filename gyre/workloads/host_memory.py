@@ -32,7 +32,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,7 @@ class HostMemory:
         self._copy = copy
         self._available = available or _available
         _sweep(root, but=self._home)
-        _make_private(self._home)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        self._lock: int | None = _lock(self.path / "lock", lock_within_s)
+        self._lock: int | None = self._claim(lock_within_s)
         self._views: dict[int, Tensor] = {}
         self._sealing: threading.Thread | None = None
         self._seal_error: OSError | None = None
@@ -133,6 +131,24 @@ class HostMemory:
         """The slot that the next `save` leaves alone."""
         self.hold_s = 0.0
         """What the last `save` took of its caller's time."""
+
+    def _claim(self, within_s: float) -> int:
+        """The lock of this rank's place. Another rank's `close` may remove the folder between any two steps here, so
+        it counts only if the file that was locked is still the one that has the name. Raises NoHostMemory."""
+        until = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                _make_private(self._home)
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                descriptor = _lock(self.path / "lock", until - time.monotonic())
+                try:
+                    if os.path.samestat(os.fstat(descriptor), (self.path / "lock").stat()):
+                        return descriptor
+                    os.close(descriptor)
+                except FileNotFoundError:
+                    os.close(descriptor)
+            if time.monotonic() > until:
+                raise NoHostMemory(f"{self.path} is removed again and again.", hint="Who else uses it?")
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -254,14 +270,21 @@ class HostMemory:
         self._views = {}
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
-            for other in self._home.glob("rank_*"):
-                if _is_free(other / "lock"):
-                    shutil.rmtree(other, ignore_errors=True)
-            if not any(self._home.glob("rank_*")):
-                shutil.rmtree(self._home, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # other ranks close at the same time, and one is the last
+                self._remove_the_rest()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _remove_the_rest(self) -> None:
+        for other in self._home.glob("rank_*"):
+            with _held_if_free(other / "lock") as held:
+                if held:
+                    shutil.rmtree(other, ignore_errors=True)
+        if not any(self._home.glob("rank_*")):
+            (self._home / "lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a rank has come since, and stays
+                self._home.rmdir()
 
     # -- files ---------------------------------------------------------------------------------------
 
@@ -410,16 +433,27 @@ def _is_left(home: Path) -> bool:
     files = [*home.rglob("*"), home]
     if time.time() - max(path.stat().st_mtime for path in files) < KEPT_S:
         return False
-    return all(_is_free(lock) for lock in home.rglob("lock"))
+    for lock in home.rglob("lock"):
+        with _held_if_free(lock) as held:
+            if not held:
+                return False
+    return True
 
 
-def _is_free(path: Path) -> bool:
+@contextlib.contextmanager
+def _held_if_free(path: Path) -> Iterator[bool]:
+    """Whether nobody else holds the lock; nobody else gets it meanwhile."""
     try:
         descriptor = os.open(path, os.O_RDWR)
+    except OSError:  # it is gone, or another user's
+        yield False
+        return
+    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return False
-    return True
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)

@@ -220,3 +220,35 @@ def test_the_end_of_a_job_takes_what_dead_ranks_left_and_leaves_what_living_ones
     assert sorted(path.name for path in living.path.parent.glob("rank_*")) == ["rank_00002"]
     living.close(keep=False)
     assert list(tmp_path.iterdir()) == []
+
+
+COMING_AND_GOING = """
+import sys
+from pathlib import Path
+
+import torch
+
+from gyre.workloads.host_memory import HostMemory
+
+rank, root = int(sys.argv[1]), Path(sys.argv[2])
+state = [("weight", torch.full((4,), float(rank)))]
+for step in range(150):
+    memory = HostMemory("job", rank, root=root)
+    memory.save(state, lineage="one", step=step, book={})
+    memory.settle()
+    (record,) = memory.records()
+    assert record.step == step and memory.is_right(record), record
+    memory.close(keep=False)
+"""
+
+
+def test_ranks_that_come_and_go_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+    """Each removes what dead ranks left, and the folder after the last of them; none takes away another one's."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", COMING_AND_GOING, str(rank), str(tmp_path)], stderr=subprocess.PIPE)
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        _, stderr = rank.communicate(timeout=60)
+        assert rank.returncode == 0, stderr.decode()
+    assert list(tmp_path.iterdir()) == []
