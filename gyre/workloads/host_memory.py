@@ -270,7 +270,9 @@ class HostMemory:
         self._views = {}
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):  # other ranks close at the same time, and one is the last
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # other ranks close at the same time, and one is the last
                 self._remove_the_rest()
         if self._lock is not None:
             os.close(self._lock)

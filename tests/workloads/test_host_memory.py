@@ -245,7 +245,9 @@ for step in range(150):
 def test_ranks_that_come_and_go_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
     """Each removes what dead ranks left, and the folder after the last of them; none takes away another one's."""
     ranks = [
-        subprocess.Popen([sys.executable, "-c", COMING_AND_GOING, str(rank), str(tmp_path)], stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", COMING_AND_GOING, str(rank), str(tmp_path)], stderr=subprocess.PIPE
+        )
         for rank in range(3)
     ]
     for rank in ranks:
