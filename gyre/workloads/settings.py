@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gyre.errors import ConfigError, nearest
@@ -34,6 +35,10 @@ def read_settings(kind: type[T], values: Any, path: str) -> T:
 def _value(kind: Any, value: Any, path: str) -> Any:
     if is_dataclass(kind):
         return read_settings(kind, value, path)  # type: ignore[arg-type]
+    if get_origin(kind) is UnionType:  # `float | None`: null in YAML
+        if value is None:
+            return None
+        (kind,) = (one for one in get_args(kind) if one is not NoneType)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if get_origin(kind) is tuple:  # `tuple[str, ...]`: a list in YAML

@@ -68,6 +68,25 @@ def test_what_goes_wrong_is_the_user_s_error_and_the_pool_goes_on(pool_of, word,
         assert pool.score(says("fine", "fine")) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("word", ["die", "hang"])
+def test_what_nobody_can_check_earns_what_the_job_says_and_is_told(pool_of, capfd, word):
+    pool = pool_of(timeout_s=0.3 if word == "hang" else 30.0, stuck_score=-0.5, processes=1)
+    scored = []
+    found = pool.score(
+        says(word) if word == "hang" else says("fine", word, "fine"), on_scored=lambda: scored.append(1)
+    )
+    assert found == ([-0.5] if word == "hang" else [1.0, -0.5, 1.0])
+    assert (pool.stuck, len(scored)) == (1, len(found))
+    told = capfd.readouterr().err
+    assert "2 times in a row" in told
+    assert "It earns -0.5" in told
+    assert f"→ '{word}'" in told
+    if word == "die":  # what the function itself gets wrong stays an error
+        for wrong in ("raise", "nan"):
+            with pytest.raises(UserCodeError):
+                pool.score(says(wrong))
+
+
 def test_a_crash_that_does_not_come_again_is_forgotten(pool_of, tmp_path):
     pool = pool_of()
     assert pool.score(says("fine", f"once {tmp_path / 'seen'}", "fine")) == [1.0, 1.0, 1.0]
@@ -120,7 +139,9 @@ def test_answers_are_compared_as_mathematics(answer, said, reward):
     assert math_verify("", said, {"answer": answer}) == reward
 
 
-@pytest.mark.parametrize("wrong", [{"processes": 0}, {"attempts": 0}, {"timeout_s": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"processes": 0}, {"attempts": 0}, {"timeout_s": 0.0}, {"stuck_score": float("nan")}]
+)
 def test_settings_out_of_range_are_named(wrong):
     with pytest.raises(ConfigError, match=r"config\.reward"):
         RewardSettings(**wrong).check()

@@ -43,3 +43,11 @@ def test_settings_task_rewards_and_manifests_do_not_import_torch():
     modules = "gyre.workloads.torch.settings, gyre.workloads.arithmetic, gyre.workloads.rewards, gyre.weights"
     script = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_may_be_absent_is_a_number_or_nothing():
+    for given, read in ((0, 0.0), (-1.5, -1.5), (None, None)):
+        assert TorchSettings.read({"reward": {"stuck_score": given}}).reward.stuck_score == read
+    for wrong in ("0", True):
+        with pytest.raises(ConfigError, match=r"config\.reward\.stuck_score must be float"):
+            TorchSettings.read({"reward": {"stuck_score": wrong}})

@@ -2,7 +2,8 @@
 
 Invariants:
 - *a failure is never a reward*: a sample whose function raised, hung or took its process with it ends in an error,
-  never in a number;
+  never in a number; unless the job says what one that hangs or crashes each time is worth (`stuck_score`), and then it
+  is counted and told;
 - *retried before told*: a hang or a crash is tried again in a new process, as often as it was said; an exception is
   the function's answer, and is told at once;
 - *nobody is left behind*: the processes end with the pool, and with its process, whose end they see.
@@ -76,16 +77,25 @@ class RewardPool:
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._processes: list[_Process] = []
+        self.stuck = 0
+        """Samples that were given `stuck_score`."""
         # Whoever forgets to close it, or is not let to: the processes are not left to themselves.
         weakref.finalize(self, _end_all, self._processes)
 
     def score(self, work: Sequence[Texts], *, on_scored: Callable[[], None] = lambda: None) -> list[float]:
         """One reward for each, in order. `on_scored` is called after every one.
 
-        Raises UserCodeError where the function raised, where it gave what is no finite number, or where a sample's
-        processes hung or died as often as they may.
+        Raises UserCodeError where the function raised, where it gave what is no finite number, or, without a
+        `stuck_score`, where a sample's processes hung or died as often as they may.
         """
         rewards: list[float | None] = [None] * len(work)
+
+        def failed(job: int | None, what: str) -> None:
+            worth = self._failed(work, job, tries, waiting, what)
+            if job is not None and worth is not None:
+                rewards[job] = worth
+                on_scored()
+
         waiting = deque(range(len(work)))
         tries = [0] * len(work)
         try:
@@ -98,7 +108,7 @@ class RewardPool:
                     except EOFError:
                         self._drop(process)
                         code = process.process.returncode
-                        self._failed(work, job, tries, waiting, f"its process ended with status {code}")
+                        failed(job, f"its process ended with status {code}")
                         continue
                     if not process.ready:
                         self._began(process, answer)
@@ -110,7 +120,7 @@ class RewardPool:
                     job = process.job
                     self._drop(process)
                     limit = self._settings.timeout_s if process.ready else self._settings.start_timeout_s
-                    self._failed(work, job, tries, waiting, f"it took longer than {limit:g} s")
+                    failed(job, f"it took longer than {limit:g} s")
         except BaseException:
             for process in [one for one in self._processes if one.job is not None or not one.ready]:
                 self._drop(process)  # what it is at belongs to nobody now
@@ -180,16 +190,24 @@ class RewardPool:
 
     def _failed(
         self, work: Sequence[Texts], job: int | None, tries: list[int], waiting: deque[int], what: str
-    ) -> None:
+    ) -> float | None:
+        """What the sample is worth all the same, or None: it waits for another attempt."""
         if job is None:
             raise UserCodeError(
                 f"a process of the reward function {self._settings.function!r} did not begin: {what}.",
                 hint="Import the function by hand; its output is in the reward vertex's log.",
             )
         tries[job] += 1
-        if tries[job] >= self._settings.attempts:
-            raise self._error(work[job], f"{what}, {tries[job]} times in a row")
-        waiting.appendleft(job)
+        if tries[job] < self._settings.attempts:
+            waiting.appendleft(job)
+            return None
+        error = self._error(work[job], f"{what}, {tries[job]} times in a row")
+        worth = self._settings.stuck_score
+        if worth is None:
+            raise error
+        self.stuck += 1
+        print(f"{error} It earns {worth:g}. {error.details['traceback']}", file=sys.stderr, flush=True)
+        return worth
 
     def _error(self, texts: Texts, what: str, traceback: str = "") -> UserCodeError:
         prompt, completion, _ = texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gyre.errors import ConfigError
@@ -19,6 +20,9 @@ class RewardSettings:
     """For one sample; a process that takes longer is ended."""
     attempts: int = 2
     """How often a sample whose process hung or died is tried, each time in a new process."""
+    stuck_score: float | None = None
+    """What a sample earns whose process hung or died in every attempt; none: the call fails. An answer that nobody can
+    check, such as 9^(9^(9^9)), is an answer of the policy's, which a job should live through."""
     start_timeout_s: float = 60.0
     """For a process to import the function."""
 
@@ -28,3 +32,5 @@ class RewardSettings:
             raise ConfigError(
                 "config.reward: processes and attempts must be at least 1, timeout_s and start_timeout_s positive."
             )
+        if self.stuck_score is not None and not math.isfinite(self.stuck_score):
+            raise ConfigError(f"config.reward.stuck_score must be a finite number, not {self.stuck_score}.")

@@ -9,6 +9,8 @@ This module must not import torch.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards.functions import exact_match, load_function
@@ -53,6 +55,9 @@ class PythonReward(BaseWorkload):
 
     def teardown(self) -> None:
         self.pool.close()
+
+    def health(self) -> dict[str, Any]:
+        return {**super().health(), "stuck_samples": self.pool.stuck}
 
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
