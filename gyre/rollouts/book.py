@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from gyre.rollouts.accounts import Account
 from gyre.rollouts.blame import POISON_AFTER, acquit, blame, is_suspect, strike
 from gyre.rollouts.deltas import delta_in, ticket_in
+from gyre.rollouts.ended_leases import EndedLeases
 from gyre.rollouts.frames import (
     End,
     Held,
@@ -53,10 +54,6 @@ from gyre.rollouts.unwritten import Batch, Unwritten
 
 MOST_RESETS = 3
 """Times that a sample is set aside and begun anew before its group is given up."""
-
-LOST_LEASES = 50_000
-"""At least so many leases that ended are known, with how far their samples were: what a former holder has beyond that
-is known to be lost."""
 
 BLAMED_INCARNATIONS = 256
 """Lost ones that are remembered with their samples: the network may have been cut, and they come back."""
@@ -109,8 +106,7 @@ class Book:
         self._instance_numbers = 0
         self._rows = SampleRows()
         self._unwritten = Unwritten()
-        self._lost_leases: dict[int, int] = {}
-        self._older_leases: dict[int, int] = {}
+        self._ended_leases = EndedLeases()
         self._blamed: dict[str, dict[int, tuple[Record, Record]]] = {}
         """What samples answered for before and after an incarnation was lost with them, by key: it may come back."""
 
@@ -279,14 +275,15 @@ class Book:
 
     def _take_back(self, instance: Instance, held: Held) -> Keep | None:
         state = self.sample(held.key)
-        known = self._lost_leases.pop(held.lease, self._older_leases.pop(held.lease, held.length))
+        known = self._ended_leases.take(held.lease)
         here = state is not None and not state.finish and held.start <= state.length <= held.length
         if held.key in self.given_up:
             here = False
         if state is not None and state.instance is not None and held.length == state.length:
             here = False  # who has it now is as far
         if state is None or not here:
-            self.account.lost("superseded", held.length - known)
+            if known is not None:
+                self.account.lost("superseded", held.length - known)
             return None
         if state.instance is not None:
             self.cancelled.append((state.instance, state.row, state.lease))
@@ -804,11 +801,7 @@ class Book:
                 instance.suspect = None
                 self._offer(instance)
         if state.instance is not None:
-            if (
-                len(self._lost_leases) >= LOST_LEASES
-            ):  # to drop the oldest one by one would look for it ever longer
-                self._lost_leases, self._older_leases = {}, self._lost_leases
-            self._lost_leases[state.lease] = state.length
+            self._ended_leases.note(state.lease, state.length)
         state.instance = None
         state.lease = 0
         self._rows.lend(state.row, 0, 0)
