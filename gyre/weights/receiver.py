@@ -36,6 +36,7 @@ from gyre.weights.choice import (
     faded,
 )
 from gyre.weights.codecs import Codec
+from gyre.weights.link_rate import MEASURED_BYTES, LinkRate
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
 from gyre.weights.mooncake import MooncakeEngine, MooncakeFailed, MooncakeMissing, MooncakeTransport
 from gyre.weights.server import ChunkServer, are_alike, word_of
@@ -67,6 +68,9 @@ FULL_FOR_S = 0.05
 
 ASK_AGAIN_S = 0.02
 """Before a source is asked again for what it did not have yet; doubling up to ten times that."""
+
+OLD_RATE = 0.3
+"""What the link carried in earlier fetches counts for so much beside what it carries in this one."""
 
 
 class WeightsUnreachable(GyreError):
@@ -384,6 +388,8 @@ class _Fetch:
         self._no_delta = False
         """The sources know no way from our base."""
         self._needed = _bits({chunk.index for chunk in slot.chunks} - slot.have)
+        self._link = LinkRate()
+        self._link_before = receiver.link_bytes_s
         self._flying = 0
         """Chunks that are asked for now. As `_needed`, bits."""
         self._peers: dict[Source, _Peer] = {}
@@ -805,18 +811,22 @@ class _Fetch:
                 self._over.notify_all()
 
     def _measure(self, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
-        """Under the lock. The link's rate is of all streams together."""
+        """Under the lock. The link's rate is of all streams together; of a fetch of deltas that are small nothing is
+        learnt of it, and what it was before stands."""
         receiver = self.receiver
-        if pulled.seconds > 0 and pulled.wire_bytes >= 1 << 16:
+        if pulled.seconds > 0 and pulled.wire_bytes >= MEASURED_BYTES:
             if way in receiver.rates:
                 known = receiver.rates[way]
                 found = pulled.wire_bytes / pulled.seconds
                 receiver.rates[way] = found if known is None else 0.7 * known + 0.3 * found
                 self._choose_again()
-            busy = sum(peer.busy for peer in self._peers.values())
-            rate = pulled.wire_bytes / pulled.seconds * max(1, busy)
-            before = receiver.link_bytes_s
-            receiver.link_bytes_s = rate if before is None else 0.7 * before + 0.3 * rate
+            ended = time.monotonic() - pulled.decode_s
+            self._link.add(ended - pulled.seconds, ended, pulled.wire_bytes)
+            rate = self._link.bytes_s()
+            # Before each stream has sent twice, what is half there of the others would count as time alone.
+            if rate is not None and self._link.count >= min(2 * receiver.streams, len(self.slot.chunks)):
+                before = self._link_before
+                receiver.link_bytes_s = rate if before is None else OLD_RATE * before + (1 - OLD_RATE) * rate
         asked = want.codec
         if asked == "delta" and pulled.told.get("has_base") is False:
             self._no_delta = True  # for this version; nothing was learnt of what deltas cost

@@ -19,6 +19,8 @@ from gyre.weights.transport import Source
 
 TOKEN = "only for this test"
 CHUNK = 64 << 10
+MEASURED = {"layers": 32}
+"""Of `publish`: four chunks of a size that counts when a link or a transport is measured, at `MEASURED_BYTES` each."""
 
 
 def weights(
@@ -46,7 +48,7 @@ class Party:
         self.server = ChunkServer(self.arena, options.pop("token", TOKEN), stall_s=1.0, **server_options)
         self.address = f"127.0.0.1:{self.server.port}"
         self.incidents: list[tuple[str, dict]] = []
-        self.publisher = Publisher(self.arena, self.server, chunk_bytes=CHUNK)
+        self.publisher = Publisher(self.arena, self.server, chunk_bytes=options.pop("chunk_bytes", CHUNK))
         self.receiver = Receiver(
             self.arena,
             options.pop("receiver_token", TOKEN),

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from gyre.weights.choice import CodecChoice, choose_transport
+from gyre.weights.link_rate import MEASURED_BYTES
 from gyre.weights.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
 from gyre.weights.receiver import WeightsUnreachable
 from gyre.weights.wire import Stalled
-from tests.weights.plane import content, memory_folder
+from tests.weights.plane import CHUNK, MEASURED, content, memory_folder
 
 NO_CODEC = CodecChoice("none", "nothing else can be used")
 
@@ -49,18 +50,18 @@ class Copying(MooncakeEngine):
         ctypes.memmove(ours, theirs, nbytes)
 
 
-def with_engine(party, **options):
+def with_engine(party, *, chunk_bytes=CHUNK, **options):
     engine = Copying(**options)
-    origin = party()
+    origin = party(chunk_bytes=chunk_bytes)
     origin.server.memory = memory_of(engine, origin.arena)
     return origin, engine
 
 
 def test_chunks_are_read_from_memory_where_that_is_faster(party):
-    origin, engine = with_engine(party)
+    origin, engine = with_engine(party, chunk_bytes=MEASURED_BYTES)
     receiver = party(mooncake=engine, forced_codec="none", streams=1)
     receiver.receiver.rates["tcp"] = 1.0
-    manifest = origin.publish(1)
+    manifest = origin.publish(1, **MEASURED)
     fetched = receiver.fetch(manifest, origin)
     assert engine.reads > 0
     assert fetched.way == "mooncake"
@@ -69,10 +70,10 @@ def test_chunks_are_read_from_memory_where_that_is_faster(party):
 
 
 def test_where_it_is_slower_tcp_stays(party):
-    origin, engine = with_engine(party, delay_s=0.3)
+    origin, engine = with_engine(party, chunk_bytes=MEASURED_BYTES, delay_s=0.3)
     receiver = party(mooncake=engine, forced_codec="none", streams=1)
-    fetched = receiver.fetch(origin.publish(1), origin)
-    assert engine.reads <= 2  # it was measured; the file of 22 bytes is no measure
+    fetched = receiver.fetch(origin.publish(1, **MEASURED), origin)
+    assert engine.reads <= 3  # it was measured; the file of 22 bytes and the rest of the other are no measure
     assert fetched.way == "mooncake+tcp"
     assert content(fetched.slot) == content(origin.arena.versions[1])
 
@@ -88,8 +89,8 @@ def test_when_it_fails_tcp_goes_on_and_there_is_an_incident(party):
 
 
 def test_a_source_without_it_is_asked_by_tcp(party):
-    origin, receiver = party(), party(mooncake=Copying(), forced_codec="none")
-    fetched = receiver.fetch(origin.publish(1), origin)
+    origin, receiver = party(chunk_bytes=MEASURED_BYTES), party(mooncake=Copying(), forced_codec="none")
+    fetched = receiver.fetch(origin.publish(1, **MEASURED), origin)
     assert fetched.way == "tcp"
     assert f"mooncake not from {origin.address}" in fetched.reason
     assert receiver.receiver.broken == {}
