@@ -64,7 +64,10 @@ def _openr1(row: Mapping[str, Any]) -> Problem | None:
 
 
 def _verl(row: Mapping[str, Any]) -> Problem | None:
-    answer = (row["reward_model"] or {}).get("ground_truth")
+    told = row["reward_model"] or {}
+    if not isinstance(told, Mapping):
+        raise ConfigError(f"reward_model is {told!r:.200}, not a mapping with ground_truth.")
+    answer = told.get("ground_truth")
     kept = {"data_source": row["data_source"]} if row.get("data_source") else {}
     return Problem(_asked(row["prompt"]), str(answer), kept) if answer not in (None, "") else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class Recipe:
     """How rows become prompts."""
 
     split: str = "train"
+    subset: str = ""
+    """Of a data set that has several: one that its card names, or a folder in it."""
     layout: str = "auto"
     prompt: str = ""
     """The column of the prompt, for a layout that is none of the known ones."""
@@ -38,6 +40,8 @@ class Recipe:
     """Text after every question: how to answer."""
     chat: bool = True
     """By the tokenizer's chat template; without, the question is taken as it is."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """The chat template's own options, such as `enable_thinking`."""
     max_prompt_tokens: int = 0
     """Longer prompts are left out; 0 keeps all."""
     limit: int = 0
@@ -55,7 +59,7 @@ def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe())
             f"the tokenizer in {tokenizer} has no chat template.",
             hint="Take that of an instruction-tuned model, or prepare without: --no-chat.",
         )
-    rows = read_rows(source, recipe.split)
+    rows = read_rows(source, recipe.split, recipe.subset)
     if recipe.limit:
         rows = islice(rows, recipe.limit)
     first = next(rows, None)
@@ -67,7 +71,7 @@ def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe())
     with FolderWriter(out) as folder:
         for block in _blocks(chain([first], rows)):
             read += len(block)
-            problems = list(_problems(block, layout, left_out))
+            problems = list(_problems(block, layout, left_out, first=read - len(block) + 1))
             texts = [_text(problem, text, recipe) for problem in problems]
             encoded = text.encode(texts, special=not recipe.chat) if texts else []
             for problem, token_ids in zip(problems, encoded, strict=True):
@@ -94,12 +98,14 @@ def _blocks(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield block
 
 
-def _problems(block: list[Row], layout: Layout, left_out: Counter[str]) -> Iterator[Problem]:
-    for row in block:
+def _problems(block: list[Row], layout: Layout, left_out: Counter[str], *, first: int) -> Iterator[Problem]:
+    for number, row in enumerate(block, start=first):
         try:
             problem = layout(row)
         except KeyError as error:
-            raise ConfigError(f"a row lacks the column {error}, which the first one has.") from error
+            raise ConfigError(f"row {number} lacks the column {error}, which the first one has.") from error
+        except ConfigError as error:
+            raise ConfigError(f"row {number}: {error.message}", hint=error.hint) from error
         if problem is None:
             left_out["without an answer"] += 1
         else:
@@ -115,4 +121,4 @@ def _text(problem: Problem, text: TextTokenizer, recipe: Recipe) -> str:
     if recipe.system:
         messages.insert(0, {"role": "system", "content": recipe.system})
     assert text.template is not None
-    return text.template.render(messages)
+    return text.template.render(messages, **recipe.template)

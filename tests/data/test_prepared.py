@@ -126,6 +126,20 @@ def test_what_is_left_out_is_counted(tmp_path, model):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"question": "why"}, "row 3 lacks the column 'answer'"),
+        ({"question": None, "answer": "#### 1"}, "row 3: a prompt is None, neither text nor a list"),
+    ],
+)
+def test_a_row_that_will_not_do_is_named_and_nothing_is_left(tmp_path, model, row, sentence):
+    rows = write_lines(tmp_path / "rows.jsonl", [*gsm8k_rows()[:2], row])
+    with pytest.raises(ConfigError, match=sentence):
+        prepare(rows, tmp_path / "out", model)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
 def test_an_existing_folder_is_not_written_over(folder, model, source):
     with pytest.raises(ConfigError, match="exists already"):
         prepare(source, folder, model)
@@ -133,15 +147,23 @@ def test_an_existing_folder_is_not_written_over(folder, model, source):
 
 def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source):
     out = tmp_path / "out"
-    run = CliRunner().invoke(
-        main, ["data", "prepare", str(source), str(out), "--tokenizer", str(model), "--json"]
-    )
+    command = ["data", "prepare", str(source), str(out), "--tokenizer", str(model), "--json"]
+    run = CliRunner().invoke(main, [*command, "--template", "enable_thinking"])
+    assert (run.exit_code, "is not KEY=VALUE" in run.stderr) == (2, True)
+    options = ["--template", "enable_thinking=false", "--template", "date=2026-01-31"]
+    run = CliRunner().invoke(main, [*command, *options])
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["rows"] == 40
+    assert json.loads(run.stdout)["recipe"]["template"] == {"enable_thinking": False, "date": "2026-01-31"}
     shown = CliRunner().invoke(main, ["data", "show", str(out), "--rows", "1", "--verify"])
     assert shown.exit_code == 0, shown.output
     assert "40 prompts of 40 rows, 40 distinct" in shown.stdout
     assert "What is 0 plus 0?" in shown.stdout
+    assert (
+        PreparedData({"data": {"path": str(out), "shuffle": False}})
+        .prompt_text(PreparedData({"data": {"path": str(out), "shuffle": False}}).prompt(0))
+        .endswith("<think>\n\n</think>\n\n")
+    )
     tokens = out / "tokens.npy"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x01")
     broken = CliRunner().invoke(main, ["data", "show", str(out), "--verify"])

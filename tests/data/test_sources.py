@@ -59,16 +59,89 @@ def test_every_form_gives_the_same_rows(tmp_path, rows):
             files_of(tmp_path / name, "validation")
 
 
+CARD = """\
+---
+license: mit
+configs:
+- config_name: all
+  data_files:
+  - split: train
+    path: all/train-*
+- config_name: {default}
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: test
+    path: [data/test.jsonl]
+- config_name: broken
+  data_files:
+  - split: train
+    path: [nowhere/*, "", /absolute/*]
+---
+# A data set
+"""
+
+
+def cloned(folder, card=""):
+    """As OpenR1-Math-220k comes from the Hub: the same questions in several folders."""
+    for name, rows in (("all", openr1_rows()), ("data", openr1_rows()[:2])):
+        (folder / name).mkdir(parents=True)
+        write_lines(folder / name / "train-00000-of-00001.jsonl", rows)
+    write_lines(folder / "data" / "test.jsonl", openr1_rows()[:1])
+    if card:
+        (folder / "README.md").write_text(card)
+    return folder
+
+
+def test_of_several_subsets_one_is_read(tmp_path):
+    carded = cloned(tmp_path / "carded", CARD.format(default="default"))
+    assert list(read_rows(carded)) == openr1_rows()[:2]
+    assert list(read_rows(carded, subset="all")) == openr1_rows()
+    assert list(read_rows(carded, "test")) == openr1_rows()[:1]
+    plain = cloned(tmp_path / "plain", "---\nno: [yaml\n---\n")
+    assert list(read_rows(plain, subset="data")) == openr1_rows()[:2]
+    assert list(read_rows(plain, "test")) == openr1_rows()[:1], "no other folder has it"
+    undecided = cloned(tmp_path / "undecided", CARD.format(default="extended"))
+    for path, split, subset, sentence in (
+        (undecided, "train", "", "several subsets: all, extended, broken"),
+        (undecided, "train", "main", "no subset 'main'; there are all, extended, broken"),
+        (undecided, "test", "all", "'all' of .* has no split 'test'; there are train"),
+        (undecided, "train", "broken", "names nowhere/\\* for 'broken'.*git lfs pull"),
+        (plain, "train", "", "holds 'train' more than once, in all, data.*--subset"),
+        (plain, "train", "main", "does not exist"),
+        (plain / "data" / "test.jsonl", "train", "main", "has no subset 'main'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            files_of(path, split, subset)
+
+
+def test_shards_below_their_split_s_folder_are_one_data_set(tmp_path):
+    for part in ("a", "b"):
+        (tmp_path / "train" / part).mkdir(parents=True)
+        write_lines(tmp_path / "train" / part / "rows.jsonl", [{"part": part}])
+    (tmp_path / "test").mkdir()
+    write_lines(tmp_path / "test" / "rows.jsonl", [{"part": "c"}])
+    assert list(read_rows(tmp_path)) == [{"part": "a"}, {"part": "b"}]
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         ("a.jsonl", '{"a": 1}\nnonsense\n', r"a\.jsonl, line 2: no JSON"),
         ("a.jsonl", "[1]\n", r"line 1: a list"),
         ("a.csv", "a,b\n", "cannot tell"),
+        ("a.jsonl", b'{"a": "\xff"}\n', r"a\.jsonl cannot be read: .*utf-8"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-9], r"cannot be read.*whole"),
+        ("a.jsonl.gz", b'{"a": 1}\n', r"cannot be read: Not a gzipped file"),
+        ("a.parquet", LFS_POINTER, r"a\.parquet cannot be read: .*Git LFS"),
+        ("a.arrow", LFS_POINTER, r"a\.arrow cannot be read: .*Git LFS"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, sentence):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=sentence):
         list(read_rows(tmp_path / name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def data() -> None:
 @click.argument("out", type=_ONE_PLACE)
 @click.option("--tokenizer", type=_A_FOLDER, required=True, help="A model's folder, with tokenizer.json.")
 @click.option("--split", default="train", show_default=True)
+@click.option("--subset", default="", metavar="NAME", help="Of a data set with several: gsm8k's main.")
 @click.option(
     "--layout",
     default="auto",
@@ -34,10 +36,18 @@ def data() -> None:
 @click.option("--system", default="", metavar="TEXT", help="A system message before every question.")
 @click.option("--suffix", default="", metavar="TEXT", help="After every question: how to answer it.")
 @click.option("--chat/--no-chat", default=True, show_default=True, help="By the tokenizer's chat template.")
+@click.option(
+    "--template",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the chat template: enable_thinking=false.",
+)
 @click.option("--max-prompt-tokens", type=click.IntRange(0), default=0, help="Longer ones are left out.")
 @click.option("--limit", type=click.IntRange(0), default=0, help="Rows to read.")
 @click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
-def prepare(source: Path, out: Path, tokenizer: Path, as_json: bool, **how: Any) -> None:
+def prepare(
+    source: Path, out: Path, tokenizer: Path, template: tuple[str, ...], as_json: bool, **how: Any
+) -> None:
     """Read SOURCE (JSONL, Parquet, or a folder of Hugging Face's) and write the folder OUT.
 
     OUT holds tokens, answers, hashes and the tokenizer; `config.data.path` of a job names it.
@@ -45,7 +55,7 @@ def prepare(source: Path, out: Path, tokenizer: Path, as_json: bool, **how: Any)
     from gyre.data.prepare import Recipe
     from gyre.data.prepare import prepare as write
 
-    manifest = write(source, out, tokenizer, Recipe(**how))
+    manifest = write(source, out, tokenizer, Recipe(**how, template=_options(template)))
     if as_json:
         write_json(manifest)
         return
@@ -79,6 +89,20 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
     for row in range(min(rows, found.rows)):
         click.echo(f"--- row {row}: {found.meta(row)}")
         click.echo(tokenizer.decode(found.prompt_ids(row).tolist()))
+
+
+def _options(given: tuple[str, ...]) -> dict[str, Any]:
+    """`KEY=VALUE`, values as in JSON where they are, and text elsewhere."""
+    found = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE.", param_hint="--template")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:  # a text, as a date is
+            found[key] = value
+    return found
 
 
 def _tell(manifest: dict[str, Any]) -> None:
