@@ -159,11 +159,8 @@ def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source):
     assert shown.exit_code == 0, shown.output
     assert "40 prompts of 40 rows, 40 distinct" in shown.stdout
     assert "What is 0 plus 0?" in shown.stdout
-    assert (
-        PreparedData({"data": {"path": str(out), "shuffle": False}})
-        .prompt_text(PreparedData({"data": {"path": str(out), "shuffle": False}}).prompt(0))
-        .endswith("<think>\n\n</think>\n\n")
-    )
+    data = data_of(out, shuffle=False)
+    assert data.prompt_text(data.prompt(0)).endswith("<think>\n\n</think>\n\n")
     tokens = out / "tokens.npy"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x01")
     broken = CliRunner().invoke(main, ["data", "show", str(out), "--verify"])
