@@ -12,6 +12,7 @@ Invariants:
 - *bytes before record*: a slot has a record only after all its bytes are there and were hashed, and the record goes
   before the first of them is written anew. Who is killed in between leaves the other slot, and nothing torn;
 - *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
+- *pinned while mapped*: what pinned a slot is undone before the slot is unmapped;
 - *one owner*: whoever holds the lock. The kernel lets go of it, however its owner dies;
 - *room or nothing*: space is taken before it is mapped, and not the machine's last;
 - *not for ever*: `close` without `keep` removes it; what nobody has held for `KEPT_S` goes when the next one comes.
@@ -112,14 +113,19 @@ class HostMemory:
         root: Path | None = None,
         lock_within_s: float = LOCK_WITHIN_S,
         copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+        pin: Callable[[Tensor], Callable[[], None]] | None = None,
         available: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        """`available()` gives available and total memory in bytes, of the machine or its container."""
+        """`available()` gives available and total memory in bytes, of the machine or its container. `pin(bytes)` makes
+        a slot's memory fit for a device to write to, and returns what undoes it."""
         root = root or default_root()
         key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
         self._home = root / f"{PREFIX}{key}"
         self.path = self._home / f"rank_{rank:05d}"
         self._copy = copy
+        self._pin = pin
+        self._unpin: dict[int, Callable[[], None]] = {}
+        """Of the slots that are pinned as they are mapped."""
         self._available = available or _available
         _sweep(root, but=self._home)
         self._lock: int | None = self._claim(lock_within_s)
@@ -153,12 +159,14 @@ class HostMemory:
     # -- writing -------------------------------------------------------------------------------------
 
     def make_room(self, tensors: Named) -> int:
-        """Take the space for two states like this one; the size of one in bytes. What was saved goes if its size is
-        another. Raises NoHostMemory; space that it took for one of the two goes with `close`."""
+        """Take the space for two states like this one, and pin it; the size of one in bytes. What was saved goes if
+        its size is another. Raises NoHostMemory; space that it took for one of the two goes with `close`."""
         self._settle()
         _, size = plan(tensors)
         for slot in (0, 1):
-            self._map(slot, size)
+            view = self._map(slot, size)
+            if self._pin is not None and slot not in self._unpin:
+                self._unpin[slot] = self._pin(view)
         return size
 
     def save(self, tensors: Named, *, lineage: str, step: int, book: dict[str, Any]) -> None:
@@ -267,7 +275,8 @@ class HostMemory:
         """Leave it to whoever comes next in this rank's place, or remove it, with what other ranks have left behind.
         Safe to call twice."""
         self._settle()
-        self._views = {}
+        for slot in (0, 1):
+            self._unmap(slot)
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(
@@ -301,6 +310,7 @@ class HostMemory:
         view = self._views.get(slot)
         if view is not None and view.numel() == size:
             return view
+        self._unmap(slot)
         path = self._file(slot)
         if not path.exists() or path.stat().st_size != size:
             self._record_path(slot).unlink(missing_ok=True)
@@ -313,6 +323,13 @@ class HostMemory:
             os.close(descriptor)
         self._views[slot] = torch.frombuffer(mapped, dtype=torch.uint8)
         return self._views[slot]
+
+    def _unmap(self, slot: int) -> None:
+        """Whoever pinned it is told first: the device must not know memory that is something else's by then."""
+        unpin = self._unpin.pop(slot, None)
+        if unpin is not None:
+            unpin()
+        self._views.pop(slot, None)
 
     def _take_space(self, path: Path, size: int) -> None:
         """One after another, for ranks of one machine ask at the same time."""

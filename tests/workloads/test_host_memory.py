@@ -150,6 +150,39 @@ def test_a_container_has_what_its_groups_allow_it(tmp_path: Path, monkeypatch: p
     assert host_memory._available()[1] == host_memory.psutil.virtual_memory().total
 
 
+def test_what_is_pinned_is_let_go_before_it_is_unmapped(tmp_path: Path) -> None:
+    pinned: dict[int, int] = {}
+    told: list[str] = []
+
+    def pin(view: torch.Tensor) -> Callable[[], None]:
+        address, size = view.data_ptr(), view.numel()
+        told.append("pinned")
+        pinned[address] = size
+
+        def unpin() -> None:
+            told.append("let go")
+            assert pinned.pop(address) == size
+            with open("/proc/self/maps") as maps:
+                assert any(int(line.split("-")[0], 16) == address for line in maps)
+
+        return unpin
+
+    memory = HostMemory("job", 0, root=tmp_path, pin=pin)
+    small, large = tensors(1), [("weight", torch.zeros(5000))]
+    memory.make_room(small)
+    memory.make_room(small)
+    saved(memory, 1, 2, 3)
+    assert told == ["pinned"] * 2
+    memory.make_room(large)
+    assert told == ["pinned"] * 2 + ["let go", "pinned"] * 2
+    memory.close(keep=True)
+    assert not pinned
+    memory.close(keep=True)
+    assert told.count("let go") == told.count("pinned") == 4
+    second = HostMemory("job", 0, root=tmp_path)
+    second.close(keep=False)
+
+
 def test_a_full_file_system_is_an_error_and_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gyre.workloads.host_memory import HostMemory, NoHostMemory, Record, plan
 from gyre.workloads.megatron.checkpoint import AdamState
+from gyre.workloads.megatron.devices import page_locked
 from gyre.workloads.megatron.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 
@@ -51,7 +52,8 @@ class MemoryCheckpoints:
         """Why there are none, where there are none."""
         problem = ""
         try:
-            self._memory = HostMemory(purpose, self._ranks.rank)
+            pin = page_locked if policy.device.type == "cuda" else None
+            self._memory = HostMemory(purpose, self._ranks.rank, pin=pin)
         except (NoHostMemory, OSError) as error:
             problem = str(error)
         self._together(problem, keep=True)  # a later gang may find what this one cannot take

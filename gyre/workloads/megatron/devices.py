@@ -5,8 +5,11 @@ This module must not import Megatron.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +42,20 @@ def dtype_of(layout: MegatronSettings, device: torch.device) -> torch.dtype:
         name = "bfloat16" if device.type == "cuda" else "float32"
     found: torch.dtype = getattr(torch, name)
     return found
+
+
+def page_locked(memory: torch.Tensor) -> Callable[[], None]:
+    """Have CUDA page-lock this host memory: devices then copy to and from it without a detour through a buffer of the
+    driver's. What is returned undoes it. Where CUDA refuses, copies take the detour, and nothing else is lost."""
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address, size = memory.data_ptr(), memory.numel() * memory.element_size()
+    status = int(cuda.cudaHostRegister(address, size, 0))
+    if status:
+        with contextlib.suppress(RuntimeError):  # the next kernel would be told of it, whosever it is
+            torch.zeros(1, device="cuda")
+        print(f"{size} bytes of host memory are not page-locked: CUDA error {status}", flush=True)
+        return lambda: None
+    return lambda: cuda.cudaHostUnregister(address)
 
 
 def make_deterministic() -> None:
