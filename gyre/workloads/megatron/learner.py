@@ -135,7 +135,9 @@ class MegatronLearner(TorchLearner):
         if path:
             self.hugging_face_config = read_config(Path(path))
             architecture = architecture_from(self.hugging_face_config, path)
-            return architecture, first_weights(Path(path), architecture, self.settings.seed, self.device)
+            return architecture, first_weights(
+                Path(path), architecture, self.settings.seed, self.device, head=not self.VALUES
+            )
         task = task_of(self.config)
         self.decoder_config = model_config(self.settings, task)
         self.hugging_face_config = config_of(self.decoder_config, eos_id=task.tokenizer.eos_id)

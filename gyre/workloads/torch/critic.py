@@ -62,7 +62,8 @@ class TorchCritic(TorchLearner):
             architecture_in(folder), tied=True
         )  # whatever head it has is the policy's alone
         shape, cpu = config_from(architecture), torch.device("cpu")
-        source = with_value_head(first_weights(folder, architecture, seed, cpu), architecture.hidden, seed)
+        weights = first_weights(folder, architecture, seed, cpu, head=False)
+        source = with_value_head(weights, architecture.hidden, seed)
         model = ValueModel(shape)
         named = {name: source(name).float() for name in expected_shapes(architecture)}
         tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, shape).items()}
