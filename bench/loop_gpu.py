@@ -17,19 +17,23 @@ with rewards made of the tokens, at most one step stale, so that generation and 
     colocated  both GPUs train data parallel, and both generate in between: in Gyre's local windows, then without
                Gyre's plane, engines asked directly, as the baseline
     big        the loop with the 1.7B shape
+    tp2        one engine over both GPUs under load: versions into both ranks, what it generates against Megatron
+    critic     PPO's critic: alone, beside the actor on the other GPU, and with it on one; does it learn
+    memory     checkpoints in host memory against those on disk: what training stands for; a rank is killed by SIGKILL
     more       `rollouts_gpu.py`'s parts of two instances, one a GPU, with what time is left
 
 Each part has a deadline; one that fails is recorded with the last words of all processes, and the next one goes on.
-results.json is written anew after each part, of `layouts` after each layout. On a machine that is busy with others,
-`--patience 3` triples the deadlines.
+results.json is written anew after each part, and within `layouts`, `tp2`, `critic` and `memory`. On a machine that is
+busy with others, `--patience 3` triples the deadlines.
 
-All of it in three calls of less than ten minutes each, the longest part first in each (in brackets what it should
+All of it in four calls of less than ten minutes each, the longest part first in each (in brackets what it should
 take, on two H200; the first start of an engine on a machine compiles kernels):
 
     python bench/loop_gpu.py --out DIR/1 --seconds 560 --steps 14 --part loop faults loading    # 350 s: start 12,
                                                             # bare 45, served 60, loop 60, loading 18, faults 155
     python bench/loop_gpu.py --out DIR/2 --seconds 560 --part colocated layouts                 # 360 s: 200, 160
     python bench/loop_gpu.py --out DIR/3 --seconds 570 --part big more                          # 380 s: 110, 270
+    python bench/loop_gpu.py --out DIR/4 --seconds 420 --part tp2 critic memory                 # 240 s: 85, 50, 105
 """
 
 from __future__ import annotations
@@ -58,9 +62,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import psutil
 import rollouts_gpu as base
 from rollouts_gpu import Follow, Instance, PartFailed, Plane, Row, now
+from training_loop import critic as critic_of
 from training_loop import layouts as layouts_of
+from training_loop import memory as memory_of
+from training_loop import tensor_parallel as tensor_parallel_of
 from training_loop import windows as windows_of
-from training_loop.actor import LEVELS, ActorFailed, ActorProcess, actor_main
+from training_loop.actor import LEVELS, ActorFailed, ActorProcess, Work, actor_main
 from training_loop.colocated import ColocatedLoop, Engine, phases
 from training_loop.gang import ActorGang
 from training_loop.trainer import LoopFailed, LoopTrainer, Shape, inputs, synthetic
@@ -129,6 +136,14 @@ DRY_BIG = Scale(
     steps=4,
 )
 
+WORKS: dict[str, type[Work]] = {
+    "actor": Work,
+    "critic": critic_of.CriticWork,
+    "memory": memory_of.MemoryWork,
+    "versions": tensor_parallel_of.VersionsWork,
+}
+"""What an actor's process answers, by name."""
+
 WARM = 2
 """Steps at the start of a loop that are not counted: the first waits for the first groups."""
 
@@ -164,11 +179,16 @@ def main() -> int:
             use_sglang_on_cpu(told["sglang_cpu"])
         if not told["loader"]:
             leave_out_the_loader()
+        if told["ranks"] > 1:
+            base.engine_command = tensor_parallel_of.over_devices(
+                base.engine_command, told["ranks"], told["devices"]
+            )
         asyncio.run(base.agent_main(told))
     elif options.model:
         base.model_main(json.loads(options.model))
     elif options.actor:
-        actor_main(json.loads(options.actor))
+        told = json.loads(options.actor)
+        actor_main(told, WORKS[told["work"]])
     elif options.touch:
         touch(**json.loads(options.touch))
     elif options.out is None:
@@ -345,9 +365,22 @@ class Loop(base.Bench):
         return ActorGang(lambda rank: self._start_rank(name, scale, model, level, rank, ranks), ranks)
 
     def _start_rank(
-        self, name: str, scale: Scale, model: Path, level: int, rank: int = 0, ranks: int = 1
+        self,
+        name: str,
+        scale: Scale,
+        model: Path,
+        level: int,
+        rank: int = 0,
+        ranks: int = 1,
+        *,
+        work: str = "actor",
+        gpu: int = 0,
+        changes: Row | None = None,
+        directory: Path | None = None,
     ) -> ActorProcess:
-        config = {
+        """`gpu` is that of one rank alone; several have the first ones. `changes` go over the sections of its
+        `config`, `directory` is the job's."""
+        config: Row = {
             "seed": 0,
             "threads": 8 if self.cuda else 1,
             "collective_timeout_s": 300.0,
@@ -361,15 +394,16 @@ class Loop(base.Bench):
                 "device": "cuda" if self.cuda else "cpu",
             },
         }
-        options = {"config": config, "cuda": self.cuda, "threads": config["threads"]}
-        options |= {"rank": rank, "ranks": ranks}
+        config |= changes or {}
+        options = {"config": config, "cuda": self.cuda, "threads": config["threads"], "work": work}
+        options |= {"rank": rank, "ranks": ranks, "directory": str(directory or self.place)}
         env = {
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             "PYTHONPATH": os.pathsep.join([str(base.ROOT), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": str(config["threads"]),
         }
         if self.cuda:  # a rank of several sees all devices and has its own, as one that Gyre placed
-            devices = ",".join(str(number) for number in range(ranks))
+            devices = ",".join(str(number) for number in range(ranks)) if ranks > 1 else str(gpu)
             env |= {"CUDA_VISIBLE_DEVICES": devices, "GYRE_DEVICES": str(rank)}
         output = self.place / f"actor-{name}-{level}-{rank}.out"
         return ActorProcess(base.Child.script, options, output, level=level, env=env)
@@ -395,7 +429,9 @@ class Loop(base.Bench):
         gpu: int = 1,
         local: bool = False,
         saver: bool = True,
+        ranks: int = 1,
     ) -> Instance:
+        """Of several `ranks`, on the first GPUs."""
         options: Row = {
             "name": name,
             "running": scale.running,
@@ -410,6 +446,8 @@ class Loop(base.Bench):
             "ready_s": 200.0 * self.patience,
             "loader": self.loader if loader is None else loader,
             "sglang_cpu": self.sglang_cpu,
+            "ranks": ranks,
+            "devices": ",".join(str(number) for number in range(ranks)),
         }
         Path(options["cache"]).mkdir(exist_ok=True)
         self.instances[name] = Instance(plane.place, options)
@@ -461,10 +499,13 @@ class Loop(base.Bench):
         self.small()[1].publish_folder(0, model)
 
     def _write_model(self, number: int, scale: Scale) -> base.Child:
+        return self._write_model_at(self.models[number], number, scale)
+
+    def _write_model_at(self, folder: Path, seed: int, scale: Scale) -> base.Child:
         options = {
-            "folder": str(self.models[number]),
+            "folder": str(folder),
             "shape": scale.model,
-            "seed": number,
+            "seed": seed,
             "bf16": self.cuda,
             "threads": 4 if self.cuda else 1,
         }
@@ -1132,6 +1173,168 @@ class Loop(base.Bench):
                 key = process.environ().get("GYRE_WEIGHT_LOADER", "") or key
         return key
 
+    # .. one engine over both GPUs
+
+    def tp2(self, out: Row, until: float) -> None:
+        self._end_small()
+        if self.cuda and self.gpus < 2:
+            raise PartFailed("it wants two GPUs")
+        ranks = 2 if self.cuda or self.sglang_cpu else 1  # the embedded engine has one
+        scale, models = self.scale, (self.models[0], self.weights / "other")
+        other = self._write_model_at(models[1], 7, scale)
+        actor = self.actors["tp2"] = self._start_rank("tp2", scale, models[0], 0, work="versions")
+        plane = self.planes["tp2"] = Plane(self.place, "tp2")
+        trainer = tensor_parallel_of.LoadTrainer(base.endpoint_of(plane.endpoint), scale.shape)
+        plane.trainer = trainer
+        plane.start(until)
+        began = now()
+        instance = self.join(plane, "t", scale, memory=0.3, ranks=ranks)
+        trainer.publish(0, self._written(0, until))
+        if other.process.wait(max(1.0, until - now())):
+            raise PartFailed((self.place / "models.out").read_text()[-2000:])
+        out["ranks"] = ranks
+        out["loaded"] = self.loaded(plane, instance, until)
+        out["joined_s"] = round(now() - began, 2)
+        out["engine_start_s"] = instance.log.rows("engine")[-1]["start_s"]
+        out["actor"] = actor.call("setup", max(1.0, until - now()))
+        out["gpu_used_mib"] = base.gpu_used_mib()
+        folder = self.weights / "published-tp2"
+        folder.mkdir()
+        versions = tensor_parallel_of.Versions(
+            plane,
+            actor,
+            models,
+            folder,
+            instance.name,
+            exact=not self.cuda,
+            window_s=1.0,
+            message=tensor_parallel_of.tokens_a_message(scale.engine),
+        )
+        out["versions"] = rows = []
+        trainer.keep_asking(scale.running * 5 // 4 // scale.shape.n)
+        self._until_all_run(plane, instance.name, scale.running, until)
+        versions.run(8 if self.cuda else 6, until - 25.0, rows.append)
+        out["medians"] = {
+            key: spread([row[key] for row in rows if key in row])
+            for key in ("fetch_s", "load_s", "pause_s", "step_to_served_s", "publish_to_served_s")
+        }
+        out["rate_tokens_s"] = {
+            when: spread([row[f"tokens_s_{when}"] for row in rows]) for when in ("before", "after")
+        }
+        trainer.no_more()
+        trainer.wait_all(until)
+        base.write(self)
+        out["came"], out["account"] = trainer.checked(), plane.account()
+        out["account_exact"] = exact(out["account"])
+        out["checked"] = versions.checked(until)
+        base.write(self)
+        self._load_by_each_way(out, instance, rows[-1]["version"], until)
+        wrong = [*trainer.wrong, *(["runs are out of order"] if trainer.out_of_order else [])]
+        wrong += [
+            f"model {model}: {kind}"
+            for model in (0, 1)
+            for kind, found in out["checked"][f"model_{model}"].items()
+            if not found.get("within_tolerance", True) or found.get("mixtures")
+        ]
+        if wrong:
+            raise PartFailed(f"what came is not what it should be: {wrong[:5]}")
+
+    def _until_all_run(self, plane: Plane, name: str, running: int, until: float) -> None:
+        while True:
+            rows = plane.log.rows("state")
+            if rows and int(rows[-1]["instances"].get(name, [0, 0])[1]) >= running * 3 // 4:
+                return
+            if now() > until:
+                raise PartFailed(f"{name} was not given its work")
+            time.sleep(0.05)
+
+    def _load_by_each_way(self, out: Row, instance: Instance, version: int, until: float) -> None:
+        """The last version again: by each stage of the loader and from the disk, under load; then the engine's own
+        checksums. Last, for an engine may end of what it is asked here; that is recorded."""
+        folder = next(iter(sorted(self.weights.glob(f"cache-t/*/v{version:08d}"))), None)
+        if folder is None:
+            raise PartFailed(f"the agent has no folder of version {version}")
+        key, url = self._loader_key(instance), instance.engine_url()
+        out["loading"] = {"by_loader": bool(key)}
+        stages = ("device", "pinned", "host") if key else ()
+        within = min(until - 5.0, now() + 40.0 * self.patience)
+        asyncio.run(self._load_under_load(out["loading"], url, folder, str(version), key, stages, within))
+        try:
+            out["ranks_hold"] = asyncio.run(
+                tensor_parallel_of.ranks_hold(
+                    url, key, folder, folder, str(version), max(2.0, min(15.0, until - now()))
+                )
+            )
+        except Exception as error:  # an engine that cannot tell
+            out["ranks_hold_failed"] = f"{type(error).__name__}: {error}"[:1500]
+
+    # .. the critic
+
+    def critic(self, out: Row, until: float) -> None:
+        self._end_small()
+        scale, model = self.scale, self._written(0, until)
+        # A rate that moves the value head's output by a tenth in a step.
+        rate = 0.1 / scale.model["hidden"]
+        changes: Row = {
+            "loss": {"adv_estimator": "gae", "tis_imp_ratio_cap": 2.0},
+            "critic": {"optim": {"lr": rate, "warmup_steps": 1}},
+        }
+        out["critic_lr"] = rate
+
+        def start(name: str, work: str, gpu: int) -> ActorProcess:
+            found = self._start_rank(f"critic-{name}", scale, model, 0, work=work, gpu=gpu, changes=changes)
+            self.actors[f"critic-{name}"] = found
+            return found
+
+        critic_of.measure(
+            out,
+            until,
+            shape=scale.shape,
+            start=start,
+            gpus=self.gpus if self.cuda else 2,
+            steps=(10, 4, 4) if self.cuda else (8, 3, 3),
+            wrote=lambda: base.write(self),
+        )
+
+    # .. states in memory
+
+    def memory(self, out: Row, until: float) -> None:
+        self._end_small()
+        scale, model = self.scale, self._written(0, until)
+        place = self.place / "memory"
+        place.mkdir()
+
+        def start(ranks: int, name: str) -> ActorGang:
+            directory = place / name
+            directory.mkdir(exist_ok=True)
+            return ActorGang(
+                lambda rank: self._start_rank(
+                    f"memory-{name}-{now():.0f}",
+                    scale,
+                    model,
+                    0,
+                    rank,
+                    ranks,
+                    work="memory",
+                    directory=directory,
+                ),
+                ranks,
+            )
+
+        try:
+            memory_of.measure(
+                out,
+                until,
+                shape=scale.shape,
+                start=start,
+                place=place,
+                most_ranks=2 if self.gpus > 1 or not self.cuda else 1,
+                cuda=self.cuda,
+                wrote=lambda: base.write(self),
+            )
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
     # .. two instances, one a GPU
 
     def more(self, out: Row, until: float) -> None:
@@ -1165,7 +1368,23 @@ class _With:
 # -- the run -----------------------------------------------------------------------------------------------
 
 PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-    ("model", 20.0, ("bare", "loop", "loading", "sync", "faults", "layouts", "colocated", "big")),
+    (
+        "model",
+        20.0,
+        (
+            "bare",
+            "loop",
+            "loading",
+            "sync",
+            "faults",
+            "layouts",
+            "colocated",
+            "big",
+            "tp2",
+            "critic",
+            "memory",
+        ),
+    ),
     ("start", 120.0, ("bare", "loop", "loading", "sync", "faults")),
     ("bare", 150.0, ("bare", "loop", "loading", "sync", "faults")),
     ("served", 200.0, ("served", "loop", "loading", "sync", "faults")),
@@ -1176,11 +1395,17 @@ PARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("colocated", 310.0, ("colocated",)),
     ("layouts", 230.0, ("layouts",)),
     ("big", 230.0, ("big",)),
+    ("tp2", 190.0, ("tp2",)),
+    ("critic", 110.0, ("critic",)),
+    ("memory", 170.0, ("memory",)),
     ("more", 400.0, ("more",)),
 )
 """Steps with their deadlines, and the parts that need them."""
 
-NAMES = ("bare", "served", "loop", "loading", "sync", "faults", "colocated", "layouts", "big", "more")
+NAMES = (
+    *("bare", "served", "loop", "loading", "sync", "faults", "colocated", "layouts", "big"),
+    *("tp2", "critic", "memory", "more"),
+)
 
 
 def table(results: Row) -> list[str]:
@@ -1217,7 +1442,15 @@ def table(results: Row) -> list[str]:
     say("faults", "over_undisturbed", "instances")
     for name in layouts_of.LAYOUTS:
         row = parts.get("layouts", {}).get(name, {})
-        times = ("tokens_s", "speed_up", "gather_s", "publish", "checkpoint_s", "restore_s")
+        times = (
+            "tokens_s",
+            "speed_up",
+            "gather_s",
+            "publish",
+            "checkpoint_s",
+            "checkpoint_of_it_s",
+            "restore_s",
+        )
         for key in (*times, "apart_from_one", "within_tolerance", "failed"):
             lines.extend([f"layouts.{name}.{key} = {row[key]}"] if key in row else [])
     for way in ("windows", "bare"):
@@ -1226,6 +1459,8 @@ def table(results: Row) -> list[str]:
             lines.extend([f"colocated.{way}.{key} = {row[key]}"] if key in row else [])
     say("colocated", "loop_over_windows", "loop_over_bare")
     say("faults", "checked", "account", "account_exact", "steps_ended_at", "events")
+    for name, module in (("tp2", tensor_parallel_of), ("critic", critic_of), ("memory", memory_of)):
+        lines += module.table(parts.get(name, {}))
     say("more", "said")
     return lines
 

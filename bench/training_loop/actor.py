@@ -103,10 +103,10 @@ class ActorProcess:
             self.process.wait()
 
 
-def actor_main(options: Row) -> None:
-    """Answers until nobody asks any more."""
+def actor_main(options: Row, work_of: Callable[[Row], Work] | None = None) -> None:
+    """Answers until nobody asks any more. `work_of(options)` is what answers: `Work`, or one that does more."""
     compute, publish = (Connection(number) for number in options["lines"])
-    work = Work(options)
+    work = (work_of or Work)(options)
     thread = threading.Thread(target=_answer, args=(publish, work), daemon=True)
     thread.start()
     _answer(compute, work)
@@ -127,6 +127,8 @@ def _answer(line: Connection, work: Work) -> None:
 
 
 class Work:
+    ROLE = "actor"
+
     def __init__(self, options: Row) -> None:
         self.options = options
         self.actor: Any = None
@@ -175,7 +177,6 @@ class Work:
         """A new actor, also in place of the one before. `layout` are settings of `config.megatron`; the ranks of a
         gang meet at `port`."""
         from gyre.workloads.base import WorkloadContext
-        from gyre.workloads.megatron.actor import MegatronActor
 
         began = now()
         self._let_go()
@@ -187,13 +188,14 @@ class Work:
             vars(model)["varlen_attn"] = None
             half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
             config = {**config, "megatron": {**config["megatron"], **half}}
-        actor = MegatronActor()
+        actor = self._learner()
         actor.context = WorkloadContext(
             "bench",
-            "actor",
+            self.ROLE,
             self.options.get("rank", 0),
             self.options.get("ranks", 1),
             config=config,
+            directory=Path(self.options.get("directory", "")),
             master_addr="127.0.0.1",
             master_port=port or None,
         )
@@ -217,6 +219,12 @@ class Work:
             "device": str(policy.device),
             "pass_tokens": policy.settings.pass_tokens,
         }
+
+    def _learner(self) -> Any:
+        """What is set up."""
+        from gyre.workloads.megatron.actor import MegatronActor
+
+        return MegatronActor()
 
     def _let_go(self) -> None:
         """Of the actor of before, and its memory."""
@@ -262,7 +270,21 @@ class Work:
         return {"seconds": round(now() - began, 4)}
 
     def checkpoint(self, path: str) -> Row:
-        _, seconds = self._timed(lambda: self.actor.checkpoint(Path(path)))
+        """To the disk, and wait for it."""
+        began = self.begin_checkpoint(path)
+        ended = self.end_checkpoint()
+        return {**began, "write_s": ended["seconds"], "seconds": began["seconds"] + ended["seconds"]}
+
+    def begin_checkpoint(self, path: str) -> Row:
+        """`seconds` is what training stands for: `digest_s` for the checksum of the weights, unless it is known, and
+        `copy_s` until everything is in host memory. It is written beside what is trained next."""
+        _, digest_s = self._timed(lambda: self.actor._digest())
+        _, copy_s = self._timed(lambda: self.actor.checkpoint(Path(path), background=True))
+        return {"digest_s": digest_s, "copy_s": copy_s, "seconds": digest_s + copy_s}
+
+    def end_checkpoint(self) -> Row:
+        """When it is written."""
+        _, seconds = self._timed(lambda: self.actor.checkpoint_written(wait=True))
         return {"seconds": seconds}
 
     def restore(self, path: str) -> Row:

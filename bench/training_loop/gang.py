@@ -65,6 +65,13 @@ class ActorGang:
             return {**first, "by_rank": answers}
         return first
 
+    def kill(self) -> None:
+        """By SIGKILL, all of it."""
+        for process in self._processes:
+            process.process.kill()
+        for process in self._processes:
+            process.process.wait()
+
     def close(self) -> None:
         for process in self._processes:  # at once: one alone would wait for another in a collective
             process.end_lines()
