@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -27,19 +27,15 @@ from gyre.failover import JobState, state_from
 from gyre.master.port import view_of
 from gyre.store import open_store
 from gyre.testing.fake_master import FakeMaster
+from tests.ports import nobody_listens
 
 Seed = Callable[..., str]
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
-def away() -> str:
-    return f"http://127.0.0.1:{closed_port()}"
+def away() -> Iterator[str]:
+    with nobody_listens() as address:
+        yield f"http://{address}"
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from gyre.graph import compile_job
 from gyre.master.job_context import entry_of
 from gyre.store import Store, open_store
 from gyre.testing.fake_master import small_spec
+from tests.ports import nobody_listens
 
 
 @pytest.fixture
@@ -24,9 +25,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def nowhere() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        return f"127.0.0.1:{closed.getsockname()[1]}"
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    with nobody_listens() as address:
+        yield address
 
 
 def written(store: Store, *events: Event, address: str | None = None, node: str = "") -> None:
@@ -58,9 +60,9 @@ def written(store: Store, *events: Event, address: str | None = None, node: str 
     ],
 )
 def test_a_lost_job_ends_as_it_would_have(
-    store: Store, events: tuple[Event, ...], phase: str, reason: str
+    store: Store, nowhere: str, events: tuple[Event, ...], phase: str, reason: str
 ) -> None:
-    written(store, *events, address=nowhere(), node=socket.gethostname())
+    written(store, *events, address=nowhere, node=socket.gethostname())
     row = store.job("j-1")
     assert is_lost(store, row)
     end_lost_job(store, row)
@@ -72,8 +74,8 @@ def test_a_lost_job_ends_as_it_would_have(
     assert replay_job(store, "j-1").differences == []
 
 
-def test_a_job_whose_master_never_wrote_anything_ends_too(store: Store) -> None:
-    written(store, address=nowhere())
+def test_a_job_whose_master_never_wrote_anything_ends_too(store: Store, nowhere: str) -> None:
+    written(store, address=nowhere)
     end_lost_job(store, store.job("j-1"))
     assert not store.job("j-1").live
     assert replay_job(store, "j-1").differences == []
@@ -90,6 +92,6 @@ def test_what_may_live_elsewhere_is_not_taken_for_lost(store: Store) -> None:
     assert not is_lost(store, store.job("j-1"))
 
 
-def test_a_job_of_another_machine_is_not_taken_for_lost(store: Store) -> None:
-    written(store, address=nowhere(), node="another-machine")
+def test_a_job_of_another_machine_is_not_taken_for_lost(store: Store, nowhere: str) -> None:
+    written(store, address=nowhere, node="another-machine")
     assert not is_lost(store, store.job("j-1"))

@@ -45,7 +45,7 @@ def test_it_listens_when_start_returns_and_not_after_stop(master: FakeMaster) ->
     assert httpx.get(f"{url}/healthz").json() == {"ok": True}
     began = time.monotonic()
     server.stop()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz")
 
@@ -139,13 +139,13 @@ def test_a_slow_master_does_not_stop_health_or_streams(start: Start, master: Fak
     with httpx.stream("GET", f"{url}/api/v1/jobs/small/events/stream?after=8") as response:
         lines = response.iter_lines()
         next(line for line in lines if line.startswith(":"))
-        master.answer_after_s = 1.0
+        master.answer_after_s = 4.0
         slow = threading.Thread(target=lambda: httpx.get(f"{url}/api/v1/jobs/small"))
         slow.start()
         began = time.monotonic()
         assert httpx.get(f"{url}/healthz").status_code == 200
         assert next(line for line in lines if line.startswith(":"))
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 3.5
         master.answer_after_s = 0.0
         slow.join()
 

@@ -20,6 +20,7 @@ from gyre.errors import Conflict
 from gyre.store import open_store
 from gyre.store.tables import VERSION_TABLE
 from tests.e2e.conftest import ENDS_WITHIN_S, Process, Shared
+from tests.ports import nobody_listens
 
 MODULE = "tests.e2e.workloads"
 
@@ -30,6 +31,13 @@ JOB: dict[str, Any] = {
         "rollout": {"entrypoint": f"{MODULE}:MyRollout", "total": 2},
     },
 }
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address that nobody is at, as a cluster's that is gone."""
+    with nobody_listens() as address:
+        yield address
 
 
 @pytest.fixture
@@ -188,12 +196,10 @@ def test_off_loopback_without_a_token(mine: Path) -> None:
 
 
 @pytest.mark.ray
-def test_no_ray_at_the_address(short_home: Path) -> None:
+def test_no_ray_at_the_address(short_home: Path, nowhere: str) -> None:
     """In a process that is not connected. Ray alone would try for more than a minute."""
     file = short_home / "job.json"
     file.write_text(json.dumps(JOB))
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
     process = Process.start(short_home, "run", str(file), ray_address=nowhere)
     ended = process.end(30)
     assert ended.code == 3
@@ -218,12 +224,10 @@ def test_submit_without_a_cluster(short_home: Path) -> None:
 
 
 @pytest.mark.ray
-def test_a_name_is_taken_only_while_its_cluster_lives(shared: Shared) -> None:
+def test_a_name_is_taken_only_while_its_cluster_lives(shared: Shared, nowhere: str) -> None:
     """A job of a cluster that is gone is told of as it is, and loses its name to the next one."""
     url = f"sqlite:///{shared.home / 'gyre.db'}"
     builder = RLJobBuilder().trainer(MODULE, "Endless").rollout(MODULE, "MyRollout")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
     with open_store(url) as store:
         spec = builder.build().spec.model_dump(mode="json")
         store.create_job(job_id="mine-1", name="mine", spec=spec, now=1.0, ray_address=nowhere)
@@ -245,11 +249,9 @@ def test_a_name_is_taken_only_while_its_cluster_lives(shared: Shared) -> None:
 
 
 @pytest.mark.ray
-def test_stop_of_a_job_whose_cluster_is_gone_ends_it(shared: Shared) -> None:
+def test_stop_of_a_job_whose_cluster_is_gone_ends_it(shared: Shared, nowhere: str) -> None:
     url = f"sqlite:///{shared.home / 'gyre.db'}"
     builder = RLJobBuilder().trainer(MODULE, "Endless").rollout(MODULE, "MyRollout")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
     with open_store(url) as store:
         spec = builder.build().spec.model_dump(mode="json")
         store.create_job(job_id="gone-1", name="gone", spec=spec, now=1.0, ray_address=nowhere)

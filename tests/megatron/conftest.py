@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.megatron.pool import RankPool
+from tests.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
-    made = RankPool(4)
+    made = RankPool(4, preload="tests.megatron.preload")
     yield made
     made.close()

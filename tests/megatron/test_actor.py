@@ -11,8 +11,8 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import work
-from tests.megatron.pool import RankPool
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups, take_step
+from tests.rank_pool import RankPool
 
 STRAIGHT = {"lr": 1.0, "eps": 1.0, "clip_norm": 1e9, "warmup_steps": 0, "weight_decay": 0.0}
 """AdamW whose first step is nearly the gradient itself, so that weights tell of gradients."""

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.megatron import work
-from tests.megatron.pool import RankPool
 from tests.megatron.work import LAYOUTS, config_of, random_groups
+from tests.rank_pool import RankPool
 
 STEPS = [[random_groups(0, 4)], [random_groups(4, 3), random_groups(7, 2)], [random_groups(9, 4)]]
 

@@ -14,9 +14,9 @@ from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import learner_work, work
-from tests.megatron.pool import RankPool
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups, take_step
+from tests.rank_pool import RankPool
 
 STRAIGHT = {"lr": 1.0, "eps": 1.0, "clip_norm": 1e9, "warmup_steps": 0}
 PPO: dict[str, Any] = {

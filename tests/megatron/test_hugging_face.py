@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.megatron import work
-from tests.megatron.pool import RankPool
 from tests.megatron.work import LAYOUTS, config_of
+from tests.rank_pool import RankPool
 from tests.rollouts.engines.embedded.tiny import CONFIGS
 
 # A vocabulary that is no multiple of anything: its padding must have no probability, and must not come out again.

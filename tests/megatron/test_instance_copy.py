@@ -17,9 +17,9 @@ from gyre.weights.manifest import layout_of
 from gyre.weights.publisher import Publisher
 from gyre.weights.server import ChunkServer
 from tests.megatron import work
-from tests.megatron.pool import RankPool
 from tests.megatron.test_hugging_face import FAMILIES, SEQUENCES
 from tests.megatron.work import LAYOUTS, config_of
+from tests.rank_pool import RankPool
 
 TOKEN = "only for this test"
 

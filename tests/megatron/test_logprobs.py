@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.megatron import work
-from tests.megatron.pool import RankPool
+from tests.rank_pool import RankPool
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -13,8 +13,8 @@ from gyre.workloads.loss_settings import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODE
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import learner_work
-from tests.megatron.pool import RankPool
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups
+from tests.rank_pool import RankPool
 
 LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.megatron import learner_work, test_actor, test_critic, work
-from tests.megatron.pool import RankPool
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups
+from tests.rank_pool import RankPool
 
 OPTIM = {"lr": 0.03, "eps": 0.03, "warmup_steps": 0, "epochs": 2, "mini_batches": 3}
 LOSSES: dict[str, dict[str, Any]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +70,24 @@ async def until(condition: Callable[[], Any], within_s: float = SOON_S) -> None:
             await asyncio.sleep(0.005)
 
 
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """What is inside takes no longer, but for the time that this process waited for a core, which is the machine's."""
+    began, waited = time.monotonic(), waited_for_a_core()
+    yield
+    took, held_up = time.monotonic() - began, waited_for_a_core() - waited
+    assert took - held_up < seconds, f"it took {took:.2f} s, {held_up:.2f} s of it waiting for a core"
+
+
+def waited_for_a_core() -> float:
+    """In seconds, all threads together; 0 where the system does not count it."""
+    waited_ns = 0
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            waited_ns += int((thread / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
 @dataclass
 class Plane:
     """The manager, which can be killed and started again over the same database."""
@@ -83,6 +102,15 @@ class Plane:
     peers: list[Wire] = field(default_factory=list)
     http: aiohttp.ClientSession | None = None
     manager: RolloutManager = field(init=False)
+
+    def change(self, **changed: Any) -> None:
+        """Settings of the manager that runs, and of those that come after it."""
+        self.settings = replace(self.settings, **changed)
+        self.manager.settings = self.settings
+
+    def end_restart_grace(self) -> None:
+        """As if it had passed: samples that nobody came back with are given out anew."""
+        self.manager._hold_until = min(self.manager._hold_until, self.manager._now())
 
     async def start(self, **changed: Any) -> RolloutManager:
         self.term += 1

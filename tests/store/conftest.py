@@ -11,7 +11,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from gyre.store import Store, open_store
+from tests.ports import free_port
 
 
 def _postgres_binaries() -> Path | None:
@@ -29,12 +29,6 @@ def _postgres_binaries() -> Path | None:
         return found[-1].parent
     on_path = shutil.which("initdb")
     return Path(on_path).parent if on_path else None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +48,7 @@ def postgres_server() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="gyre-pg-", dir="/tmp"))
     if user is not None:
         shutil.chown(folder, user)
-    data, port = folder / "data", _free_port()
+    data, port = folder / "data", free_port()
 
     def run(*command: str) -> None:
         subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, timeout=60)

@@ -13,6 +13,7 @@ import pytest
 from gyre.store import StepRow, open_store
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads import graph_trainer, retries
+from tests.rank_pool import RankPool
 from tests.workloads.toy_policy import toy_spec
 
 MakeJob = Callable[..., InProcessJob]
@@ -33,6 +34,14 @@ def steps_of(job: InProcessJob) -> list[StepRow]:
 
 def digests_of(job: InProcessJob) -> dict[int, str | None]:
     return {row.step: row.digest for row in steps_of(job)}
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Two processes that may be a gang's."""
+    made = RankPool(2, preload="tests.workloads.torch_workloads")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.advantages import advantages_of
 from gyre.workloads.group_book import tokens_of
 from gyre.workloads.torch.actor import TorchActor
+from tests.rank_pool import RankPool
 from tests.workloads.torch_workloads import CONFIG, PLAIN_GRADIENT, bind, rolled_out, step_of, steps_as_peer
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-7}
@@ -59,7 +58,7 @@ def shares_of(groups: list[Group], batches: list[MicroBatch], rank: int) -> list
 
 @pytest.mark.parametrize("mean", ["token-mean", "seq-mean-token-mean"])
 def test_whatever_the_stream_the_gradient_is_that_of_the_whole_batch(
-    groups: list[Group], mean: str, tmp_path: Path
+    groups: list[Group], ranks: RankPool, mean: str, tmp_path: Path
 ) -> None:
     config: dict[str, Any] = {**CONFIG, **PLAIN_GRADIENT, "loss": {"loss_agg_mode": mean}}
     ids = [group.id for group in groups]
@@ -71,20 +70,8 @@ def test_whatever_the_stream_the_gradient_is_that_of_the_whole_batch(
     cuts = [streamed(groups, seed) for seed in range(4)]
     assert len({tuple(batch.units for batch in cut) for cut in cuts}) == 4
     assert len({batch.counts.samples for cut in cuts for batch in cut}) > 3
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        calls = [
-            pool.apply_async(
-                steps_as_peer,
-                (rank, port, tmp_path, config, [shares_of(groups, cut, rank) for cut in cuts], ids),
-            )
-            for rank in range(2)
-        ]
-        results = [call.get(timeout=100) for call in calls]
-        pool.close()
-        pool.join()
+    shares = [[shares_of(groups, cut, rank) for cut in cuts] for rank in range(2)]
+    results = ranks.run(steps_as_peer, 2, tmp_path, config, shares, ids)
     for (mine, told), (other, _) in zip(*results, strict=True):
         np.testing.assert_array_equal(mine, other)
         np.testing.assert_allclose(mine, whole, **TOLERANCE)

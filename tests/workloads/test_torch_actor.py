@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
-
 import numpy as np
 import pytest
 import torch
@@ -195,7 +192,7 @@ def test_the_warm_start_runs_once_and_the_same_way(actor):
     assert twin.state() == actor.state() != {"step": 0, "trained": [], "digest": before}
 
 
-def test_two_ranks_train_as_one(groups):
+def test_two_ranks_train_as_one(groups, ranks):
     """Unequal and empty shares over two Gloo peers give one rank's weights; a disagreement is refused by both."""
     alone = bind(TorchActor())
     warm = alone.warm_start()
@@ -205,16 +202,7 @@ def test_two_ranks_train_as_one(groups):
         [[[], groups[3:4]], [groups[5:]]],
     ]
     group_ids = [ids(groups[:4]), ids(groups[4:])]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        calls = [
-            pool.apply_async(train_as_peer, (rank, 2, port, shares[rank], group_ids)) for rank in range(2)
-        ]
-        results = [call.get(timeout=60) for call in calls]
-        pool.close()
-        pool.join()
+    results = ranks.run(train_as_peer, 2, shares, group_ids)
     assert results[0]["state"] == results[1]["state"]
     assert results[0]["metrics"] == results[1]["metrics"]
     for result in results:

@@ -43,22 +43,22 @@ def rolled_out(actor: TorchActor, start: int, count: int, version: int = 0) -> l
 
 
 def train_as_peer(
-    rank: int, world_size: int, port: int, shares: list[list[list[Group]]], group_ids: list[list[int]]
+    rank: int, world_size: int, port: int, shares: list[list[list[list[Group]]]], group_ids: list[list[int]]
 ) -> dict[str, Any]:
-    """One rank of a gang, in a process of its own: warm start, then a step for each entry of `shares`, which is
-    this rank's micro-batches. Ends with a step whose micro-batches disagree, and reports how that was refused."""
+    """One rank of a gang, in a process of its own: warm start, then a step for each entry of `shares[rank]`, which
+    is this rank's micro-batches. Ends with a step whose micro-batches disagree, and reports how that was refused."""
     actor = bind(TorchActor(), rank=rank, world_size=world_size, master_addr="127.0.0.1", master_port=port)
     try:
         warm = actor.warm_start()
         metrics = []
-        for step, (micro_batches, ids) in enumerate(zip(shares, group_ids, strict=True), start=1):
+        for step, (micro_batches, ids) in enumerate(zip(shares[rank], group_ids, strict=True), start=1):
             actor.begin(step)
             for index, groups in enumerate(micro_batches):
                 actor.accumulate(groups, step=step, index=index)
             metrics.append(actor.apply(step=step, indices=len(micro_batches), group_ids=ids))
         weights = {name: p.detach().numpy().copy() for name, p in actor.model.named_parameters()}
         state = actor.state()
-        step = len(shares) + 1
+        step = len(shares[rank]) + 1
         if rank == 0:
             actor.accumulate([], step=step, index=0)
         try:
@@ -94,16 +94,23 @@ def step_of(
 
 
 def steps_as_peer(
-    rank: int, port: int, path: Path, config: dict[str, Any], cases: list[list[list[Group]]], ids: list[int]
+    rank: int,
+    world_size: int,
+    port: int,
+    path: Path,
+    config: dict[str, Any],
+    shares: list[list[list[list[Group]]]],
+    ids: list[int],
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """One of two ranks, in a process of its own: `step_of` for each case, which is this rank's micro-batches, from the
+    """One rank of a gang, in a process of its own: `step_of` for each entry of `shares[rank]`, from the
     same weights each time."""
-    actor = bind(TorchActor(), config, rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port)
+    where = {"master_addr": "127.0.0.1", "master_port": port}
+    actor = bind(TorchActor(), config, rank=rank, world_size=world_size, **where)
     try:
         found = []
-        for case in cases:
+        for micro_batches in shares[rank]:
             actor.restore(path)
-            found.append(step_of(actor, case, ids))
+            found.append(step_of(actor, micro_batches, ids))
         return found
     finally:
         actor.teardown()

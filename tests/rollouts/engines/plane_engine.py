@@ -4,7 +4,7 @@
 
 Its tokens are a hash of everything before them, of the seed and of the weights' bytes, so that whoever goes on from
 somewhere gives the same. It does what files in the folder `--say DIR` tell it: `die` kills it, `hang` makes it
-silent, `fail` makes every request a 500.
+silent, `fail` makes every request a 500, `hold` has a number in it and holds each sample once it is so long.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ class Engine:
     def told(self, word: str) -> bool:
         return (self.say / word).exists()
 
+    def stands(self) -> bool:
+        return self.paused or self.told("hang")
+
+    def holds(self, length: int) -> bool:
+        try:
+            return length >= int((self.say / "hold").read_text())
+        except FileNotFoundError:
+            return False
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         if self.told("fail"):
@@ -64,7 +73,7 @@ class Engine:
         try:
             while True:
                 await asyncio.sleep(self.asked.delay)
-                while self.paused or self.told("hang"):  # noqa: ASYNC110
+                while self.stands() or (self.holds(len(ids)) and not aborted.is_set()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 finish: dict[str, Any] | None = None
                 new: list[int] = []

@@ -1,7 +1,9 @@
 """A process that stands in for an engine: it takes a while, serves `/ready`, and can be told to be difficult.
 
-    python stand_in.py --port N [--say TEXT] [--exit-after S CODE] [--never-ready] [--lose WORDS]
+    python stand_in.py --port N [--say TEXT] [--exit-soon CODE] [--never-ready] [--lose WORDS]
         [--stubborn] [--children] [--segment FILE]
+
+On SIGUSR2 it does what `--lose` says, or exits with status 3.
 
 It prints `pid N` for itself and each process that it starts.
 """
@@ -22,7 +24,6 @@ SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); t
 
 
 def lose(words: str) -> None:
-    time.sleep(1.0)
     for part in (words[:5], words[5:]):
         sys.stderr.write(part)
         sys.stderr.flush()
@@ -34,11 +35,9 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--say", default="")
-    parser.add_argument("--exit-after", type=float, nargs=2)
+    parser.add_argument("--exit-soon", type=int, metavar="CODE", help="after a tenth of a second")
     parser.add_argument("--never-ready", action="store_true")
-    parser.add_argument(
-        "--lose", metavar="WORDS", help="say them a second after the start, in two parts, and go on"
-    )
+    parser.add_argument("--lose", metavar="WORDS", help="on SIGUSR2 say them, in two parts, and go on")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--segment", help="map this file, and leave it behind")
     parser.add_argument("--children", action="store_true", help="start two, one in a session of its own")
@@ -61,12 +60,9 @@ def main() -> None:
             starter = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}], "
             starter += f"start_new_session={apart}); print('pid', p.pid, flush=True)"
             subprocess.run([sys.executable, "-c", starter], check=True)
-    if asked.exit_after:
-        after_s, code = asked.exit_after
-        threading.Thread(target=lambda: (time.sleep(after_s), os._exit(int(code))), daemon=True).start()
-
-    if asked.lose:
-        threading.Thread(target=lose, args=(asked.lose,), daemon=True).start()
+    if asked.exit_soon is not None:
+        threading.Thread(target=lambda: (time.sleep(0.1), os._exit(asked.exit_soon)), daemon=True).start()
+    signal.signal(signal.SIGUSR2, lambda *_: lose(asked.lose) if asked.lose else os._exit(3))
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from tests.ports import free_port
 from tests.rollouts.engines.conformance import EngineConformance, EngineUnderTest
 from tests.rollouts.engines.tiny_model import write_tiny_model
 
@@ -21,9 +21,7 @@ from tests.rollouts.engines.tiny_model import write_tiny_model
 @contextlib.asynccontextmanager
 async def serving(model: Path, *flags: str) -> AsyncIterator[str]:
     """The URL of an engine in a process of its own, which ends with the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gyre.rollouts.engines.embedded"),
         *("--model-path", str(model), "--port", str(port), "--weight-version", "1", *flags),

@@ -1,17 +1,18 @@
 """Processes that stay up over the tests and take the ranks of one layout after another.
 
-They are forked from one that has imported torch and Megatron, so that four of them cost one import.
+They are forked from one that has imported what they need, so that four of them cost one import.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from tests.ports import free_port
 
 START_WITHIN_S = 90.0
 ENDS_WITHIN_S = 60.0
@@ -19,9 +20,10 @@ OTHERS_END_WITHIN_S = 3.0
 
 
 class RankPool:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, preload: str) -> None:
+        """`preload` is a module. Of two pools in one process the first one's counts; ranks import what they lack."""
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.megatron.preload"])
+        self._context.set_forkserver_preload([preload])
         self._workers = [self._start() for _ in range(size)]
 
     def _start(self) -> tuple[Any, Any]:
@@ -81,12 +83,6 @@ class RankPool:
             process.join(10)
             if process.is_alive():
                 process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve(pipe: Connection) -> None:
