@@ -383,6 +383,20 @@ def reference_logprobs(
         reference.teardown()
 
 
+def scores(rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]) -> list[float]:
+    from gyre.workloads.megatron.reward_model import MegatronRewardModel
+
+    model = MegatronRewardModel()
+    model.context = WorkloadContext("j", "reward", 1, 2, config=config)
+    model.setup()
+    try:
+        assert not hasattr(model.policy, "optimizer")
+        assert model.score([]) == []
+        return [sample.reward for group in model.score(groups) for sample in group.samples]
+    finally:
+        model.teardown()
+
+
 def refused_layout(rank: int, ranks: int, port: int, config: dict[str, Any]) -> list[str]:
     """Why an actor of this layout does not start; and why a second one does not, beside one that did."""
     from gyre.errors import ConfigError

@@ -13,10 +13,11 @@ _EXPORTS = {
     "MegatronActor": "actor",
     "MegatronCritic": "critic",
     "MegatronReference": "reference",
+    "MegatronRewardModel": "reward_model",
     "MegatronSettings": "settings",
 }
 
-__all__ = ["MegatronActor", "MegatronCritic", "MegatronReference", "MegatronSettings"]
+__all__ = ["MegatronActor", "MegatronCritic", "MegatronReference", "MegatronRewardModel", "MegatronSettings"]
 
 
 def __getattr__(name: str) -> Any:

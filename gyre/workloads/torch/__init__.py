@@ -15,6 +15,7 @@ _EXPORTS = {
     "TorchActor": "actor",
     "TorchCritic": "critic",
     "TorchReference": "reference",
+    "TorchRewardModel": "reward_model",
     "TorchRollout": "rollout",
     "TorchSettings": "settings",
 }
@@ -25,6 +26,7 @@ __all__ = [
     "TorchActor",
     "TorchCritic",
     "TorchReference",
+    "TorchRewardModel",
     "TorchRollout",
     "TorchSettings",
 ]

@@ -79,7 +79,7 @@ def first_weights(
     """
     found = SafetensorsFolder(folder)
     if found:
-        found.refuse_others_than(architecture, head=head)
+        found.refuse_others_than(architecture, head=HEAD if head else None)
         return found
     others = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
     if others:
@@ -88,6 +88,22 @@ def first_weights(
             hint="Save the model with transformers' save_pretrained, which writes safetensors.",
         )
     return SeededWeights(architecture, seed, device)
+
+
+def score_weights(folder: Path, architecture: Architecture) -> Callable[[str], Tensor]:
+    """What a reward model's folder holds, its score as a value head without a bias.
+
+    Raises WeightMismatch as `first_weights`, and where there are no weights or no score.
+    """
+    found = SafetensorsFolder(folder)
+    if not found:
+        raise WeightMismatch(
+            f"{folder} holds no weights as safetensors.", hint="A reward model is not drawn from a seed."
+        )
+    found.refuse_others_than(architecture, head=SCORE)
+    return lambda name: (
+        torch.zeros(1) if name == VALUE_BIAS else found(SCORE if name == VALUE_WEIGHT else name)
+    )
 
 
 class SafetensorsFolder:
@@ -112,12 +128,14 @@ class SafetensorsFolder:
         """Whether there are weights in it."""
         return bool(self._where)
 
-    def refuse_others_than(self, architecture: Architecture, *, head: bool = True) -> None:
+    def refuse_others_than(self, architecture: Architecture, *, head: str | None = HEAD) -> None:
         """Raises WeightMismatch unless it holds all tensors of the architecture, each of its shape, and no others. It
-        reads none of them."""
+        reads none of them. `head` is the output layer that is wanted; None takes any."""
         wanted = expected_shapes(architecture)
-        if not head:
+        if head != HEAD:
             wanted.pop(HEAD, None)
+        if head == SCORE:
+            wanted[SCORE] = (1, architecture.hidden)
         missing = sorted(wanted.keys() - self._where.keys())
         unknown = sorted(
             name for name in self._where.keys() - wanted.keys() if not _is_of_no_use(name, wanted)

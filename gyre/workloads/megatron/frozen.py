@@ -1,0 +1,92 @@
+"""A folder's model in Megatron-core that is asked and never trained: what the reference and the reward model share.
+
+A vertex of such a role holds the whole model; several of them share the samples, not the model.
+
+This module must not know what is asked. It imports Megatron when it is set up, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from gyre.workloads.base import BaseWorkload
+from gyre.workloads.megatron.devices import device_of, dtype_of
+from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.torch.settings import TorchSettings
+
+if TYPE_CHECKING:
+    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.workloads.megatron.learner import Source
+    from gyre.workloads.megatron.packing import Pass, Row
+
+
+class FrozenModel(BaseWorkload):
+    """On the device and in the precision of `config.megatron`, with its `pass_tokens`."""
+
+    VALUES: ClassVar[bool] = False
+    """Whether the model gives values instead of logits."""
+
+    def model_folder(self, layout: MegatronSettings) -> Path:
+        """Raises ConfigError where none is named."""
+        raise NotImplementedError
+
+    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> Source:
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        self.settings = TorchSettings.read(self.config)
+        layout = MegatronSettings.read(self.config)
+        path = self.model_folder(layout)
+        self.layout = replace(layout, tensor_parallel=1, pipeline_parallel=1, sequence_parallel=False)
+        torch.set_num_threads(self.settings.threads)
+        device = device_of(self.layout)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        from gyre.workloads.megatron.seam import open_seam
+
+        seam = open_seam(device)
+        from gyre.workloads.megatron.config import architecture_from
+        from gyre.workloads.megatron.parallel import Ranks
+        from gyre.workloads.megatron.policy import MegatronPolicy
+        from gyre.workloads.torch.folder import read_config
+
+        self.architecture = architecture_from(read_config(path), str(path))
+        source = self.weights_in(path, self.architecture, device)
+        if self.VALUES:
+            self.architecture = replace(self.architecture, tied=False)  # the head is a value's
+        self.ranks = Ranks(
+            replace(self.context, rank=0, world_size=1),
+            self.layout,
+            device=device,
+            timeout_s=self.settings.collective_timeout_s,
+            seed=self.settings.seed,
+        )
+        self.policy = MegatronPolicy(
+            self.architecture,
+            self.layout,
+            self.settings.optim,
+            self.ranks,
+            source,
+            device=device,
+            dtype=dtype_of(self.layout, device),
+            seam=seam,
+            trains=False,
+            values=self.VALUES,
+        )
+
+    def teardown(self) -> None:
+        if hasattr(self, "ranks"):  # none before they were joined
+            self.ranks.close()
+
+    def passes(self, rows: list[Row]) -> Iterator[Pass]:
+        """The rows packed, with a tick after each pass."""
+        from gyre.workloads.megatron.packing import pack
+
+        for part in pack(rows, max_tokens=self.layout.pass_tokens):
+            yield part
+            self.report_progress()

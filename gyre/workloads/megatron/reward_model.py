@@ -1,0 +1,46 @@
+"""A reward model in Megatron-core; what one is, is `gyre.workloads.torch.reward_model`.
+
+This module imports Megatron when it is set up, not before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from gyre.rollouts.samples import Group
+from gyre.workloads.base import operator
+from gyre.workloads.megatron.frozen import FrozenModel
+from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.torch.folder import score_weights
+from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens, take_rewards
+
+if TYPE_CHECKING:
+    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.workloads.megatron.learner import Source
+
+
+class MegatronRewardModel(FrozenModel):
+    """As `TorchRewardModel`, packed, on `config.megatron`'s device and in its precision. A vertex holds all of it."""
+
+    VALUES: ClassVar[bool] = True
+
+    def model_folder(self, layout: MegatronSettings) -> Path:
+        return reward_model_folder(self.config)
+
+    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> Source:
+        return score_weights(folder, architecture)
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        """As `TorchRewardModel.score`."""
+        from gyre.workloads.megatron.packing import Row
+
+        asked = scored_tokens(groups, self.architecture.vocab)
+        found = [
+            self.policy.token_values([part])[0].float().cpu()
+            for part in self.passes([Row(row.prompt_ids, row.token_ids) for row in asked])
+        ]
+        return take_rewards(groups, torch.cat(found).tolist() if found else [])

@@ -1,0 +1,110 @@
+"""A reward model in plain torch: a decoder with one number at the end of a conversation instead of logits.
+
+It is a folder in Hugging Face's layout, as `…ForSequenceClassification` with one label saves it: the decoder, and
+`score.weight` `[1, hidden]`. What it says of a sample is its number at the sample's last token, after the prompt and
+everything before. It reads the policy's own tokens, so it must have the policy's tokenizer.
+
+This module must not know what the rewards are used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gyre.errors import ConfigError
+from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
+from gyre.rollouts.samples import Group
+from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.settings import read_settings
+from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT, architecture_in, score_weights
+from gyre.workloads.torch.hugging_face import config_from, from_names
+from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
+from gyre.workloads.torch.model import ValueModel
+from gyre.workloads.torch.policy import load_parameters
+from gyre.workloads.torch.settings import TorchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModelSettings:
+    """The section `config.reward_model`."""
+
+    path: str = ""
+    """The reward model's folder."""
+
+
+class TorchRewardModel(BaseWorkload):
+    """Scores with the model in `config.reward_model.path`, in float32 on the CPU."""
+
+    def setup(self) -> None:
+        self.settings = TorchSettings.read(self.config)
+        torch.set_num_threads(self.settings.threads)
+        folder = reward_model_folder(self.config)
+        self.architecture = replace(architecture_in(folder), tied=True)  # a policy's head is of no interest
+        shape = config_from(self.architecture)
+        source = score_weights(folder, self.architecture)
+        named = {name: source(name).float() for name in expected_shapes(self.architecture)}
+        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, shape).items()}
+        self.model = ValueModel(shape)
+        load_parameters(
+            self.model, tensors | {name: source(name).float() for name in (VALUE_WEIGHT, VALUE_BIAS)}
+        )
+        self.model.eval().requires_grad_(False)
+
+    @operator
+    @torch.no_grad()
+    def score(self, groups: list[Group]) -> list[Group]:
+        """The same groups, with `reward` set on every sample, whether it ended by itself or was cut off.
+
+        Raises ConfigError for a token that the model does not have.
+        """
+        found: list[float] = []
+        for group in groups:
+            rows = scored_tokens([group], self.architecture.vocab)
+            if rows:
+                found += token_values(self.model, pad_rows(rows))[:, 0].tolist()
+            self.report_progress()
+        return take_rewards(groups, found)
+
+
+def reward_model_folder(config: Mapping[str, Any]) -> Path:
+    """Raises ConfigError where none is named."""
+    path = read_settings(RewardModelSettings, config.get("reward_model", {}), "config.reward_model").path
+    if not path:
+        raise ConfigError(
+            "config.reward_model.path is missing.",
+            hint="Name the folder of a model for sequence classification with one label.",
+        )
+    return Path(path)
+
+
+def scored_tokens(groups: Sequence[Group], vocab: int) -> list[TokenRow]:
+    """Of every sample, in the order of groups and samples, a row whose one predicted token follows all of its own.
+
+    Raises ConfigError for a token beyond the `vocab` tokens of the reward model.
+    """
+    nothing = np.zeros(1, dtype=np.int32)  # what is predicted is of no interest; where it would be, is
+    rows = []
+    for group in groups:
+        for sample in group.samples:
+            tokens = np.concatenate([group.prompt_ids, sample.token_ids])
+            if tokens.max(initial=0) >= vocab:
+                raise ConfigError(
+                    f"group {group.id} has token {tokens.max()}; the reward model has {vocab} tokens.",
+                    hint="A reward model reads the policy's tokens: it must have the same tokenizer.",
+                )
+            rows.append(TokenRow(tokens, nothing))
+    return rows
+
+
+def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:
+    rewards = iter(found)
+    for group in groups:
+        for sample in group.samples:
+            sample.reward = next(rewards)
+    return groups
