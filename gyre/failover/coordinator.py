@@ -84,12 +84,15 @@ class FailoverCoordinator:
 
     @staticmethod
     def is_repeated(state: JobState, event: e.Event) -> bool:
-        """A report that is already in the journal, or one of a vertex that has been replaced."""
+        """A report that is already in the journal, one of a vertex that has been replaced, or one that its
+        predecessor made already."""
         if isinstance(event, e.MasterHung):
             incident = state.incidents.get(f"master-{state.job.epoch}")
             return incident is None or incident.cause == Cause.SILENT
         if not isinstance(event, e.REPORTED) or not event.report:
             return False
+        if isinstance(event, e.GangRestored) and 0 < event.number <= state.job.restored.get(event.role, 0):
+            return True
         teller = state.vertices.get(e.reporter_of(event))
         return teller is None or teller.incarnation != event.incarnation or event.report <= teller.reported
 
@@ -620,10 +623,16 @@ class FailoverCoordinator:
             "checkpoint_step": event.checkpoint_step,
             "seconds": event.seconds,
         }
+        if event.number:
+            draft.set_job(restored={**draft.job.restored, event.role: event.number})
         first = draft.vertices.get(f"{event.role}-0")
         if first is None:
             return ()
-        about = [one for one in draft.incidents.values() if first.id in one.region]
+        about = [
+            one
+            for one in draft.incidents.values()
+            if first.id in one.region and not self._took_away(one, event.gang, first.id)
+        ]
         last = max(about, key=lambda incident: (incident.at, incident.id), default=None)
         if last is not None and "restored" not in last.evidence:
             draft.set_incident(replace(last, evidence={**last.evidence, "restored": told}))
@@ -640,6 +649,10 @@ class FailoverCoordinator:
                 recovered=True,
             )
         return ()
+
+    def _took_away(self, incident: Incident, gang: int, first: str) -> bool:
+        """Whether the incident ended the gang of this incarnation, or a later one; its ranks restart together."""
+        return 0 < gang <= incident.incarnation and incident.vertex in self._regions(first)
 
     def _evaluated(self, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
         return ()

@@ -165,15 +165,18 @@ class CheckpointCommitted(Event):
 class GangRestored(Event):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
-    it took."""
+    it took, None where the trainer that did it died before it could tell. `gang` is the incarnation of the first rank.
+    `number` counts the job's restores: a later trainer tells the last ones of an earlier one again."""
 
     incarnation: int
     role: str
     source: str
     step: int
     checkpoint_step: int
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     report: int = 0
+    gang: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

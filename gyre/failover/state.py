@@ -131,6 +131,8 @@ class JobRecord:
     """The newest published policy version; -1 before the first. It only grows."""
     checkpoint_step: int = -1
     checkpoint_path: str = ""
+    restored: dict[str, int] = field(default_factory=dict)
+    """The number of the last restore of each role that had one."""
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job, for the screen."""
@@ -193,7 +195,10 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None where the state has none."""
     kind, name = key
     if kind == "job":
-        return asdict(state.job)
+        row = asdict(state.job)
+        if not row["restored"]:
+            del row["restored"]  # rows from before there was any have none
+        return row
     if kind == "budget":
         uses = state.uses.get(name)
         return None if uses is None else {"uses": list(uses)}

@@ -44,7 +44,8 @@ class _Queued:
     entry: Entry
     state: JobState
     issued: list[Issued]
-    done: asyncio.Future[int]
+    told: list[asyncio.Future[int]]
+    """Done when it is written."""
 
 
 def entry_of(
@@ -153,11 +154,15 @@ class JobContext:
     def submit(
         self, event: Event, *, cause: str | None = None, actor: str = "master", event_id: str | None = None
     ) -> asyncio.Future[int]:
-        """Decide an event. The future is done with its seq when it is in the journal."""
+        """Decide an event. The future is done with its seq when it is in the journal; for one that is repeated, when
+        all before it is, which holds what it repeats."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
         if self.coordinator.is_repeated(self.state, event):
-            done.set_result(self.seq)
+            if self._queued:
+                self._queued[-1].told.append(done)
+            else:
+                done.set_result(self.seq)
             return done
         now = self._clock()
         decision = self.coordinator.decide(self.state, event, now)
@@ -179,7 +184,7 @@ class JobContext:
         self._finished = []
         self._next_seq += 1
         self.state = decision.state
-        queued = _Queued(entry, decision.state, issued, done)
+        queued = _Queued(entry, decision.state, issued, [done])
         self._queued.append(queued)
         if not self._retrying:
             self._write(queued)
@@ -219,8 +224,9 @@ class JobContext:
             self.seq = queued.entry.seq
             self.error = ""
             self.news.notify_all()
-        if not queued.done.done():
-            queued.done.set_result(queued.entry.seq)
+        for done in queued.told:
+            if not done.done():
+                done.set_result(queued.entry.seq)
         self._on_commit()
         if queued.issued:
             self._on_commands(queued.issued)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from gyre.store import (
     GroupRow,
     LedgerStore,
     MicroBatchRow,
+    RestoreRow,
     RolloutStore,
     StepRow,
     open_store,
@@ -47,6 +48,22 @@ class RecordedBatch:
     @property
     def ids(self) -> list[int]:
         return sorted(group_id for share in self.shares for group_id in share)
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Ranks of a role that could not go on from where they stood, and what their state comes from. `gang` is the
+    incarnation of the first rank; `number` counts a job's restores from 1."""
+
+    number: int
+    role: str
+    gang: int
+    source: str
+    checkpoint_step: int
+    step: int | None = None
+    """What they were brought back to; None where that is under way, or was when the trainer died."""
+    seconds: float | None = None
+    """How long it took, where whoever began it lived to tell."""
 
 
 @dataclass(slots=True)
@@ -69,6 +86,9 @@ class Recovered:
     """Drawn, and to be generated: the oldest policy version that each was asked of, where it was told."""
     replaced: dict[int, int] = field(default_factory=dict)
     """Groups that were set aside, and those in their place."""
+    restores: dict[str, Restore] = field(default_factory=dict)
+    """The last one of each role that had to be brought back."""
+    restore_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,8 @@ class SampleLedger:
             trained=frozenset(trained),
             queued=queued,
             replaced=rows.replaced,
+            restores={row.role: Restore(**asdict(row)) for row in rows.restores},
+            restore_count=rows.restores[-1].number if rows.restores else 0,
         )
 
     def drawn(self, group_ids: Sequence[int], cursor: int) -> None:
@@ -225,6 +247,10 @@ class SampleLedger:
             checkpoint=CheckpointRow(step, str(path), now),
             drop_payloads_through_step=step,
         )
+
+    def restore(self, restore: Restore) -> None:
+        """How far it has come: written before anything is done to the ranks, and when it is done."""
+        self._store.write(self._term, restore=RestoreRow(**asdict(restore)))
 
     def account(self) -> Account:
         return account_of(self._store)

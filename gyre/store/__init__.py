@@ -20,6 +20,7 @@ from gyre.store.ledger import (
     LedgerRows,
     LedgerStore,
     MicroBatchRow,
+    RestoreRow,
     StepRow,
 )
 from gyre.store.rollouts import RolloutRows, RolloutStore
@@ -41,6 +42,7 @@ __all__ = [
     "LedgerRows",
     "LedgerStore",
     "MicroBatchRow",
+    "RestoreRow",
     "RolloutRows",
     "RolloutStore",
     "StepRow",

@@ -20,7 +20,7 @@ This file must not know what is in a payload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, literal_column, select, text, update
@@ -93,9 +93,25 @@ class DiscardRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreRow:
+    """Ranks of a role are brought back from `source`; `gang` is the incarnation of the first of them. `number` counts a
+    ledger's restores from 1. A `step` of None says that it was begun, and not how it ended; `seconds` is None where
+    whoever began it did not live to tell."""
+
+    number: int
+    role: str
+    gang: int
+    source: str
+    checkpoint_step: int
+    step: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRows:
     """What a new writer starts from. `groups` are those not covered, by id, with their payloads, and `micro_batches`
-    those of steps that are not. `replaced` maps groups that were set aside to those in their place."""
+    those of steps that are not. `replaced` maps groups that were set aside to those in their place, and `restores` are
+    by number."""
 
     term: int
     cursor: int
@@ -105,6 +121,7 @@ class LedgerRows:
     micro_batches: list[MicroBatchRow] = field(default_factory=list)
     discards: int = 0
     replaced: dict[int, int] = field(default_factory=dict)
+    restores: list[RestoreRow] = field(default_factory=list)
 
     @property
     def covered_step(self) -> int | None:
@@ -146,6 +163,7 @@ class LedgerStore:
         self._upsert_checkpoint = database.upsert(tables.ledger_checkpoints)
         self._upsert_micro_batches = database.upsert(tables.ledger_micro_batches)
         self._upsert_discards = database.upsert(tables.ledger_discards)
+        self._upsert_restore = database.upsert(tables.ledger_restores)
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -166,6 +184,7 @@ class LedgerStore:
         checkpoint: CheckpointRow | None = None,
         micro_batches: Sequence[MicroBatchRow] = (),
         discards: Sequence[DiscardRow] = (),
+        restore: RestoreRow | None = None,
         cursor: int | None = None,
         drop_payloads_through_step: int | None = None,
         rewind_to_step: int | None = None,
@@ -213,6 +232,8 @@ class LedgerStore:
                 connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
             if discards:
                 connection.execute(self._upsert_discards, self._discard_rows(discards))
+            if restore is not None:
+                connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
             if checkpoint is not None:
                 check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
                 connection.execute(
@@ -414,6 +435,12 @@ class LedgerStore:
                     discards.c.job_id == self.job_id, discards.c.replaced_by.is_not(None)
                 )
             ).all()
+            restores = tables.ledger_restores
+            restore_rows = connection.execute(
+                select(*(restores.c[item.name] for item in fields(RestoreRow)))
+                .where(restores.c.job_id == self.job_id)
+                .order_by(restores.c.number)
+            ).all()
         return LedgerRows(
             term=head[0] if head else 0,
             cursor=head[1] if head else 0,
@@ -444,6 +471,7 @@ class LedgerStore:
             ],
             discards=count or 0,
             replaced={old: new for old, new in replaced if new is not None},
+            restores=[RestoreRow(*row) for row in restore_rows],
         )
 
     def audit(self) -> LedgerAudit:

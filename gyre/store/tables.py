@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0003"
+HEAD = "0004"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001", "0002", "0003")
+KNOWN_REVISIONS = ("0001", "0002", "0003", "0004")
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
@@ -205,6 +205,19 @@ ledger_discards = Table(
     Column("replaced_by", BigInteger),
     Column("evidence", Text, nullable=False),
     Column("at", Float, nullable=False),
+)
+
+ledger_restores = Table(
+    "gyre_ledger_restores",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("role", Text, nullable=False),
+    Column("gang", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("checkpoint_step", BigInteger, nullable=False),
+    Column("step", BigInteger),
+    Column("seconds", Float),
 )
 
 rollouts = Table(

@@ -213,7 +213,9 @@ class GangKeeper:
         steps = {state["step"] for state in states}
         living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
         at: int = max(steps)
-        if not living or at < max(checkpoint_step, 1) or at > target + (not exactly):
+        goes_on = living and max(checkpoint_step, 1) <= at <= target + (not exactly)
+        self._restoring.tell_earlier(gang, at if goes_on else None)
+        if not goes_on:
             at = self._restoring.restore(
                 gang,
                 states,

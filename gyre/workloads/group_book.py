@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gyre.rollouts.ledger import RecordedBatch, SampleLedger
+from gyre.rollouts.ledger import RecordedBatch, Restore, SampleLedger
 from gyre.rollouts.policies.batching import deal
 from gyre.rollouts.samples import Group
 from gyre.workloads.places import Places
@@ -49,6 +49,9 @@ class GroupBook:
         self.tokens = sum(int(row.get("tokens", 0)) for row in found.metrics.values())
         self._places = Places(found.replaced)
         self.set_aside_count = len(found.replaced)
+        self.restores = found.restores
+        """The last restore of each role that had one."""
+        self._restore_count = found.restore_count
         self._add_steps_without_record(found.trained, list(found.metrics))
 
     def _add_steps_without_record(self, trained: frozenset[int], steps: Sequence[int]) -> None:
@@ -195,6 +198,25 @@ class GroupBook:
                 intervals.append([start, end])
             start = end + 1
         return intervals
+
+    def restoring(self, role: str, gang: int, source: str, checkpoint_step: int) -> Restore:
+        """The ranks' state is about to come from `source`. In place of the role's last one, where that came to
+        nothing."""
+        last = self.restores.get(role)
+        if last is not None and last.step is None:
+            number = last.number
+        else:
+            number = self._restore_count = self._restore_count + 1
+        return self._write_restore(Restore(number, role, gang, source, checkpoint_step))
+
+    def restored(self, restore: Restore, step: int, seconds: float | None) -> Restore:
+        """It is there, of `step`. `seconds` is how long it took, None where nobody knows."""
+        return self._write_restore(replace(restore, step=step, seconds=seconds))
+
+    def _write_restore(self, restore: Restore) -> Restore:
+        self._ledger.restore(restore)
+        self.restores[restore.role] = restore
+        return restore
 
     def checkpointed(self, step: int, path: Path) -> None:
         """A complete checkpoint is on disk; what it covers is forgotten."""

@@ -9,7 +9,10 @@
 Invariants:
 - *never a mixture*: a source gives all ranks a state of one step, or is not used;
 - *nothing is lost in silence*: which source it was is an event, `GangRestored`, and stands in the incident; a lost
-  optimizer is an incident of its own.
+  optimizer is an incident of its own;
+- *told once*: also where the trainer dies in between, or before the master has heard of it. The ledger knows of it
+  before anything is done to the ranks; a later trainer finds out how it ended and tells it again, by its number, of
+  which the master takes one.
 
 This module must not know how ranks keep or read a state.
 """
@@ -22,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gyre.rollouts.ledger import Restore
 from gyre.workloads.gang import Gang, GangLost
 from gyre.workloads.group_book import GroupBook
 from gyre.workloads.weight_copy import WeightCopy
@@ -50,6 +54,19 @@ class Restoring:
         self._find_copy = find_copy
         self._report = report
         self._copy_within_s = copy_within_s
+        self._told: set[int] = set()
+        """The numbers of what this trainer has told."""
+
+    def tell_earlier(self, gang: Gang, at: int | None) -> None:
+        """Tell what an earlier trainer may not have lived to tell. `at` is the step of the ranks where they can go on
+        from it, None where they cannot. When a restore of these ranks began they could not: so it came to its end."""
+        last = self._book.restores.get(gang.role)
+        if last is None or last.number in self._told:
+            return
+        if last.step is None and at is not None and last.gang == gang.members[0][1]:
+            last = self._book.restored(last, at, None)
+        if last.step is not None:
+            self._tell(last)
 
     def restore(
         self,
@@ -64,15 +81,21 @@ class Restoring:
         """Bring all ranks to one step beyond or at `checkpoint_step`, at most `at_most`; which. `states` are the ranks'
         own; `has_copies`: the policy is these ranks' alone, so that instances have all that there is to train. Raises
         as the gang's calls."""
-        began = time.monotonic()
-        source, why_not = "memory", ""
-        at = self._from_memory(gang, states, checkpoint_step, at_most)
+        began, why_not, at = time.monotonic(), "", None
+
+        def begin(source: str) -> Restore:
+            return self._book.restoring(gang.role, gang.members[0][1], source, checkpoint_step)
+
+        if all(state.get("memory") for state in states):
+            restore = begin("memory")
+            at = self._from_memory(gang, checkpoint_step, at_most)
         if at is None and has_copies and self._takes_weights and not checkpoint.is_dir():
             copy, why_not = self._wait_for_copy(gang, checkpoint_step)
             if copy is not None:
-                source, at = "instance", self._from_copy(gang, copy)
+                restore = begin("instance")
+                at = self._from_copy(gang, copy)
         if at is None:
-            source, at = "disk", checkpoint_step
+            restore, at = begin("disk"), checkpoint_step
             try:
                 gang.call("restore", checkpoint, timeout_s=self._timeout_s)
             except GangLost as lost:
@@ -81,21 +104,23 @@ class Restoring:
                 member, method, failure = lost.blamed
                 told = f"{failure.error}\nNo weights of an instance were taken instead: {why_not}."
                 raise GangLost((member, method, replace(failure, error=told))) from lost
-        self._report(
-            "GangRestored",
-            role=gang.role,
-            source=source,
-            step=at,
-            checkpoint_step=checkpoint_step,
-            seconds=round(time.monotonic() - began, 3),
-        )
+        self._tell(self._book.restored(restore, at, round(time.monotonic() - began, 3)))
         return at
 
-    def _from_memory(
-        self, gang: Gang, states: Sequence[dict[str, Any]], checkpoint_step: int, at_most: int
-    ) -> int | None:
-        if not all(state.get("memory") for state in states):
-            return None
+    def _tell(self, restore: Restore) -> None:
+        self._told.add(restore.number)
+        self._report(
+            "GangRestored",
+            role=restore.role,
+            source=restore.source,
+            step=restore.step,
+            checkpoint_step=restore.checkpoint_step,
+            seconds=restore.seconds,
+            gang=restore.gang,
+            number=restore.number,
+        )
+
+    def _from_memory(self, gang: Gang, checkpoint_step: int, at_most: int) -> int | None:
         found = gang.call(
             "restore_from_memory", newer_than=checkpoint_step - 1, at_most=at_most, timeout_s=self._timeout_s
         )

@@ -44,6 +44,43 @@ def test_weights_without_an_optimizer_are_an_incident(restarted: History) -> Non
     assert "what its optimizer had learnt is lost" in second.decision
 
 
+def numbered(history: History, number: int, *, gang: int, role: str = "actor") -> None:
+    history.report(
+        e.GangRestored,
+        role=role,
+        source="instance",
+        step=7,
+        checkpoint_step=4,
+        seconds=None,
+        gang=gang,
+        number=number,
+    )
+
+
+def test_what_the_trainers_successor_tells_again_is_taken_once(restarted: History) -> None:
+    numbered(restarted, 1, gang=2)
+    restarted.lose("trainer-0")
+    restarted.start_all()
+    before = restarted.state
+    numbered(restarted, 1, gang=2)
+    assert restarted.state is before
+    numbered(restarted, 1, gang=2, role="rollout")
+    assert restarted.state.job.restored == {"actor": 1, "rollout": 1}, "each role by itself"
+
+
+def test_what_is_told_late_stands_in_the_incident_of_its_own_gang(restarted: History) -> None:
+    """The ranks died again, and the trainer with them, before the first restore was heard of."""
+    restarted.lose("actor-0")
+    restarted.lose("trainer-0")
+    restarted.start_all()
+    numbered(restarted, 1, gang=2)
+    numbered(restarted, 2, gang=3)
+    of_actor = [one for one in restarted.state.incidents.values() if one.region == ("actor-0", "actor-1")]
+    assert [(one.incarnation, "restored" in one.evidence) for one in of_actor] == [(1, True), (2, True)]
+    lost = [one for one in restarted.state.incidents.values() if one.cause == "checkpoint_lost"]
+    assert len(lost) == 2
+
+
 def test_a_role_that_is_no_more_is_left_alone(restarted: History) -> None:
     before = restarted.state
     restarted.report(e.GangRestored, role="gone", source="instance", step=7, checkpoint_step=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,26 @@ def test_a_repeated_report_is_done_at_once_and_not_written(bench: Bench) -> None
 
     bench.run(scenario)
     assert len(bench.store.journal("j1").events()) == 2
+
+
+def test_a_repeated_report_is_done_no_sooner_than_what_it_may_repeat(bench: Bench) -> None:
+    """What a vertex is told to forget is in the journal, also where the last of its reports is not written again."""
+    restored = e.GangRestored(1, "actor", "memory", step=3, checkpoint_step=2, gang=2, number=1)
+
+    async def scenario() -> None:
+        context = await bench.opened()
+        context.submit(e.JobSubmitted("j1", "small", ROLES))
+        first = context.submit(replace(restored, report=1))
+        step = context.submit(e.StepCompleted(1, step=4, version=4, report=2))
+        again = context.submit(replace(restored, report=3))
+        assert not again.done()
+        assert await again == 3
+        assert first.done()
+        assert step.done()
+
+    bench.run(scenario)
+    kinds = [event.kind for event in bench.store.journal("j1").events()]
+    assert kinds == ["JobSubmitted", "GangRestored", "StepCompleted"]
 
 
 def test_a_successor_has_the_state_and_what_was_left_undone(bench: Bench) -> None:

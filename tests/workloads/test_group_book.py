@@ -56,6 +56,25 @@ def sampled(group_id: int, *, tokens: int = 3, version: int = 0) -> Group:
     return Group(group_id, np.array([1, 2], np.int32), samples=[sample])
 
 
+def test_a_restore_that_came_to_nothing_leaves_its_number_to_the_next(store: LedgerStore) -> None:
+    def book(term: int) -> GroupBook:
+        ledger = SampleLedger(store, term)
+        return GroupBook(ledger, per_step=2)
+
+    first = book(1)
+    actor = first.restoring("actor", 2, "memory", 4)
+    assert first.restoring("actor", 2, "disk", 4).number == actor.number == 1
+    critic = first.restored(first.restoring("critic", 2, "disk", 4), 4, 0.5)
+    second = book(2)
+    assert second.restores == first.restores
+    assert (second.restores["actor"].step, critic.number) == (None, 2)
+    again = second.restored(second.restoring("actor", 3, "disk", 4), 4, None)
+    assert (again.number, again.gang) == (1, 3)
+    third = book(3)
+    assert third.restores == {"actor": again, "critic": critic}
+    assert third.restoring("actor", 4, "disk", 4).number == 3
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LedgerStore]:
     with open_store(f"sqlite:///{tmp_path / 'gyre.db'}") as opened:

@@ -74,6 +74,35 @@ def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, und
 
 
 @pytest.mark.parametrize(
+    ("moment", "nth", "when"),
+    [
+        ("actor.restore_weights", 1, "after"),
+        ("trainer.GangRestored", 1, "before"),
+        ("trainer.GangRestored", 1, "after"),
+        ("actor.begin", 2, "before"),
+    ],
+)
+def test_a_trainer_that_dies_before_it_is_heard_leaves_its_restore_to_the_next(
+    make_job, undisturbed, monkeypatch, moment, nth, when
+):
+    """Its last words may be lost with it: the next one says them, under the same number."""
+    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
+    job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
+    vertex = "trainer-0" if moment.startswith("trainer") else "actor-1"
+    job.on(moment, nth, lambda: job.restart("trainer-0"), when=when, vertex=vertex)
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == {**undisturbed.digests, 3: None}
+    assert result["prompts_lost"] == 0
+    told = [report.body for report in job.reports_of("GangRestored")]
+    assert {(one["number"], one["source"], one["step"], one["gang"]) for one in told} == {
+        (1, "instance", 3, 2)
+    }
+    assert 2 in {one["incarnation"] for one in told}, "by the trainer that is heard"
+
+
+@pytest.mark.parametrize(
     ("actor", "victim", "sources"),
     [("ServingActor", "trainer-0", []), ("KeepingActor", "actor-1", [("memory", 2)])],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gyre.rollouts.ledger import Restore
 from gyre.workloads.gang import GangLost
 from gyre.workloads.protocol import Failure
 from gyre.workloads.restoring import Restoring
@@ -22,6 +24,19 @@ class Book:
     def __init__(self) -> None:
         self.step = STEP
         self.digests = {step: f"digest {step}" for step in range(1, STEP + 1)}
+        self.restores: dict[str, Restore] = {}
+        self.log: list[Restore] = []
+
+    def restoring(self, role: str, gang: int, source: str, checkpoint_step: int) -> Restore:
+        return self.write(Restore(1, role, gang, source, checkpoint_step))
+
+    def restored(self, restore: Restore, step: int, seconds: float | None) -> Restore:
+        return self.write(replace(restore, step=step, seconds=seconds))
+
+    def write(self, restore: Restore) -> Restore:
+        self.log.append(restore)
+        self.restores[restore.role] = restore
+        return restore
 
     def forget_digests(self, step: int) -> None:
         self.digests = {at: digest for at, digest in self.digests.items() if at < step}
@@ -34,6 +49,7 @@ class Ranks:
     """A gang of two. `kept` is the step that both have in memory, None where they have none in common."""
 
     role = "actor"
+    members = (("actor-0", 2), ("actor-1", 2))
 
     def __init__(self, *, kept: int | None = None, disk: bool = True) -> None:
         self.kept = kept
@@ -167,6 +183,55 @@ def test_a_lost_checkpoint_fails_as_one_where_weights_cannot_or_must_not_do(
     error = lost.value.blamed[2].error
     assert error.startswith("it is gone")
     assert why in error
+
+
+@pytest.mark.parametrize(
+    ("kept", "sources"), [(7, ["memory"]), (None, ["memory", "instance"])], ids=["memory", "instance"]
+)
+def test_the_ledger_knows_before_the_ranks_do_and_before_anybody_is_told(
+    tmp_path: Path, kept: int | None, sources: list[str]
+) -> None:
+    case = Case(tmp_path, Ranks(kept=kept), lost=True, copy=copy(8))
+    known: list[tuple[str, str]] = []
+    call = case.ranks.call
+
+    def watched(method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        known.append((method, case.book.restores["actor"].source))
+        assert case.book.restores["actor"].step is None, "under way"
+        return call(method, *args, **kwargs)
+
+    case.ranks.call = watched  # type: ignore[method-assign]
+    at = case.restore()
+    assert known[0] == ("restore_from_memory", "memory")
+    assert known[-1][1] == sources[-1]
+    assert [one.source for one in case.book.log] == [*sources, sources[-1]]
+    last = case.book.log[-1]
+    assert (last.step, last.gang) == (at, 2)
+    (report,) = case.reports
+    assert (report["number"], report["gang"], report["seconds"]) == (1, 2, last.seconds)
+
+
+@pytest.mark.parametrize(
+    ("left", "at", "told"),
+    [
+        (Restore(3, "actor", 2, "instance", 6), 8, (3, "instance", 8, None)),
+        (Restore(3, "actor", 2, "instance", 6), None, None),
+        (Restore(3, "actor", 1, "instance", 6), 8, None),
+        (Restore(3, "actor", 2, "disk", 6, 6, 0.5), 9, (3, "disk", 6, 0.5)),
+        (Restore(3, "actor", 1, "disk", 6, 6, 0.5), None, (3, "disk", 6, 0.5)),
+        (Restore(3, "critic", 2, "disk", 6, 6, 0.5), 9, None),
+    ],
+    ids=["it-ended", "it-did-not", "other-ranks", "told-again", "of-ranks-that-are-gone", "another-role"],
+)
+def test_what_an_earlier_trainer_may_not_have_told_is_told(
+    tmp_path: Path, left: Restore, at: int | None, told: tuple[Any, ...] | None
+) -> None:
+    case = Case(tmp_path, Ranks())
+    case.book.restores[left.role] = left
+    for _ in range(2):  # a gang that is formed again has nothing new to tell
+        case.restoring.tell_earlier(case.ranks, at)  # type: ignore[arg-type]
+    found = [(r["number"], r["source"], r["step"], r["seconds"]) for r in case.reports]
+    assert found == ([told] if told else [])
 
 
 def test_what_is_trained_beside_a_critic_is_in_no_instance(tmp_path: Path) -> None:
