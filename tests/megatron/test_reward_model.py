@@ -17,9 +17,9 @@ from gyre.weights.manifest import WeightMismatch
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.reward_model import TorchRewardModel
 from tests.megatron import work
-from tests.megatron.pool import RankPool
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import config_of
+from tests.rank_pool import RankPool
 
 
 def write_reward_model(folder: Path, family: str) -> Path:
