@@ -5,7 +5,9 @@ Versions take turns between two models that have nothing in common but their sha
 is, and Megatron, with the same weights, says what it should be:
 
     clean   samples of one version: the engine's log-probs are Megatron's, within the tolerance of the precision. A rank
-            with another part of the weights than its own would show here
+            with another part of the weights than its own would show here. So does, in a sample that was being begun
+            when a version came, what the version before had a hand in: its prompt's keys and values, or a token that
+            was on its way. These are counted, and told apart by the first token: is it of the version before?
     mixed   samples that ran while a version came: up to the token where their second version begins by the books, the
             log-probs are the first version's, and from there on they are not. (What comes after is of the new weights
             over keys and values of the old ones, which no model that is read whole would compute.) An engine that does
@@ -221,19 +223,41 @@ class Versions:
             "samples_of_several_versions": self.trainer.mixed,
             "runs_out_of_order": self.trainer.out_of_order,
         }
-        tolerances, limit = (EXACT, APART_EXACT) if self.exact else (TOLERANCES, APART)
+        limit = APART_EXACT if self.exact else APART
         for model in (0, 1):
-            self.actor.call("take", max(1.0, until - now()), path=str(self.models[model]))
-            clean = _some(groups, model, runs=1)
+            self._take(model, until)
             mixed = _some(groups, model, runs=2)
-            row: Row = {"clean": {}, "mixed": {}}
-            found[f"model_{model}"] = row
-            if clean:
-                row["clean"] = told = self.actor.call("logprobs", max(1.0, until - now()), groups=clean)
-                told["within_tolerance"] = all(told[key] <= most for key, most in tolerances.items())
+            row = found[f"model_{model}"] = {"clean": self._clean(_some(groups, model, runs=1), limit, until)}
+            row["mixed"] = {}
             if mixed:
-                apart = self.actor.call("differences", max(1.0, until - now()), groups=mixed)
+                apart = self._differences(mixed, until)
                 row["mixed"] = _boundaries([group.samples[0] for group in mixed], apart, limit, self.message)
+            others = row["clean"].pop("others", [])
+            if others:
+                self._take(1 - model, until)
+                apart = self._differences(others, until)
+                row["clean"]["first_token_is_of_version_before"] = sum(bool(far[0] <= limit) for far in apart)
+        return found
+
+    def _clean(self, groups: list[Any], limit: float, until: float) -> Row:
+        """Of samples of one version. `others` are those that another model has had a hand in."""
+        if not groups:
+            return {}
+        others, own = [], []
+        for group, far in zip(groups, self._differences(groups, until), strict=True):
+            (others if (far > limit).any() else own).append(group)
+        row: Row = {"samples": len(groups), "of_another_version_too": len(others), "others": others}
+        if own:
+            row |= self.actor.call("logprobs", max(1.0, until - now()), groups=own)
+            tolerances = EXACT if self.exact else TOLERANCES
+            row["within_tolerance"] = all(row[key] <= most for key, most in tolerances.items())
+        return row
+
+    def _take(self, model: int, until: float) -> None:
+        self.actor.call("take", max(1.0, until - now()), path=str(self.models[model]))
+
+    def _differences(self, groups: list[Any], until: float) -> list[Any]:
+        found: list[Any] = self.actor.call("differences", max(1.0, until - now()), groups=groups)
         return found
 
 
@@ -273,7 +297,7 @@ def _boundaries(samples: Sequence[Any], apart: Sequence[Any], limit: float, mess
         elif late < 0:
             begins[f"{-late} tokens before"] += 1
         else:
-            begins["1 to 3 tokens after" if late < 4 else "later or never"] += 1
+            begins[f"{late} tokens after" if late < 4 else "later or never"] += 1
         before.append(float(far[: end + min(late, 0)].mean()) if end + min(late, 0) else 0.0)
         after.append(float(far[end:].mean()))
     return {
