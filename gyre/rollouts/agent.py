@@ -424,7 +424,8 @@ class Agent:
                 if held is not None and not held.end:
                     self._spawn(self._call_off(held))
         elif isinstance(frame, Weights):
-            self._spawn(self._weights.load(frame, url, dict(session.headers)))
+            get = self._weights.fetch_ahead if frame.ahead else self._weights.load
+            self._spawn(get(frame, url, dict(session.headers)))
         elif isinstance(frame, Sleep):
             self._spawn(self._fall_asleep())
         elif isinstance(frame, Wake):

@@ -6,6 +6,7 @@ Invariants:
 - *one at a time*: of the versions that were published meanwhile, only the newest is loaded; a fetch that a newer one
   overtakes ends, and nothing of it is served;
 - *what is served stays*: the pages of the version that the engine has are not written to until it has another;
+- *ahead is not served*: what was fetched ahead is verified and lies there; only who is told to load it serves it;
 - *a source too*: chunks that were verified are served to other agents while the rest is fetched.
 
 This module must not know about samples, or how an engine is started.
@@ -93,6 +94,8 @@ class AgentWeights:
         self._holdings: Holdings | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed_starts = 0
+        self._ahead: tuple[int, str, Fetched] | None = None
+        """The version and checksum of what was fetched ahead, and how it came."""
 
     @property
     def source(self) -> str:
@@ -119,7 +122,31 @@ class AgentWeights:
         """Fetch, verify, load, and tell. What is awaited raises EngineError where no engine can be started, time
         after time, and ConfigError where this machine cannot do what the settings say."""
         self._wanted = weights  # now, and not when its turn comes
-        return self._load(weights, url, headers.get("Authorization", "").removeprefix("Bearer "))
+        return self._load(weights, url, _token_of(headers))
+
+    def fetch_ahead(self, weights: Weights, url: str, headers: Mapping[str, str]) -> Awaitable[None]:
+        """Fetch and verify what is to be loaded later. Where that cannot be, whoever loads it tries again, and tells.
+        What is awaited raises ConfigError."""
+        self._wanted = weights
+        return self._fetch_ahead(weights, url, _token_of(headers))
+
+    async def _fetch_ahead(self, weights: Weights, url: str, token: str) -> None:
+        async with self._loading:
+            if self._wanted is not weights:
+                return  # it is to be loaded by now, or there is a newer one
+            self._loop = asyncio.get_running_loop()
+            try:
+                fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
+            except ConfigError:
+                raise
+            except (GyreError, OSError):
+                return  # `load` fetches it again, and says what is wrong
+            self._ahead = (weights.version, weights.checksum, self._fetched_ahead(weights) or fetched)
+
+    def _fetched_ahead(self, weights: Weights) -> Fetched | None:
+        ahead = self._ahead
+        known = ahead is not None and ahead[:2] == (weights.version, weights.checksum)
+        return ahead[2] if ahead is not None and known else None
 
     async def _load(self, weights: Weights, url: str, token: str) -> None:
         async with self._loading:
@@ -151,6 +178,8 @@ class AgentWeights:
                 self._failed(weights, error)
                 return
             self._failed_starts = 0
+            fetched = self._fetched_ahead(weights) or fetched  # how it came, where it was there already
+            self._ahead = None
             self.version, self.checksum = weights.version, weights.checksum
             self._tell_loaded(
                 weights,
@@ -201,7 +230,10 @@ class AgentWeights:
             return [Source("", wanted.local_path), *told] if wanted.local_path else told
 
         receiver = holdings.receiver
-        manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
+        ahead = self._fetched_ahead(weights)
+        manifest = ahead.slot.manifest if ahead is not None else None
+        if manifest is None:
+            manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None
         fetched = receiver.fetch(manifest, sources, serving=serving, superseded=superseded)
         holdings.party.settle()
@@ -212,6 +244,10 @@ class AgentWeights:
         frame = WeightsTrouble(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._send, frame)
+
+
+def _token_of(headers: Mapping[str, str]) -> str:
+    return headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _codec_of(fetched: Fetched) -> str:

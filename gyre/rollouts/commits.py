@@ -1,7 +1,8 @@
 """When the rollout manager writes its ledger: a thread that writes one batch after another.
 
 Invariants:
-- *grouped*: what happens within an interval is one transaction; sooner where a whole group waits for it;
+- *grouped*: what happens within an interval is one transaction; sooner where a whole group waits for it, and at once
+  where nothing can come that would go with it;
 - *in order*: one batch is written at a time, and is told as committed before the next is collected.
 
 This module must not know what is in a batch.
@@ -48,6 +49,7 @@ class Commits(Generic[Collected]):
         self._urgent_s = urgent_s
         self._soon = asyncio.Event()
         self._now = asyncio.Event()
+        self._at_once = asyncio.Event()
 
     def soon(self) -> None:
         """There is something for the ledger."""
@@ -58,6 +60,11 @@ class Commits(Generic[Collected]):
         self._now.set()
         self._soon.set()
 
+    def at_once(self) -> None:
+        """And there is nothing to wait for that could go with it."""
+        self._at_once.set()
+        self.now()
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -67,8 +74,11 @@ class Commits(Generic[Collected]):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
                         await self._now.wait()
-            if self._now.is_set():
-                await asyncio.sleep(self._urgent_s)
+            if self._now.is_set() and not self._at_once.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._urgent_s):
+                        await self._at_once.wait()
+            self._at_once.clear()
             self._now.clear()
             self._soon.clear()
             if (batch := self._collect()) is None:

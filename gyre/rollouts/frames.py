@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """One more whenever a frame gets or loses a field: frames permit no others, and who has an older Gyre is to hear of the
 protocol, not of a field."""
 
@@ -135,6 +135,8 @@ class Weights(Frame):
     """host:port of those who serve it, the publisher first."""
     local_path: Text = ""
     """Its folder, on the machine that published it; the checksums hold there as well."""
+    ahead: bool = False
+    """To be fetched and verified, and loaded when it is told again without this."""
 
 
 class Welcome(Frame):

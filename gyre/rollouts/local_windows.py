@@ -8,7 +8,10 @@ trainer hears of it.
     closed ── Lend ──▶ open ── planned end, nothing left, Reclaim, trainer gone ──▶ closing ── all asleep ──▶ closed
 
 Invariants:
-- *lent or not*: outside of a window no local instance is given work or a policy, and its engine is asleep or absent;
+- *lent or not*: outside of a window no local instance is given work or a policy to load, and its engine is asleep or
+  absent;
+- *together*: local instances that wake for a window are given work together, so that the first of them does not take
+  what the others could begin as soon; none waits for another longer than `TOGETHER_S`;
 - *handed back when free*: the trainer is told after the last local engine said that it sleeps, was lost, or did not
   answer within its deadline;
 - *nothing waits for ever*: an instance that does not give its samples back in time is lost, as one that fell silent;
@@ -35,6 +38,10 @@ PLAN_EVERY_S = 0.5
 
 CLOSE_WITHIN_S = 10.0
 """For a local instance to give its samples back and to fall asleep. An engine does in well under a second."""
+
+TOGETHER_S = 0.25
+"""What an instance that has woken and loaded waits for the others to do so. They do the same at the same time: within
+some hundredths of a second of each other, and one that takes longer is not what the trainer should wait for."""
 
 TRAINER_AWAY_S = 3.0
 """A trainer that is gone for longer wants its devices when it is back: it brings its ranks up on them."""
@@ -88,6 +95,12 @@ class LocalWindows:
         self._quiet_until = now + grace_s
         """A trainer that lent its devices to the manager before this one says so within that time."""
         self._gone_at: float | None = None
+        self._gathering = False
+        """Local instances that were asleep wake and load, and none of them works yet."""
+        self._ready_since: float | None = None
+        """Since when the first of these could work."""
+        self._phases: dict[str, float] = {}
+        """Seconds from the window's opening to what happened in it."""
         self._local_rate = Smoothed(self.settings.smoothing_s)
         self._switch_s = Smoothed(10.0 * self.settings.smoothing_s)
 
@@ -103,11 +116,11 @@ class LocalWindows:
 
     def may_work(self, session: AgentSession) -> bool:
         """Whether it is no local instance, or its window is open and it is awake."""
-        return not session.hello.local or (self.is_open and not session.resting)
+        return not session.hello.local or (self.may_load(session) and not self._gathering)
 
     def may_load(self, session: AgentSession) -> bool:
         """Whether its engine may be started, or be given a policy, now: both take memory."""
-        return self.may_work(session)
+        return not session.hello.local or (self.is_open and not session.resting)
 
     def status(self, now: float) -> dict[str, Any]:
         window = self.window
@@ -136,6 +149,7 @@ class LocalWindows:
         if self._closing_since is not None:
             return  # of the window before; decided when that is closed
         self._decide(now)
+        self.look(now)  # they wake at once
 
     def reclaim(self, window: int, now: float) -> None:
         """The trainer needs its devices now."""
@@ -169,10 +183,56 @@ class LocalWindows:
     def awake(self, session: AgentSession, frame: Awake, now: float) -> None:
         session.resting = ""
         self._refresh(session)
+        self._passed("awake_s", now)
         self.look(now)
+
+    def loaded(self, session: AgentSession, now: float) -> None:
+        """It serves the version that it was told to load."""
+        if session.hello.local:
+            self._passed("loaded_s", now)
+            self._gather(now)
+            if self._closing_since is not None:
+                self._put_to_sleep(now)
+
+    def ended(self, session: AgentSession, now: float) -> None:
+        """Samples that it had ended."""
+        if self.window is not None:
+            self._passed("last_ended_s", now)
+            if not any(one.held for one in self._book.instances.values()) and self._is_done():
+                self.look(now)
+        elif self._closing_since is not None and session.hello.local:
+            instance = self._book.instances.get(session.name)
+            if instance is not None and not instance.held:
+                self._put_to_sleep(now)
 
     def engine_died(self, session: AgentSession) -> None:
         session.resting = ""
+
+    def _passed(self, what: str, now: float) -> None:
+        if self.window is not None:
+            self._phases[what] = round(now - self._opened_at, 4)
+
+    def _gather(self, now: float) -> None:
+        """All of them work from when the last of them can, or when the first of them has waited long enough."""
+        if not self._gathering:
+            return
+        waking = [
+            session
+            for session in self._locals()
+            if session.peer is not None
+            and not session.draining
+            and self._book.instances[session.name].version >= 0
+        ]
+        ready = [session for session in waking if not session.resting and session.loading is None]
+        if ready and self._ready_since is None:
+            self._ready_since = now
+        waited = self._ready_since is not None and now - self._ready_since >= TOGETHER_S
+        if len(ready) < len(waking) and not waited:
+            return
+        self._gathering = False
+        self._passed("working_s", now)
+        for session in self._locals():
+            self._refresh(session)
 
     def _locals(self) -> list[AgentSession]:
         return [session for session in self._sessions.values() if session.hello.local]
@@ -194,6 +254,7 @@ class LocalWindows:
                 if session.resting == "asleep" and session.peer is not None and not session.draining:
                     session.resting, session.resting_since = "waking", now
                     self._tell(session, Wake())
+            self._gather(now)
         elif self._closing_since is not None or now >= self._quiet_until:
             self._put_to_sleep(now)
 
@@ -224,6 +285,8 @@ class LocalWindows:
         self.window = plan
         if before is None:
             self._opened_at, self._opened_tokens = now, self._made()
+            self._phases = {}
+            self._gathering, self._ready_since = True, None
             self._on_event("WindowOpened", {"window": lent.frame.window, "reason": plan.reason})
             for session in self._locals():
                 self._refresh(session)
@@ -281,9 +344,11 @@ class LocalWindows:
                     "reason": why,
                     "open_s": round(now - self._opened_at, 3),
                     "tokens": max(0, self._made() - self._opened_tokens),  # without those of the lost
+                    **self._phases,
                 },
             )
         self.window = None
+        self._gathering = False
         if self._closing_since is None:
             self._closing_since = now
         self._closing_why = why
@@ -322,6 +387,7 @@ class LocalWindows:
         if busy or self._closing_since is None:
             return
         self._switch_s.observe(now - self._closing_since, now)
+        self._on_event("DevicesFree", {"after_s": round(now - self._closing_since, 4)})
         self._closing_since = None
         if self._lent is not None:
             self._hand_back(now, self._closing_why)

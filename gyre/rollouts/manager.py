@@ -390,6 +390,7 @@ class RolloutManager:
         )
         if weights is not None:
             session.loading, session.loading_since = weights.version, now
+        self._update(session)
         self._admit(session)
         self._cancel()
         self._on_event(
@@ -467,7 +468,11 @@ class RolloutManager:
         if session.draining and not self.book.instances[session.name].held:
             self._drained(session)
         if self.book.has_whole:
-            self._commits.now()
+            if any(one.held for one in self.book.instances.values()):
+                self._commits.now()
+            else:
+                self._commits.at_once()  # nobody generates anything that could be written along
+        self._windows.ended(session, session.heard_at)
 
     def _refused(self, name: str, error: FrameError) -> None:
         """What an instance reported cannot be, which shows when it is taken in."""
@@ -508,6 +513,7 @@ class RolloutManager:
             self._on_event("TransferChosen", chosen)
         self._update(session)
         self._admit(session)
+        self._windows.loaded(session, session.heard_at)
         self._dispatch_later()
 
     def _admit(self, session: AgentSession) -> None:
@@ -720,12 +726,17 @@ class RolloutManager:
             return
         if session.loading is not None and session.loading >= served.version:
             return
-        if not self._windows.may_load(session):
-            return  # when its window opens
-        if self.book.instances[session.name].version != served.version:
+        if self.book.instances[session.name].version == served.version:
+            return
+        if self._windows.may_load(session):
             session.loading, session.loading_since = served.version, self._now()
             session.peer.send(self._with_sources(served))
             self._admit(session)
+        elif session.loading is None and session.told_ahead != served.version:
+            # It loads it when its window opens; that it has it by then costs no memory of the trainer's devices.
+            # What it is loading it finishes first: the window's end waits for that.
+            session.told_ahead = served.version
+            session.peer.send(self._with_sources(served).model_copy(update={"ahead": True}))
 
     def _with_sources(self, weights: Weights) -> Weights:
         """Instances that have it serve it as well: the publisher may be gone."""
@@ -825,7 +836,7 @@ class RolloutManager:
             known = self.weights.served
             if self.weights.publish(frame):
                 self.book.newest_version = self.weights.newest
-                self._commits.now()
+                self._commits.at_once()  # once a step, and every instance waits for it
                 if self._fleet is not None:
                     self._fleet.step_done(self._now())
             elif self.weights.served is not known:

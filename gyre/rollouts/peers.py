@@ -112,6 +112,8 @@ class AgentSession:
     drain_until: float | None = None
     loading: int | None = None
     loading_since: float = 0.0
+    told_ahead: int = -1
+    """The newest version that it was told to fetch, and not to load yet."""
     running: int = 0
     waiting: int = 0
     used_tokens: int = 0

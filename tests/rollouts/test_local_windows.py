@@ -23,7 +23,7 @@ from gyre.rollouts.frames import (
     Wake,
     WindowNews,
 )
-from gyre.rollouts.local_windows import CLOSE_WITHIN_S, TRAINER_AWAY_S, LocalWindows
+from gyre.rollouts.local_windows import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, LocalWindows
 from gyre.rollouts.peers import AgentSession
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.rollouts.tickets import SampleState
@@ -272,6 +272,100 @@ def test_a_window_ends_with_its_last_sample_and_not_with_the_next_plan(world: Wo
         ended = world.now
         assert world.until_back(5.0).reason == "nothing is left to generate"
         assert world.now - ended <= 3 * TICK_S + 1e-9
+
+
+def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
+    """Who lends, ends a last sample, or gives the last one back is answered in the same moment."""
+    session = world.join("local-0", local=True, rate=40.0)
+    world.ask(1, 8)
+    world.windows.look(world.now)
+    world.told.clear()
+    session.resting = "asleep"
+    world.lend()
+    assert [type(frame) for _, frame in world.told] == [Wake]
+    world._obey(*world.told.pop())
+    world.book.assign()
+    (state,) = world.book.instances["local-0"].held.values()
+    world.book.progress("local-0", world._frame({state.row: 8}, [End(state.row, state.lease, "length")]))
+    world.windows.ended(session, world.now)
+    assert not world.windows.is_open
+    assert [type(frame) for _, frame in world.told] == [Sleep]
+    world._obey(*world.told.pop())
+    assert any(isinstance(answer, HandedBack) for answer in world.answers)
+
+
+def test_a_sample_that_ended_while_others_run_does_not_end_the_window(world: World) -> None:
+    session = world.join("local-0", local=True, rate=40.0)
+    world.ask(2, 8)
+    world.lend()
+    world.run(TICK_S)
+    world.book.assign()
+    state = next(iter(world.book.instances["local-0"].held.values()))
+    rest = 8 - state.length
+    world.book.progress("local-0", world._frame({state.row: rest}, [End(state.row, state.lease, "length")]))
+    world.windows.ended(session, world.now)
+    assert world.windows.is_open
+
+
+def two_that_wake(world: World) -> list[AgentSession]:
+    sessions = [world.join(name, local=True) for name in ("local-0", "local-1")]
+    for session in sessions:
+        session.resting = "asleep"
+        world.stuck.add(session.name)  # they do what they are told when the test says so
+    world.ask(SLOTS + 2, 50)
+    world.lend()
+    return sessions
+
+
+def held(world: World) -> list[int]:
+    world.book.assign()
+    return [len(world.book.instances[name].held) for name in ("local-0", "local-1")]
+
+
+def test_local_instances_begin_together_and_share_the_work(world: World) -> None:
+    """Else the first of them has more than its slots hold while the other one stands idle."""
+    first, second = two_that_wake(world)
+    world.windows.awake(first, Awake(seconds=0.1), world.now)
+    assert held(world) == [0, 0]
+    second.loading = 1
+    world.windows.awake(second, Awake(seconds=0.1), world.now)
+    assert held(world) == [0, 0]
+    assert world.windows.may_load(first)  # that waits for nobody
+    second.loading = None
+    world.windows.loaded(second, world.now)
+    assert held(world) == [SLOTS // 2 + 1, SLOTS // 2 + 1]
+
+
+def test_no_local_instance_waits_long_for_another(world: World) -> None:
+    first, _ = two_that_wake(world)
+    world.windows.awake(first, Awake(seconds=0.1), world.now)
+    world.now += TOGETHER_S - 0.01
+    world.windows.look(world.now)
+    assert held(world) == [0, 0]
+    world.now += 0.02
+    world.windows.look(world.now)
+    assert held(world)[0] >= SLOTS
+
+
+def test_nobody_waits_for_a_local_instance_that_is_gone_or_has_no_engine(world: World) -> None:
+    first, second = two_that_wake(world)
+    world.windows.awake(first, Awake(seconds=0.1), world.now)
+    world.book.engine_died(second.name)
+    world.windows.engine_died(second)
+    world.windows.look(world.now)
+    assert held(world)[0] >= SLOTS
+
+
+def test_a_window_says_when_what_happened_in_it(world: World) -> None:
+    world.join("local-0", local=True, rate=40.0)
+    world.run(2 * TICK_S)
+    assert world.sessions["local-0"].resting == "asleep"
+    world.ask(4, 20)
+    world.lend()
+    world.until_back()
+    (closed,) = world.closed()
+    assert 0.0 < closed["awake_s"] <= closed["working_s"] < closed["open_s"]
+    assert any(kind == "DevicesFree" for kind, _ in world.events)
 
 
 def test_what_runs_at_the_end_goes_on_elsewhere_from_its_last_token(world: World) -> None:

@@ -35,6 +35,7 @@ from gyre.rollouts.frames import (
     Loaded,
     LoadFailed,
     Publish,
+    Reclaim,
     Reject,
     Sleep,
     Taken,
@@ -231,6 +232,26 @@ async def test_a_local_instance_fetches_between_windows_and_loads_and_works_with
     assert back.weights is None
     assert (await agent.wire.expect(Weights)).ahead
     plane.exact()
+
+
+async def test_what_a_local_instance_loads_when_its_window_ends_is_not_overtaken(plane: Plane) -> None:
+    """It would never say that it is loaded, and the trainer would wait for it."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a", local=True)
+    await agent.wire.expect(Weights)
+    await trainer.ask([0])
+    lend = Lend(window=1, begun=False, arrived_tokens=0, train_s_per_token=0.0, last_share=1.0)
+    await trainer.wire.send(lend)
+    weights = await agent.wire.expect(Weights)
+    await trainer.wire.send(Reclaim(window=1))
+    await trainer.publish(1)
+    await agent.wire.nothing(Weights)
+    await agent.loaded(weights)
+    assert (await agent.wire.expect(Weights)).ahead
+    await agent.wire.expect(Sleep)
+    await agent.wire.send(Asleep(seconds=0.0))
+    assert (await trainer.wire.expect(HandedBack)).window == 1
 
 
 async def test_the_last_group_and_a_new_policy_wait_for_no_others(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Which instance generates which sample, and which samples move when instances come, go or slow down.
 
 Join the shortest queue, measured in the time that an instance needs to drain what it holds and one sample more
-(predicted tokens by measured rate), with two amendments: a sample stays with the instance that has its group's
+(predicted tokens by measured rate), with three amendments: a sample stays with the instance that has its group's
 prompt while the prefill saved is worth more than the imbalance, and lets others pass for a while when that one is
-full; and imbalance counts only as far as the queue behind it would not even it out by itself. Rebalancing is the
+full; imbalance counts only as far as the queue behind it would not even it out by itself; and where all slots are in
+use, the wait for one counts. Rebalancing is the
 ancestor's Algorithm 2 (RLBoost, arXiv 2510.19225) with the gain of each move predicted, prefix recomputation
 included.
 
@@ -547,8 +548,15 @@ class Router:
         instance.version += 1
         self.operations += 1
         if instance.is_open:
-            done_s = (instance.outstanding + self._one_more_used) / instance.rate
+            done_s = (instance.outstanding + self._one_more_used) / instance.rate + self._slot_s(instance)
             heapq.heappush(self._open, (done_s, instance.order, instance.version, instance))
+
+    def _slot_s(self, instance: _Instance) -> float:
+        """What a sample that is given to the instance waits there while it could run elsewhere: for another one's end,
+        where all slots are in use."""
+        if len(instance.held) < instance.max_running:
+            return 0.0
+        return self._one_more_used * instance.max_running / instance.rate
 
     def _best(self) -> _Instance | None:
         """The instance with room that would be done with one more sample first."""
@@ -575,8 +583,9 @@ class Router:
         able = [home for home in group.homes if home.is_open]
         saved = head.prompt_tokens * self.settings.prefill_cost
         if able:
-            home = min(able, key=lambda instance: (instance.drain_s, instance.order))
-            stays = home.drain_s - best.drain_s - self._backlog_s <= saved / best.rate
+            home = min(able, key=lambda one: (one.drain_s + self._slot_s(one), one.order))
+            longer_s = home.drain_s + self._slot_s(home) - best.drain_s - self._slot_s(best)
+            stays = longer_s - self._backlog_s <= saved / best.rate
             return head, home if stays else best
         patience = self.settings.sticky_patience * len(self._instances)
         if head.key.fresh and saved >= self.settings.sticky_worth * head.expected and group.passed < patience:

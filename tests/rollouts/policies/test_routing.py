@@ -105,6 +105,31 @@ def test_one_round_trip_is_overcommitted_by_default() -> None:
     assert len(found.assign()) == 5
 
 
+@pytest.mark.parametrize("order", [(100.0, 110.0), (110.0, 100.0)])
+@pytest.mark.parametrize("prompt", [10, 50_000])
+def test_no_sample_waits_for_a_slot_while_another_instance_has_one(
+    order: tuple[float, float], prompt: int
+) -> None:
+    """A slot there now is worth more than a rate that is measured a little higher; also to who has the prompt, where
+    the sample would wait for longer than its prompt takes."""
+    found = Router()
+    for index, rate in enumerate(order):
+        found.join(f"i{index}", max_running=16, kv_tokens=10**6, rate_tokens_s=rate)
+    for group in range(4):
+        submit(found, *range(group * 8, group * 8 + 8), group=group, prompt=prompt)
+    found.assign()
+    assert spread(found, 2) == [16, 16]
+
+
+def test_a_slot_that_is_soon_free_on_a_fast_instance_is_better_than_one_on_a_slow_one() -> None:
+    found = Router()
+    found.join("slow", max_running=4, kv_tokens=10**6, rate_tokens_s=1.0)
+    found.join("fast", max_running=4, kv_tokens=10**6, rate_tokens_s=1000.0)
+    submit(found, *range(5))
+    found.assign()
+    assert len(found.held_by("fast")) == 5
+
+
 def test_a_limit_is_kept() -> None:
     found = router()
     submit(found, *range(10))
