@@ -177,8 +177,9 @@ class Fetch:
         self.version = 0
 
     def transport(self, address: str, abandoned: Any) -> TcpTransport:
-        pace = self.down if self.down.bytes_s else None
-        return TcpTransport(address, TOKEN, relay=self.address, abandoned=abandoned, pace=pace)
+        if not self.down.bytes_s:
+            return self.receiver._tcp(address, abandoned)  # as jobs have it
+        return TcpTransport(address, TOKEN, relay=self.address, abandoned=abandoned, pace=self.down)
 
     def fetch(
         self, manifest: dict[str, Any], address: str, path: str = "", again: bool = False

@@ -79,6 +79,7 @@ class Party:
             undo.callback(self.server.close)
             self.mooncake, self.without = _open_mooncake(settings, reach)  # last: an engine cannot be closed
             undo.pop_all()
+        self._receivers: list[Receiver] = []
         self.server.no_memory = self.without.get("mooncake", "")
         if self.mooncake is not None:
             self.server.memory = memory_of(self.mooncake, self.arena)
@@ -104,6 +105,7 @@ class Party:
             encryption=self.encryption,
         )
         receiver.broken.update(self.without)
+        self._receivers.append(receiver)
         return receiver
 
     def settle(self) -> None:
@@ -113,6 +115,8 @@ class Party:
 
     def close(self, *, keep: bool = False) -> None:
         """With `keep` the folder is left to a successor of the same purpose."""
+        for receiver in self._receivers:
+            receiver.close()
         self.server.close()
         if self.mooncake is not None:
             self.mooncake.keep(())

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from gyre.errors import GyreError
 from gyre.weights.arena import Arena, Slot
+from gyre.weights.lines import IdleLines
 from gyre.weights.manifest import Chunk
 from gyre.weights.transport import Pulled, TcpTransport, Want
 from gyre.weights.wire import Stalled
@@ -188,8 +189,11 @@ class MooncakeTransport:
         relay: str = "",
         stall_s: float = 5.0,
         abandoned: Callable[[], bool] = lambda: False,
+        lines: IdleLines | None = None,
     ) -> None:
-        self._line = TcpTransport(address, token, relay=relay, stall_s=stall_s, abandoned=abandoned)
+        self._line = TcpTransport(
+            address, token, relay=relay, stall_s=stall_s, abandoned=abandoned, lines=lines
+        )
         self._engine = engine
         self._slot = slot
 

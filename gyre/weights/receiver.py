@@ -36,6 +36,7 @@ from gyre.weights.choice import (
     faded,
 )
 from gyre.weights.codecs import Codec
+from gyre.weights.lines import IdleLines
 from gyre.weights.link_rate import MEASURED_BYTES, LinkRate
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
 from gyre.weights.mooncake import MooncakeEngine, MooncakeFailed, MooncakeMissing, MooncakeTransport
@@ -189,6 +190,7 @@ class Receiver:
         self._order = () if "auto" in transports else tuple(transports)
         self._networks = tuple(networks)
         self._encryption = encryption
+        self._lines = IdleLines()
         self.rates: dict[str, float | None] = {}
         """Bytes a second of one stream."""
         if not self._order or "tcp" in self._order:
@@ -200,6 +202,10 @@ class Receiver:
         self._other_bytes: set[str] = set()
         """Folders that have the name of a version and are not it: of another machine, or another job."""
 
+    def close(self) -> None:
+        """Ends its connections to sources; those of a fetch that is under way end with it. Safe to call twice."""
+        self._lines.close()
+
     def _tcp(self, address: str, abandoned: Callable[[], bool]) -> Transport:
         return TcpTransport(
             address,
@@ -208,6 +214,7 @@ class Receiver:
             stall_s=self.stall_s,
             abandoned=abandoned,
             encryption=self._encryption,
+            lines=self._lines,
         )
 
     def _choose_transport(self) -> TransportChoice:
@@ -313,6 +320,7 @@ class Receiver:
             stall_s=self.stall_s,
             abandoned=abandoned,
             encryption=self._encryption,
+            lines=self._lines,
         )
         try:
             reply = transport.ask({"op": "manifest", "checksum": checksum})
@@ -584,6 +592,7 @@ class _Fetch:
                 relay=receiver.address,
                 stall_s=receiver.stall_s,
                 abandoned=self._abandoned,
+                lines=receiver._lines,
             )
         return receiver._remote(source.address, self._abandoned)
 

@@ -35,6 +35,9 @@ from gyre.weights.wire import REQUEST_LIMIT, SEND_BLOCK, Abandoned, Line, Stalle
 IDLE_S = 120.0
 """A connection on which nobody asks is closed: the receiver dials again."""
 
+IDLE_LINES, CROWDED_IDLE_S = 64, 2.0
+"""Each connection has a thread. Where there are more than so many, those on which nobody asks are closed sooner."""
+
 WORTH_IT = {"delta": 0.5, "planes": 0.9, "fp8": 0.9}
 """Above this part of the raw size a chunk goes as it is: decoding would cost more than it saves."""
 
@@ -208,7 +211,8 @@ class ChunkServer:
             with self._lock:
                 self._unknown -= 1
             while not self._closing:
-                self._answer(line, line.receive_json(limit=REQUEST_LIMIT, idle_s=IDLE_S), host)
+                idle_s = IDLE_S if len(self._lines) <= IDLE_LINES else CROWDED_IDLE_S
+                self._answer(line, line.receive_json(limit=REQUEST_LIMIT, idle_s=idle_s), host)
         except (OSError, Stalled, Abandoned, Unauthorized, SlotGone):
             pass  # the receiver knows what it has, and comes back or goes elsewhere
         finally:

@@ -12,6 +12,7 @@ This module must not know which chunk is wanted next, or what follows upon a fai
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import xxhash
 
 from gyre.weights.arena import MANIFEST
 from gyre.weights.codecs import Codec, decode
+from gyre.weights.lines import IdleLines
 from gyre.weights.manifest import Chunk, WeightManifest, WeightMismatch
 from gyre.weights.tls import Encryption
 from gyre.weights.wire import REPLY_LIMIT, Abandoned, Line, dial
@@ -86,6 +88,9 @@ class Transport(Protocol):
 class TcpTransport:
     """`relay` is this receiver's own ChunkServer, that others are told of; empty where it serves nobody.
 
+    It begins with a line of `lines`, where one to this address is there, and `close` gives it back, or ends it where
+    something is still on its way.
+
     `ahead` is what was asked for while the chunk before was on its way: the source goes on without waiting for us. It
     is the next to be pulled here; else the connection ends."""
 
@@ -101,9 +106,12 @@ class TcpTransport:
         abandoned: Callable[[], bool] = lambda: False,
         pace: Callable[[int], None] | None = None,
         encryption: Encryption | None = None,
+        lines: IdleLines | None = None,
     ) -> None:
+        """Lines of `lines` are not paced."""
         self._pace = pace
         self._encryption = encryption
+        self._lines = lines if pace is None else None
         self._address = address
         self._token = token
         self._relay = relay
@@ -126,7 +134,7 @@ class TcpTransport:
         assert self._line is not None
         codec, nbytes = str(reply.get("codec")), reply.get("nbytes")
         if not isinstance(nbytes, int) or nbytes < 0:
-            self.close()
+            self._end()
             raise ConnectionAbortedError("no such reply")
         digest = xxhash.xxh3_64()
         encoded, decode_s = None, 0.0
@@ -152,7 +160,7 @@ class TcpTransport:
                 digest.update(into)
                 encoded = bytes(data)
         except BaseException:
-            self.close()  # the rest of the chunk is still on its way
+            self._end()  # the rest of the chunk is still on its way
             raise
         return Pulled(
             "ok",
@@ -169,42 +177,48 @@ class TcpTransport:
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One frame there, one back. A connection that has ended meanwhile is dialled once more."""
         if self.ahead is not None:
-            self.close()  # the reply would be that of another request
-        fresh = self._line is None
-        try:
-            return self._ask(request)
-        except Abandoned:
-            raise
-        except ConnectionError:
-            if fresh:
-                raise
-            return self._ask(request)
+            self._end()  # the reply would be that of another request
+        if self._line is None and self._lines is not None:
+            self._line = self._lines.take(self._address)
+            if self._line is not None:
+                self._line.abandoned, self._line.stall_s = self._abandoned, self._stall_s
+        if self._line is not None:
+            try:
+                return self._ask(self._line, request)
+            except (ConnectionError, ssl.SSLError):
+                pass  # it has ended since it was used
+        self._line = dial(
+            self._address,
+            self._token,
+            stall_s=self._stall_s,
+            abandoned=self._abandoned,
+            pace=self._pace,
+            encryption=self._encryption,
+        )
+        return self._ask(self._line, request)
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, line: Line, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            if self._line is None:
-                self._line = dial(
-                    self._address,
-                    self._token,
-                    stall_s=self._stall_s,
-                    abandoned=self._abandoned,
-                    pace=self._pace,
-                    encryption=self._encryption,
-                )
-            self._line.send_json({**request, "relay": self._relay})
+            line.send_json({**request, "relay": self._relay})
         except BaseException:
-            self.close()
+            self._end()
             raise
-        return self._hear(self._line)
+        return self._hear(line)
 
     def _hear(self, line: Line) -> dict[str, Any]:
         try:
             return line.receive_json(limit=REPLY_LIMIT)
         except BaseException:
-            self.close()
+            self._end()
             raise
 
     def close(self) -> None:
+        if self._line is not None and self.ahead is None and self._lines is not None:
+            line, self._line = self._line, None
+            self._lines.keep(self._address, line)
+        self._end()
+
+    def _end(self) -> None:
         self.ahead = None
         if self._line is not None:
             self._line.close()

@@ -18,6 +18,7 @@ import hmac
 import ipaddress
 import json
 import secrets
+import select
 import socket
 import ssl
 import struct
@@ -174,6 +175,12 @@ class Line:
         if not isinstance(frame, dict):
             raise ConnectionAbortedError("no frame")
         return frame
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing has come that nobody asked for, its end included."""
+        watched = select.poll()  # knows descriptors of any number
+        watched.register(self._link, select.POLLIN)
+        return not watched.poll(0)
 
     def close(self) -> None:
         self._link.close()

@@ -45,7 +45,10 @@ class Party:
     def __init__(self, root: Path, *, relay: bool = True, **options) -> None:
         self.arena = Arena(root)
         server_options = {key: options.pop(key) for key in ("networks", "pace") if key in options}
-        self.server = ChunkServer(self.arena, options.pop("token", TOKEN), stall_s=1.0, **server_options)
+        encryption = options.get("encryption")
+        self.server = ChunkServer(
+            self.arena, options.pop("token", TOKEN), stall_s=1.0, encryption=encryption, **server_options
+        )
         self.address = f"127.0.0.1:{self.server.port}"
         self.incidents: list[tuple[str, dict]] = []
         self.publisher = Publisher(self.arena, self.server, chunk_bytes=options.pop("chunk_bytes", CHUNK))
@@ -81,6 +84,7 @@ class Party:
         return {kind for kind, _ in self.incidents}
 
     def close(self) -> None:
+        self.receiver.close()
         self.server.close()
         self.arena.close(remove=True)
 
