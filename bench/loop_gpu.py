@@ -1123,7 +1123,8 @@ class Loop(base.Bench):
         finally:
             rows = [row for row in trainer.steps if row["label"] == "windows"]
             closed = plane.log.rows("WindowClosed", began)
-            found["rates"], found["steps"] = windows_of.summary(rows, closed), rows
+            free = plane.log.rows("DevicesFree", began)
+            found["rates"], found["steps"] = windows_of.summary(rows, closed, free), rows
             found["not_released"] = [row["error"] for row in plane.log.rows("MemoryNotReleased", began)][:4]
             found["versions"] = [
                 {key: row[key] for key in ("version", "instance", "fetch_s", "load_s", "pause_s", "how")}

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -212,6 +213,7 @@ def phases(rows: Sequence[Row], since: int = 2) -> Row:
     return {
         "steps": len(kept),
         "step_s": round(wall / len(kept), 4),
+        "median_step_s": round(statistics.median(row["seconds"] for row in kept), 4),
         **{f"{phase}_s": round(sum(row[f"{phase}_s"] for row in kept) / len(kept), 4) for phase in PHASES},
         "input_tokens_a_step": tokens // len(kept),
         "loop_tokens_s": round(tokens / wall, 1),

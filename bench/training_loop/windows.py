@@ -6,11 +6,15 @@ The lending side is `gyre.workloads.local_windows`, as in a job; what a step tak
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from training_loop.actor import Row, now
 from training_loop.trainer import LoopFailed, LoopTrainer
+
+LOOK_EVERY_S = 0.25
+"""`look` reads logs: oftener it would take time from the client's thread, which unpacks what comes."""
 
 
 class WindowLoop:
@@ -22,6 +26,7 @@ class WindowLoop:
 
         self._trainer = trainer
         self._look = look
+        self._looked_at = 0.0
         self._lending = DeviceLending(trainer.client.lend, last_share=1.0, now=now())
         trainer.on_window = self._lending.hear
         trainer.on_tokens = self._lending.arrived
@@ -44,7 +49,9 @@ class WindowLoop:
                 step = self._trainer.step + 1
             self._lending.look(now(), training=True, could_train=True, waits=False)
             row = self._trainer._step(step, until, None)
+            trained_at = now()
             self._trainer.wait_published(until)
+            published = self._trainer.publications[step]
             self._lending.look(now(), training=False, could_train=True, waits=False)
             self._lending.step_done()
             row |= {
@@ -52,6 +59,8 @@ class WindowLoop:
                 "window_s": round(back_at - began, 4),
                 "samples_came_s": round(came_at - began, 4),
                 "handed_back_after_s": round(back_at - came_at, 4),
+                "publish_s": round(now() - trained_at, 4),
+                **{key: round(published[key], 4) for key in ("export_s", "write_s")},
                 "closed_because": self._lending.closed_because,
                 "began_at": began,
                 "seconds": now() - began,
@@ -73,14 +82,23 @@ class WindowLoop:
             self._wait(0.005, until, f"{missing} groups of step {step} did not come, or the devices are lent")
 
     def _wait(self, seconds: float, until: float, else_what: str) -> None:
-        self._look()
+        if now() - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now()
+            self._look()
         if now() > until:
             raise LoopFailed(f"{else_what}; {self._trainer.last_errors()}")
         self._trainer.wait_for_news(seconds)
 
 
-def summary(rows: Sequence[Row], windows: Sequence[Row], since: int = 2) -> Row:
-    """Means over the steps from `since` on, and tokens/s of the whole loop. `windows` are the manager's events."""
+_IN_WINDOW = ("awake_s", "loaded_s", "working_s", "last_ended_s", "open_s")
+"""Of the manager's account of a window, in their order: seconds from its opening."""
+
+
+def summary(rows: Sequence[Row], closed: Sequence[Row], free: Sequence[Row], since: int = 3) -> Row:
+    """Means over the steps from `since` on, and tokens/s of the whole loop. `closed` and `free` are the manager's
+    events of windows that closed and of devices that were free then.
+
+    The first three versions are written into memory that nobody has touched before, which takes half a second each."""
     kept = list(rows)[since:]
     if not kept:
         return {}
@@ -93,13 +111,33 @@ def summary(rows: Sequence[Row], windows: Sequence[Row], since: int = 2) -> Row:
     found: dict[str, Any] = {
         "steps": len(kept),
         "step_s": round(wall / len(kept), 4),
+        "median_step_s": round(statistics.median(row["seconds"] for row in kept), 4),
         "window_s": mean("window_s"),
         "samples_came_s": mean("samples_came_s"),
         "handed_back_after_s": mean("handed_back_after_s"),
         "train_s": mean("train_s"),
+        "publish_s": mean("publish_s"),
         "input_tokens_a_step": tokens // len(kept),
         "loop_tokens_s": round(tokens / wall, 1),
         "response_tokens_s": round(sum(row["response_tokens"] for row in kept) / wall, 1),
-        "windows": [{key: row[key] for key in ("open_s", "tokens", "reason")} for row in windows],
+        "windows": [_account(row, rows, free) for row in closed],
     }
     return found
+
+
+def _account(closed: Row, rows: Sequence[Row], free: Sequence[Row]) -> Row:
+    """Of one window, seconds from its opening: as the manager tells it until it closed, until its engines slept, and
+    until the trainer had its devices (`told_s`), and the last samples (`came_s`)."""
+    opened_at = closed["at"] - closed["open_s"]
+    account = {key: closed[key] for key in _IN_WINDOW if key in closed}
+    after = next((row for row in free if row["at"] >= closed["at"]), None)
+    if after is not None:
+        account["asleep_s"] = round(after["at"] - opened_at, 4)
+    row = next(
+        (row for row in rows if row["began_at"] <= closed["at"] < row["began_at"] + row["seconds"]), None
+    )
+    if row is not None:
+        account["asked_s"] = round(row["began_at"] - opened_at, 4)
+        account["came_s"] = round(row["began_at"] + row["samples_came_s"] - opened_at, 4)
+        account["told_s"] = round(row["began_at"] + row["window_s"] - opened_at, 4)
+    return {**account, "tokens": closed["tokens"], "reason": closed["reason"]}
