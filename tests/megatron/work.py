@@ -279,6 +279,16 @@ def save_folder(rank: int, ranks: int, port: int, config: dict[str, Any], folder
         actor.save_model(folder)
 
 
+def exported(rank: int, ranks: int, port: int, arguments: list[str]) -> tuple[int, str, str]:
+    """The verb, in a process that has imported Megatron already."""
+    from click.testing import CliRunner
+
+    from gyre.api.cli import main
+
+    found = CliRunner().invoke(main, ["export", *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
 def protocol(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
     """Calls that come again, too early, or with something wrong; what each was answered with."""
     from gyre.errors import GyreError

@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "drain": ("instances", "Let a rollout instance hand over and leave."),
     "replay": ("replay", "Fold a job's history again and compare."),
     "data": ("data", "Put a data set into the form that jobs read."),
+    "export": ("export", "Write a trained model for others to load."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }
 """Each verb: the module that has it under its own name, and its line in the help."""

@@ -10,8 +10,6 @@ This module imports Megatron when it is set up, not before: naming the class cos
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from gyre.rollouts.samples import Group
 from gyre.weights.manifest import pack_weights
@@ -31,6 +28,7 @@ from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.gradients import trained_samples
 from gyre.workloads.torch.hugging_face import from_names, to_names
 from gyre.workloads.torch.model import Decoder
+from gyre.workloads.torch.saved_model import save_model_folder
 
 if TYPE_CHECKING:
     from gyre.workloads.megatron.packing import Pass
@@ -150,16 +148,13 @@ class MegatronActor(MegatronLearner, TorchActor):
 
     @operator(kind="weights")
     def save_model(self, path: Path) -> None:
-        """Write the weights after the last step as a folder in Hugging Face's layout. The first rank does it; the
-        folder is there when it is whole, and must not be there before."""
+        """Write the weights after the last step as a folder in Hugging Face's layout, with the tokenizer of the folder
+        that training began with. The first rank does it; the folder is there when it is whole. Raises ConfigError
+        where it was there before."""
         if self.rank != 0:
             return
-        partial = path.with_name(f".{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_file(self.weights(), partial / "model.safetensors", metadata={"format": "pt"})
-        (partial / "config.json").write_text(json.dumps(self.hugging_face_config, indent=1))
-        partial.rename(path)
+        beside = Path(self.layout.model_path) if self.layout.model_path else None
+        save_model_folder(path, self.hugging_face_config, self.weights(), beside=beside)
 
     def checksum(self) -> str:
         """Of what `export_weights` gives."""

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder that its owner (the trainer) makes visible by renaming it when all of it is written:
 
-    actor.json           step, trained ids, metrics, the digest of the weights: written last, by the first rank
+    actor.json           step, trained ids, metrics, the model and its weights' digest: written last, by the first rank
     rank_00000.pt …      each rank's random state
     state/               weights and optimizer, as Megatron shards them: metadata.json, .metadata, common.pt, *.distcp
 
@@ -165,6 +165,15 @@ def restore(
     return book
 
 
+def load_weights(policy: MegatronPolicy, seam: Callable[[], AbstractContextManager[Any]], path: Path) -> None:
+    """Load the weights of the checkpoint at `path`, written in whatever layout, and nothing else of it: the policy
+    need not have an optimizer. A collective of all ranks."""
+    with seam(), torch.no_grad():
+        model = policy.module.sharded_state_dict(metadata=_metadata())
+        found = dist_checkpointing.load({"model": model}, str(path / _STATE))
+        policy.module.load_state_dict(found["model"])
+
+
 def begin_optimizer_anew(policy: MegatronPolicy) -> None:
     """It knows of no step, as before the first."""
     for one in policy.optimizer.chained_optimizers:
@@ -190,15 +199,19 @@ def read_book(path: Path) -> dict[str, Any]:
 
 def sharded_state(policy: MegatronPolicy, *, is_loading: bool) -> dict[str, Any]:
     """Weights and optimizer as Megatron describes them to itself: which rank has which part of what."""
-    metadata = {
+    metadata = _metadata()
+    model = policy.module.sharded_state_dict(metadata=metadata)
+    optimizer = policy.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _metadata() -> dict[str, Any]:
+    return {
         # Of Megatron's formats the one that goes from any layout to any other, and that keeps the optimizer's step.
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    model = policy.module.sharded_state_dict(metadata=metadata)
-    optimizer = policy.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
-    return {"model": model, "optimizer": optimizer}
 
 
 # -- what Megatron lacks ------------------------------------------------------------------------------

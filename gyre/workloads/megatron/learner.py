@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -289,6 +290,7 @@ class MegatronLearner(TorchLearner):
                 **self._book(),
                 "policy_version": self.step,
                 "digest": self._digest(),
+                "model": self._model(),
                 "layout": {
                     "ranks": self.world_size,
                     "tensor_parallel": self.layout.tensor_parallel,
@@ -297,6 +299,17 @@ class MegatronLearner(TorchLearner):
             },
         )
         return background or not self.checkpoint_written(wait=True)
+
+    def _model(self) -> dict[str, Any] | None:
+        """What it takes to make another program's folder of the weights (`megatron.export`); None of a critic."""
+        if self.VALUES:
+            return None
+        return {
+            "config": self.hugging_face_config,
+            "decoder": asdict(self.decoder_config) if self.decoder_config is not None else None,
+            "path": str(Path(self.layout.model_path).resolve()) if self.layout.model_path else "",
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
     def _book(self) -> dict[str, Any]:
         """What belongs to a state beside its tensors; the same on every rank."""

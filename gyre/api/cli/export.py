@@ -1,0 +1,38 @@
+"""`export`: a checkpoint of a job's actor as a model that others can load. Needs Megatron, and no job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gyre.api.cli.output import remark, write_json
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    type=click.Choice(["", "float32", "bfloat16"]),
+    default="",
+    help="Of the weights written; they keep theirs without.",
+)
+@click.option("--json", "as_json", is_flag=True, help="What was written, as one object.")
+def export(checkpoint: Path, out: Path, dtype: str, as_json: bool) -> None:
+    """Write the Megatron actor's CHECKPOINT as the folder OUT, in Hugging Face's layout.
+
+    CHECKPOINT is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
+    """
+    from gyre.workloads.megatron.export import export_checkpoint
+
+    told: dict[str, Any] = export_checkpoint(checkpoint, out, dtype=dtype)
+    if as_json:
+        write_json(told)
+    else:
+        click.echo(
+            f"step {told['step']}: {told['tensors']} tensors, {told['size_bytes']} bytes, {told['dtype']}"
+        )
+        remark(f"wrote {os.fspath(out)}")

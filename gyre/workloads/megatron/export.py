@@ -1,0 +1,98 @@
+"""From a checkpoint of the Megatron actor, written in whatever layout, to a folder in Hugging Face's layout.
+
+It runs in one process, on the CPU, with neither the job nor its ranks; it takes the memory of the weights twice.
+
+This module must not know of jobs. It imports Megatron when it is called, not before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyre.errors import ConfigError
+from gyre.weights.manifest import pack_weights
+from gyre.workloads.base import WorkloadContext
+from gyre.workloads.megatron.settings import MegatronSettings
+from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.torch.saved_model import save_model_folder
+from gyre.workloads.torch.settings import OptimSettings
+
+_TIMEOUT_S = 600.0
+"""Of a group with one member: nobody is waited for."""
+
+
+def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, Any]:
+    """Write `out` from the folder `checkpoint`, which holds `actor.json`: its weights, in `dtype` (`float32`,
+    `bfloat16`, or "" for the trained ones'), and of the folder that training began with, if it is still there, the
+    tokenizer. Returns `{"step", "tensors", "size_bytes", "dtype"}`.
+
+    Raises CheckpointMismatch where it is no whole checkpoint of an actor, or its weights are not those that were
+    written, and ConfigError where `out` is there or cannot be written.
+    """
+    from gyre.workloads.megatron.seam import open_seam
+
+    device = torch.device("cpu")
+    seam = open_seam(device)
+    from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
+    from gyre.workloads.megatron.checkpoint import load_weights, read_book
+    from gyre.workloads.megatron.config import architecture_from
+    from gyre.workloads.megatron.hugging_face import export_weights
+    from gyre.workloads.megatron.parallel import Ranks
+    from gyre.workloads.megatron.policy import MegatronPolicy
+
+    if out.exists():
+        raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
+    book = read_book(checkpoint)
+    model = book.get("model")
+    if model is None:
+        raise CheckpointMismatch(
+            f"{checkpoint} is not of a policy, or of an older Gyre, which did not write down its model.",
+            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
+        )
+    architecture = architecture_from(model["config"], str(checkpoint))
+    shapes = expected_shapes(architecture)
+    settings = MegatronSettings(device="cpu", dtype=model["dtype"])
+    ranks = Ranks(
+        WorkloadContext("export", "actor", 0, 1), settings, device=device, timeout_s=_TIMEOUT_S, seed=0
+    )
+    try:
+        policy = MegatronPolicy(
+            architecture,
+            settings,
+            OptimSettings(),
+            ranks,
+            lambda name: torch.zeros(shapes[name]),  # until the checkpoint's are loaded
+            device=device,
+            dtype=getattr(torch, model["dtype"]),
+            seam=seam,
+            trains=False,
+        )
+        load_weights(policy, seam, checkpoint)
+        tensors = dict(export_weights(policy.module, architecture, ranks))
+        if _digest(tensors, model) != book["digest"]:
+            raise CheckpointMismatch(f"the weights in {checkpoint} are not those that were written.")
+        if dtype:
+            tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
+        beside = Path(model["path"]) if model["path"] else None
+        save_model_folder(out, model["config"], tensors, beside=beside)
+    finally:
+        ranks.close()
+    return {
+        "step": book["step"],
+        "tensors": len(tensors),
+        "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "dtype": dtype or model["dtype"],
+    }
+
+
+def _digest(tensors: dict[str, torch.Tensor], model: dict[str, Any]) -> str:
+    """As the actor took it: of the small decoder by its own names."""
+    from gyre.workloads.torch.hugging_face import from_names
+    from gyre.workloads.torch.model import ModelConfig
+
+    if model["decoder"] is not None:
+        tensors = from_names(tensors, ModelConfig(**model["decoder"]))
+    return pack_weights(tensors, version=0, step=0)[0].checksum

@@ -1,0 +1,123 @@
+"""A checkpoint of any layout as a folder that others load: the same weights, or none."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gyre.errors import ConfigError
+from gyre.workloads.torch.folder import SafetensorsFolder
+from gyre.workloads.torch.saved_model import save_model_folder
+from tests.megatron import learner_work, work
+from tests.megatron.test_hugging_face import FAMILIES
+from tests.megatron.work import LAYOUTS, config_of, random_groups
+from tests.rank_pool import RankPool
+
+STEPS = [[random_groups(0, 4)]]
+
+
+def checkpoint_of(pool: RankPool, folder: Path, layout: str, model: Path | None) -> dict[str, Any]:
+    """What the first rank said of the checkpoint that it wrote; training did not go on after it."""
+    folder.mkdir()
+    config = config_of(layout)
+    if model is not None:
+        config["megatron"]["model_path"] = str(model)
+    written = partial(work.train_and_checkpoint, background=False)
+    found: dict[str, Any] = pool.run(written, LAYOUTS[layout][0], config, STEPS, folder)[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """A checkpoint over four ranks, the folder that it began with, and the weights that it came to."""
+    root = tmp_path_factory.mktemp("trained")
+    model = work.write_folder(root / "model", FAMILIES["qwen3-tied"])
+    (model / "tokenizer.json").write_text("{}")
+    found = checkpoint_of(pool, root / "checkpoint", "tp2-pp2", model)
+    return root / "checkpoint", model, found["after"]["weights"]
+
+
+def test_the_trained_weights_come_out_with_the_tokenizer(
+    pool: RankPool, trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    checkpoint, model, weights = trained
+    out = tmp_path / "out"
+    (told,) = pool.run(work.exported, 1, [str(checkpoint), str(out), "--json"])
+    assert told[0] == 0, told[2]
+    assert json.loads(told[1]) | {"size_bytes": 0} == {
+        "step": 1,
+        "tensors": len(weights),
+        "size_bytes": 0,
+        "dtype": "float32",
+    }
+    saved = load_file(out / "model.safetensors")
+    assert saved.keys() == weights.keys()
+    assert all(np.array_equal(saved[name].numpy(), weights[name]) for name in weights)
+    begun = SafetensorsFolder(model)
+    assert not all(torch.equal(saved[name], begun(name)) for name in saved), "it was trained"
+    assert json.loads((out / "config.json").read_text()) == FAMILIES["qwen3-tied"]
+    assert (out / "tokenizer.json").read_text() == "{}"
+    (again,) = pool.run(work.exported, 1, [str(checkpoint), str(out)])
+    assert (again[0], "exists already" in again[2]) == (2, True)
+
+
+def test_so_does_the_small_decoder_in_another_dtype(pool: RankPool, tmp_path: Path) -> None:
+    weights = checkpoint_of(pool, tmp_path / "checkpoint", "dp2", None)["after"]["weights"]
+    arguments = [str(tmp_path / "checkpoint"), str(tmp_path / "out"), "--dtype", "bfloat16"]
+    (told,) = pool.run(work.exported, 1, arguments)
+    assert told[0] == 0, told[2]
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert saved.keys() == weights.keys()
+    for name, expected in weights.items():
+        assert torch.equal(saved[name], torch.from_numpy(expected).bfloat16()), name
+
+
+def test_what_is_no_policy_s_whole_checkpoint_is_refused(
+    pool: RankPool, trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    checkpoint, _, _ = trained
+    book = json.loads((checkpoint / "actor.json").read_text())
+    for name, changes, sentence in (
+        ("critic", {"model": None}, "is not of a policy"),
+        ("changed", {"digest": "0" * 32}, "are not those that were written"),
+    ):
+        other = tmp_path / name
+        other.mkdir()
+        (other / "state").symlink_to(checkpoint / "state")
+        (other / "actor.json").write_text(json.dumps({**book, **changes}))
+        (told,) = pool.run(work.exported, 1, [str(other), str(tmp_path / "out")])
+        assert (told[0], sentence in told[2]) == (1, True), told
+    (told,) = pool.run(work.exported, 1, [str(tmp_path), str(tmp_path / "out")])
+    assert "no whole checkpoint" in told[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "critic"]
+
+
+def test_a_critic_s_checkpoint_says_that_it_has_no_policy(pool: RankPool, tmp_path: Path) -> None:
+    config = config_of("alone", loss={"adv_estimator": "gae"})
+    pool.run(learner_work.checkpoint_and_go_on, 1, config, STEPS, tmp_path)
+    (book,) = [json.loads(path.read_text()) for path in tmp_path.rglob("actor.json")]
+    assert book["model"] is None
+
+
+def test_large_weights_are_several_files(tmp_path: Path) -> None:
+    tensors = {f"t{n}": torch.full((n, 4), float(n)) for n in (3, 1, 9, 2)}
+    save_model_folder(tmp_path / "out", {"model_type": "x"}, tensors, shard_bytes=80)
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert names == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    source = SafetensorsFolder(tmp_path / "out")
+    assert all(torch.equal(source(name), tensor) for name, tensor in tensors.items())
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 15 * 4 * 4
+    with pytest.raises(ConfigError, match="exists already"):
+        save_model_folder(tmp_path / "out", {}, tensors)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save_model_folder(tmp_path / "file" / "out", {}, tensors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out"]
