@@ -106,6 +106,7 @@ def measure(
                 critic = processes["beside"]
                 wrote()
             out["together"] = {"steps": []}
+            actor.call("give_back", 20.0)
             for _ in range(steps[2]):
                 out["together"]["steps"].append(_both(actor, critic, batches, until, None))
             out["together"] |= _rates(out["together"]["steps"])

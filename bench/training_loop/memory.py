@@ -24,6 +24,8 @@ from training_loop.trainer import Shape, inputs, synthetic
 
 FIRST_GROUP = 740_000_000
 SAVES = 3
+SLOW_GB_S = 0.3
+"""There is no time to wait for a disk like that."""
 NEVER = float("inf")
 
 
@@ -115,12 +117,13 @@ def measure(
     shape: Shape,
     start: Callable[[int, str], ActorGang],
     place: Path,
+    instead: Path,
     most_ranks: int,
     cuda: bool,
     wrote: Callable[[], None],
 ) -> None:
     """`start(ranks, name)` begins a gang of `MemoryWork`; gangs of one name take each other's place. `place` has room
-    for a checkpoint on the disk that is to be measured."""
+    for a checkpoint on the disk that is to be measured; where that is slower than `SLOW_GB_S`, `instead` is used."""
     gangs: list[ActorGang] = []
 
     def begin(ranks: int, name: str) -> ActorGang:
@@ -128,7 +131,10 @@ def measure(
         return gangs[-1]
 
     try:
-        out["disk"] = _probe(place, 512 << 20 if cuda else 8 << 20)
+        out["disk"] = probed = _probe(place, 512 << 20 if cuda else 8 << 20)
+        if cuda and probed["write_gb_s"] < SLOW_GB_S:
+            place = instead
+            probed["instead"] = str(place)
         one = out["one"] = {}
         try:
             first, standby = begin(1, "one"), begin(1, "one")
@@ -162,7 +168,8 @@ def _ranks(row: Row, gang: ActorGang, until: float, shape: Shape, place: Path, c
     row["state_bytes_of_first_rank"] = size
     row["first_step"] = _step(gang, shape, 1, until)
     row["step"] = _step(gang, shape, 2, until)
-    for way in ("plain", "pinned") if cuda else ("plain",):
+    ways = ("plain",) if not cuda else ("plain", "pinned") if gang.ranks == 1 else ("pinned",)
+    for way in ways:
         found: Row = {"make_room_s": _round(gang.call("make_room", left(), pin=way == "pinned")["seconds"])}
         row[way] = found
         found["saves"] = saves = []
