@@ -12,7 +12,7 @@ from gyre.api.cli.output import remark, write_json
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--dtype",
