@@ -390,22 +390,46 @@ def _available() -> tuple[int, int]:
 def allowed(
     own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> list[tuple[int, int]]:
-    """What the control groups (v2) that this process is in leave it, and their limits, in bytes; without those that
-    have no limit. Files that were read and not used again are no use of memory: they go when it is wanted."""
+    """What the control groups that this process is in leave it, and their limits, in bytes; without those that have no
+    limit. Files that were read and not used again are no use of memory: they go when it is wanted."""
     try:
-        inside = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):  # no such system
+        lines = own.read_text().splitlines()
+    except OSError:  # no such system
         return []
     found = []
-    group = mounted / inside.strip("/")
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if not controllers:
+            found += _left_by(mounted, inside, _Group("memory.max", "memory.current", "inactive_file"))
+        elif "memory" in controllers.split(","):
+            # Of the first version, whose groups have no limit where they say 2**63, to a page.
+            old = _Group("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            found += [one for one in _left_by(mounted / "memory", inside, old) if one[1] < 2**62]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The names of a control group's files, and of a line in its `memory.stat`."""
+
+    limit: str
+    used: str
+    inactive: str
+
+
+def _left_by(root: Path, inside: str, names: _Group) -> list[tuple[int, int]]:
+    """By the group `inside` and those above it, as far as they are mounted at `root`: a container may see no more than
+    its own, there."""
+    found = []
+    group = root / inside.strip("/")
     for path in (group, *group.parents):
-        if not path.is_relative_to(mounted):
+        if not path.is_relative_to(root):
             break
         try:
-            limit = int((path / "memory.max").read_text())
-            used = int((path / "memory.current").read_text())
+            limit = int((path / names.limit).read_text())
+            used = int((path / names.used).read_text())
             facts = dict(line.split() for line in (path / "memory.stat").read_text().splitlines())
-            found.append((max(0, limit - used + int(facts["inactive_file"])), limit))
+            found.append((max(0, limit - used + int(facts[names.inactive])), limit))
         except (OSError, ValueError, KeyError):  # "max", or the root, which has none
             continue
     return found

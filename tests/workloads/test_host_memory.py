@@ -150,6 +150,26 @@ def test_a_container_has_what_its_groups_allow_it(tmp_path: Path, monkeypatch: p
     assert host_memory._available()[1] == host_memory.psutil.virtual_memory().total
 
 
+def test_so_does_one_of_the_first_version_of_groups(tmp_path: Path) -> None:
+    """As Docker mounts them: the container's own group is all that it sees, whatever its path is outside."""
+    mounted, own = tmp_path / "mounted", tmp_path / "own"
+    own.write_text(
+        "9:cpu,cpuacct:/docker/a\n5:memory:/docker/a\n1:name=systemd:/docker/a\n0::/system.slice\n"
+    )
+    folder = mounted / "memory"
+    folder.mkdir(parents=True)
+    for name, value in (("limit_in_bytes", 7000), ("usage_in_bytes", 2000)):
+        (folder / f"memory.{name}").write_text(f"{value}\n")
+    (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 600\n")
+    assert host_memory.allowed(own, mounted) == [(5600, 7000)]
+    inner = folder / "docker" / "a"
+    inner.mkdir(parents=True)
+    for name, value in (("limit_in_bytes", 2**63 - 4096), ("usage_in_bytes", 900)):
+        (inner / f"memory.{name}").write_text(f"{value}\n")
+    (inner / "memory.stat").write_text("total_inactive_file 0\n")
+    assert host_memory.allowed(own, mounted) == [(5600, 7000)], "that one has no limit"
+
+
 def test_what_is_pinned_is_let_go_before_it_is_unmapped(tmp_path: Path) -> None:
     pinned: dict[int, int] = {}
     told: list[str] = []
