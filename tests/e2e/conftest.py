@@ -26,7 +26,7 @@ from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
 from gyre.store import open_store
 
-ENDS_WITHIN_S = 60.0
+ENDS_WITHIN_S = 110.0
 GYRE = (sys.executable, "-m", "gyre.api.cli")
 HERE = Path(__file__).parent
 
@@ -135,7 +135,7 @@ class Process:
             raise AssertionError(f"still running after {timeout_s:g} s: {out}{err}") from None
         return Ended(self.process.returncode, out, err)
 
-    def nothing_left(self, within_s: float = 20.0) -> None:
+    def nothing_left(self, within_s: float = 60.0) -> None:
         """No process that it started, no process of its home, no Ray session, no job that is still open."""
         self.no_process_left(within_s)
         assert list((self.home / "ray").glob("session_*")) == []
@@ -149,7 +149,7 @@ class Process:
         while left := [
             process for process in self._left() if _alive(process) and not (but_agents and _is_agent(process))
         ]:
-            assert time.monotonic() < deadline, [" ".join(process.cmdline())[:200] for process in left]
+            assert time.monotonic() < deadline, [command_of(process)[:200] for process in left]
             time.sleep(0.1)
 
     def kill_agents(self) -> None:
@@ -173,8 +173,13 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _is_agent(process: psutil.Process) -> bool:
+def command_of(process: psutil.Process) -> str:
+    """Its command line; nothing once it has ended."""
     try:
-        return "agent" in " ".join(process.cmdline()).lower()
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return False
+        return ""
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    return "agent" in command_of(process).lower()

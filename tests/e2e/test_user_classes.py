@@ -12,7 +12,7 @@ from gyre.api import RLJobBuilder
 from tests.e2e import workloads
 from tests.e2e.conftest import ENDS_WITHIN_S, HERE, Process, Shared
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 MODULE = "tests.e2e.workloads"
 

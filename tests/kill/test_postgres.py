@@ -19,7 +19,7 @@ __all__ = ["postgres_server", "postgres_url"]
 def test_master_and_trainer_killed_together_on_postgres(
     postgres_url: str, start: Callable[..., Run], undisturbed_digest: str
 ) -> None:
-    run = start(store=postgres_url)
+    run = start(store=postgres_url, rollout_total=1)
     run.faults.reach_step(6)
     for victim in run.faults.kill("trainer-0", "master"):
         run.faults.replaced(victim)
