@@ -1,6 +1,6 @@
 """A party in a process of its own, that can be killed or stopped.
 
-python process.py publish FOLDER VERSION BYTES_PER_S     then "PORT MANIFEST" on stdout; lives until stdin ends
+python process.py publish FOLDER VERSION HELD_AFTER      then "PORT MANIFEST" on stdout; lives until stdin ends
 python process.py receive FOLDER MANIFEST_FILE RELAY ADDRESS...   prints "port N", then the fetch's figures
 """
 
@@ -11,14 +11,29 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+HELD_AT_MOST_S = 100.0
+
+
+def held(after: int, go: Callable[[], bool]):
+    """A link that carries so many bytes, and no more before `go()`: what a test does to a transfer finds it unfinished,
+    however slow the test or fast the machine is."""
+    carried = 0
+
+    def pace(nbytes: int) -> None:
+        nonlocal carried
+        carried += nbytes
+        until = time.monotonic() + HELD_AT_MOST_S
+        while carried > after and not go() and time.monotonic() < until:
+            time.sleep(0.005)
+
+    return pace
 
 
 def slow(bytes_per_s: float):
-    if not bytes_per_s:
-        return None
     state = {"due": time.monotonic()}
 
     def pace(sent: int) -> None:
@@ -64,8 +79,9 @@ def main(what: str, folder: str, *words: str) -> None:
     from tests.weights.plane import Party
 
     if what == "publish":
-        version, rate = words
-        party = Party(Path(folder), pace=slow(float(rate)))
+        version, after = words
+        pace = held(int(after), Path(f"{folder}.go").exists) if int(after) else None
+        party = Party(Path(folder), pace=pace)
         manifest = party.publish(int(version))
         print(party.server.port, json.dumps(manifest.to_dict()), flush=True)
         sys.stdin.read()

@@ -16,10 +16,10 @@ from gyre.weights.manifest import FileSpec, WeightManifest
 from gyre.weights.receiver import Superseded, WeightsUnreachable
 from gyre.weights.transport import Source
 from tests.weights.plane import content, until
-from tests.weights.process import Child, slow
+from tests.weights.process import Child, held, slow
 
-SLOW = 1_000_000
-"""Bytes a second of a link, for a megabyte of weights: time enough to be killed."""
+SOME = 800_000
+"""Bytes of the megabyte, seventeen chunks, that a link carries before it stands: eight chunks at least, and not all."""
 
 
 @pytest.fixture
@@ -35,9 +35,10 @@ def child():
         one.close()
 
 
-def publisher(child, folder, version=1, rate=0):
-    """A publisher in its own process, its source and its manifest."""
-    process = child("publish", folder, version, rate)
+def publisher(child, folder, version=1, held_after=0):
+    """A publisher in its own process, its source and its manifest. Held, its link stands until there is a file
+    `folder.go`."""
+    process = child("publish", folder, version, held_after)
     port, text = process.line().split(" ", 1)
     return process, Source(f"127.0.0.1:{port}"), WeightManifest.from_dict(json.loads(text))
 
@@ -54,7 +55,7 @@ class Fetching:
     def until_part(self, part: float) -> None:
         def there() -> bool:
             slot = self.party.arena.staging
-            return slot is not None and len(slot.have) >= part * self._count
+            return self.future.done() or (slot is not None and len(slot.have) >= part * self._count)
 
         until(there)
 
@@ -66,8 +67,8 @@ class Fetching:
 
 
 def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
-    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
-    receiver = party()
+    process, source, manifest = publisher(child, folder / "a", held_after=SOME)
+    receiver = party(stall_s=30.0)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.25)
     process.kill()
@@ -83,7 +84,7 @@ def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
 
 
 def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
-    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    process, source, manifest = publisher(child, folder / "a", held_after=SOME)
     receiver, other = party(), party()
     other.publish(1)
     fetching = Fetching(receiver, manifest, source)
@@ -96,7 +97,7 @@ def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
 
 def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(party, child, folder):
     """Version 1 is in the sockets while version 2 is fetched into the same pages."""
-    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    process, source, manifest = publisher(child, folder / "a", held_after=SOME)
     receiver, other = party(stall_s=30.0), party()
     newer = other.publish(2)
     wanted = threading.Event()
@@ -106,6 +107,7 @@ def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(party, child, fold
     wanted.set()
     with pytest.raises(Superseded):
         fetching.result()
+    (folder / "a.go").touch()
     process.process.send_signal(signal.SIGCONT)
     fetched = receiver.fetch(newer, other)
     assert content(fetched.slot) == content(other.arena.versions[2])
@@ -113,7 +115,7 @@ def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(party, child, fold
 
 
 def test_without_any_source_a_fetch_ends(party, child, folder):
-    process, source, manifest = publisher(child, folder / "a", rate=SLOW)
+    process, source, manifest = publisher(child, folder / "a", held_after=SOME)
     receiver = party(give_up_s=1.0)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.1)
@@ -127,7 +129,8 @@ def test_without_any_source_a_fetch_ends(party, child, folder):
 
 
 def test_a_receiver_that_was_killed_goes_on_where_it_was(party, child, folder):
-    origin = party(pace=slow(SLOW))
+    go = threading.Event()
+    origin = party(pace=held(SOME, go.is_set))
     manifest = origin.publish(1)
     (folder / "manifest").write_text(json.dumps(manifest.to_dict()))
     first = child("receive", folder / "r", folder / "manifest", "alone", origin.address)
@@ -136,6 +139,7 @@ def test_a_receiver_that_was_killed_goes_on_where_it_was(party, child, folder):
     until(lambda: journal.exists() and journal.read_bytes().count(1) >= len(manifest.digests) // 2)
     first.kill()
     there = journal.read_bytes().count(1)
+    go.set()
     second = party("r")
     fetched = second.fetch(manifest, origin)
     assert fetched.resumed == there
@@ -160,7 +164,7 @@ def test_a_journal_is_not_believed(party):
 
 
 def test_a_relay_is_killed_and_the_others_do_without(party, child, folder):
-    origin = party(pace=slow(4 * SLOW))
+    origin = party(pace=slow(4_000_000))
     manifest = origin.publish(1)
     (folder / "manifest").write_text(json.dumps(manifest.to_dict()))
     relay = child("receive", folder / "relay", folder / "manifest", "relay", origin.address)
@@ -263,9 +267,9 @@ def test_a_receiver_without_room_keeps_what_it_serves(party):
 
 
 def test_a_newer_version_ends_a_fetch_and_is_whole(party):
-    origin, receiver = party(pace=slow(SLOW)), party("r")
+    go, newer = threading.Event(), threading.Event()
+    origin, receiver = party(pace=held(SOME, go.is_set)), party("r", stall_s=30.0)
     manifest = origin.publish(1)
-    newer = threading.Event()
     fetching = Fetching(receiver, manifest, origin.source, superseded=newer.is_set)
     fetching.until_part(0.4)
     second = origin.publish(2)
@@ -273,7 +277,7 @@ def test_a_newer_version_ends_a_fetch_and_is_whole(party):
     with pytest.raises(Superseded):
         fetching.result()
     assert "superseded" in receiver.kinds()
-    origin.server._pace = None
+    go.set()
     fetched = receiver.fetch(second, origin)
     assert content(fetched.slot) == content(origin.arena.versions[2])
     assert fetched.resumed == 0
