@@ -75,6 +75,7 @@ from gyre.rollouts.frames import (
     unpack,
 )
 from gyre.rollouts.intake import Intake
+from gyre.rollouts.large_blocks import give_large_blocks_back
 from gyre.rollouts.local_windows import TRAINER_AWAY_S, LocalWindows
 from gyre.rollouts.manager_status import book_status, instance_status
 from gyre.rollouts.manager_weights import PolicyVersions
@@ -107,7 +108,9 @@ SOURCES_TOLD = 16
 def calm_collector() -> None:
     """For a process that runs a manager and little else. What the manager lets go of is freed at once; to look
     through all that it keeps takes a tenth of a second at 16,384 samples, and would find nothing. What was imported
-    stays as long as the process, and is not looked through either."""
+    stays as long as the process, and is not looked through either. Large blocks go back to the system, for thousands of
+    them come and go."""
+    give_large_blocks_back()
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()

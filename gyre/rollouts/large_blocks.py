@@ -1,0 +1,28 @@
+"""Large blocks of memory go back to the system when they are freed, however many came and went before.
+
+glibc takes large blocks from the system and gives them back, and small ones from a heap that grows at its end. But
+each large block that is freed raises the size from which on a block counts as large, up to 32 MiB. So the tables and
+frames of a manager come to lie on the heap, between small blocks that stay, and the holes that they leave are too small
+for the next ones: the heap grows, with the same amount in use. A limit that is set once stays as it is.
+
+This module must not know what the memory is used for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+LARGE_BYTES = 128 << 10
+"""glibc's own first limit."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def give_large_blocks_back() -> bool:
+    """For the whole process, from now on. False where the C library is none that can be told."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # musl and macOS have none; their allocators are others
+        return False
+    mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, LARGE_BYTES))
