@@ -23,6 +23,7 @@ from gyre.graph import (
     local_roles,
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
+from gyre.rollouts.weight_folders import remove_left_by_job
 from gyre.workloads.protocol import Binding, Failure
 
 PLACE_TIMEOUT_S = 60.0
@@ -294,7 +295,8 @@ class Scheduler:
         return VertexStopped(command.vertex, command.incarnation)
 
     async def release_all(self) -> None:
-        """Give back every place that this master or one before it may have taken."""
+        """Give back every place that this master or one before it may have taken, and the memory of this machine in
+        which vertices left weights."""
         counts = dict(self._state().job.roles)
         for vertex in self._state().vertices.values():
             counts[vertex.role] = max(counts.get(vertex.role, 0), vertex.rank + 1)
@@ -304,6 +306,9 @@ class Scheduler:
             plan = self.compiled(self._state().job.roles).plan
         names = self._used | {sub_graph.id for sub_graph in plan.sub_graphs}
         await asyncio.gather(*(self._cluster.release(name) for name in names))
+        # Of those that were killed and never came back, if it was here; elsewhere the vertices there have done it.
+        vertices = [f"{role}-{rank}" for role, count in counts.items() for rank in range(count)]
+        await asyncio.to_thread(remove_left_by_job, self._directory, vertices)
 
     # -- looking ------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from gyre.errors import ConfigError, GyreError
 from gyre.rollouts.engines.errors import EngineError, EngineRefused
 from gyre.rollouts.engines.loading import LoadReport
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.rollouts.weight_folders import of_instance
 from gyre.rollouts.weight_party import Party, check_transports
 from gyre.weights.receiver import Fetched, Superseded
 from gyre.weights.transport import Source
@@ -49,7 +50,7 @@ class Holdings:
     ) -> None:
         self.token = token
         self.plane = plane
-        self.party = Party(root, f"instance of {token}", token, plane, url=url)
+        self.party = Party(root, of_instance(token), token, plane, url=url)
         self.receiver = self.party.receiver(give_up_s=give_up_s, incident=incident)
 
     @property

@@ -1,9 +1,12 @@
 """Folders of weights on a machine, each of one living process.
 
 A folder is locked while its owner lives; the kernel lets go of the lock however the owner dies. Who comes next for the
-same purpose takes the folder over, with what is in it; folders of other purposes that nobody holds are removed.
+same purpose takes the folder over, with what is in it; folders of other purposes that nobody holds are removed. Where
+it is known that nobody will come, `remove_left` does not wait for the next one.
 
-Invariant *nothing outlives its purpose for long*.
+Invariants:
+- *nothing outlives its purpose for long*;
+- *a folder that somebody holds stays*: who removes one has its lock meanwhile.
 
 This module must not know what is in a folder.
 """
@@ -18,6 +21,7 @@ import shutil
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "gyre-weights-"
@@ -36,7 +40,7 @@ class Claim:
 
     def __init__(self, root: Path, purpose: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
-        key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
+        key = _key(purpose)
         found = _take_over(root, key)
         if found is None:
             # Locked before it is there under its name, so that nobody takes it in between.
@@ -54,6 +58,23 @@ class Claim:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def remove_left(root: Path, purposes: Iterable[str]) -> list[Path]:
+    """Remove folders of these purposes whose owners have died, and say which. Those of the living stay."""
+    removed = []
+    for purpose in purposes:
+        for folder in sorted(root.glob(f"{PREFIX}{_key(purpose)}-*")):
+            lock = _try_lock(folder)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+                removed.append(folder)
+    return removed
+
+
+def _key(purpose: str) -> str:
+    return hashlib.sha256(purpose.encode()).hexdigest()[:16]
 
 
 def _take_over(root: Path, key: str) -> tuple[Path, int | None] | None:

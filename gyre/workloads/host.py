@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
+from gyre.rollouts.weight_folders import remove_left_by_job
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.master_guard import Identity, MasterGuard
 from gyre.workloads.protocol import Binding, Failure, Report, Standing, failure_of, thread_stacks
@@ -226,6 +227,19 @@ class VertexHost:
                 print(f"teardown raised: {failure_of(error).traceback}", file=sys.stderr)
             finally:
                 self._work.release()
+        elif job_ends:
+            self._abandon()
+        if job_ends and isinstance(self._workload, BaseWorkload):
+            # Of dead ones that were on this machine; the master does it on its own.
+            remove_left_by_job(self._workload.context.directory, [self.vertex])
+
+    def _abandon(self) -> None:
+        """A call that does not end has the workload."""
+        if isinstance(self._workload, BaseWorkload):
+            try:
+                self._workload.abandoned()
+            except Exception as error:  # as of `teardown`
+                print(f"abandoned raised: {failure_of(error).traceback}", file=sys.stderr)
 
     # -- the trainer's calls ------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
 from gyre.rollouts.endpoint import read_endpoint, read_trust
+from gyre.rollouts.weight_folders import of_copy
 from gyre.rollouts.weight_party import Party
 from gyre.weights.claims import default_root
 from gyre.weights.transport import Source
@@ -106,9 +107,7 @@ class FetchedCopy:
         # Whose networks the settings name is the instances' matter: the manager says who has it. The ports are
         # for the actor and the instances, one each; a rank that cannot reach this copy has the instances.
         plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": [], "ports": ""})
-        self._party = Party(
-            root or default_root(), f"copy for {purpose} of {directory}", token, plane, url=url
-        )
+        self._party = Party(root or default_root(), of_copy(purpose, directory), token, plane, url=url)
         self.address = self._party.server.address
         try:
             receiver = self._party.receiver(give_up_s=give_up_s, incident=_say)

@@ -18,6 +18,7 @@ from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
 from gyre.rollouts.endpoint import read_endpoint
 from gyre.rollouts.model_folder import config_bytes, fingerprint_of
+from gyre.rollouts.weight_folders import of_publisher
 from gyre.rollouts.weight_party import Party
 from gyre.weights.claims import default_root
 from gyre.weights.manifest import layout_of
@@ -48,7 +49,7 @@ class WeightSource:
         url, token = _wait_for(endpoint or (lambda: read_endpoint(directory)))
         self._settings = settings or WeightsSpec()
         self.party = Party(
-            root or default_root(), f"trainer of {directory}", token, self._settings, url=url, held=HELD
+            root or default_root(), of_publisher(directory), token, self._settings, url=url, held=HELD
         )
         self.arena, self.server = self.party.arena, self.party.server
         self.publisher = Publisher(self.arena, self.server, chunk_bytes=self._settings.chunk_bytes)

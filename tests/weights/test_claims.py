@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.weights.claims import Claim
+from gyre.weights.claims import Claim, remove_left
 
 HOLD = (
     "import sys, time; from pathlib import Path; from gyre.weights.claims import Claim\n"
@@ -57,3 +57,16 @@ def test_two_owners_of_one_purpose_have_two_folders(tmp_path: Path) -> None:
     one.close(keep=True)
     assert Claim(tmp_path, "same").path == one.path
     two.close()
+
+
+def test_when_nobody_will_come_what_the_dead_left_goes_and_the_living_keep_theirs(
+    dead, tmp_path: Path
+) -> None:
+    living, other = Claim(tmp_path, "first"), Claim(tmp_path, "other")
+    other.close(keep=True)  # of another job, whose successor may come
+    assert remove_left(tmp_path, ["first"]) == []
+    path = dead()
+    assert remove_left(tmp_path, ["first", "never was"]) == [path]
+    assert set(tmp_path.iterdir()) == {living.path, other.path}
+    living.close()
+    assert remove_left(tmp_path / "nowhere", ["first"]) == []

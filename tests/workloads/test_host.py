@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from gyre.errors import Fenced
+from gyre.rollouts.weight_folders import of_publisher
+from gyre.weights.claims import Claim
 from gyre.workloads import host as host_module
 from gyre.workloads.host import ORPHANED, VertexHost
 from tests.workloads.plain_workloads import HERE, Echo, binding, script
@@ -374,6 +377,17 @@ def test_teardown_knows_whether_the_job_ends(job_ends, capsys):
     assert f"cannot be closed, job_ends={job_ends}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("job_ends", [False, True])
+def test_weights_that_a_dead_vertex_left_on_this_machine_go_with_the_job(job_ends, tmp_path, monkeypatch):
+    monkeypatch.setattr("gyre.rollouts.weight_folders.default_root", lambda: tmp_path / "shm")
+    made = VertexHost("echo-0", 1, 5)
+    made.bind(5, replace(binding("Untidy"), directory=str(tmp_path)))
+    left = Claim(tmp_path / "shm", of_publisher(tmp_path))
+    left.close(keep=True)  # as its death would
+    made.shutdown(5, 1.0, job_ends)
+    assert left.path.exists() is not job_ends
+
+
 def test_shutdown_waits_no_longer_than_its_grace(host):
     thread, _ = in_thread(host.call, 1, "hold")
     assert host._workload.entered.wait(5)
@@ -382,6 +396,25 @@ def test_shutdown_waits_no_longer_than_its_grace(host):
     assert time.monotonic() - started < 5
     host._workload.gate.set()
     thread.join(5)
+
+
+@pytest.mark.parametrize("job_ends", [False, True])
+def test_who_is_stuck_when_the_job_ends_may_remove_what_would_outlive_it(host, job_ends, capsys):
+    told = []
+
+    def abandoned():
+        told.append("removed")
+        raise RuntimeError("nothing there")
+
+    thread, _ = in_thread(host.call, 1, "hold")
+    assert host._workload.entered.wait(5)
+    host._workload.abandoned = abandoned
+    host.shutdown(5, 0.05, job_ends)
+    host._workload.gate.set()
+    thread.join(5)
+    host.shutdown(5, 5.0, job_ends)
+    assert told == ["removed"] * job_ends, "and not of one that ended in order"
+    assert ("abandoned raised" in capsys.readouterr().err) is job_ends
 
 
 def orphan(now, ended):
