@@ -170,6 +170,10 @@ class BaseWorkload:
     def teardown(self) -> None:
         """Release what `setup` took. Not called when the process is killed."""
 
+    def abandoned(self) -> None:
+        """The job ends, and a call has not ended in time: the process is killed, without `teardown`. Remove what would
+        outlive it, beside that call, without waiting for anything."""
+
     def health(self) -> dict[str, Any]:
         """Facts for `gyre show --json`, asked for every few seconds between calls. Raise, and the vertex is
         replaced."""

@@ -82,3 +82,12 @@ def test_what_is_in_host_memory_stays_for_the_next_rank_unless_the_job_ends(job_
     critic.peers = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     critic.teardown()
     assert kept == [not job_ends]
+
+
+def test_a_rank_that_is_stuck_when_the_job_ends_removes_its_own_beside_the_call() -> None:
+    told: list[str] = []
+    critic = MegatronCritic()
+    critic.abandoned()
+    critic._memory = SimpleNamespace(forsake=lambda: told.append("removed"))  # type: ignore[assignment]
+    critic.abandoned()
+    assert told == ["removed"]

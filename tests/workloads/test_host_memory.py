@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -272,6 +273,32 @@ def test_the_end_of_a_job_takes_what_dead_ranks_left_and_leaves_what_living_ones
     first.close(keep=False)
     assert sorted(path.name for path in living.path.parent.glob("rank_*")) == ["rank_00002"]
     living.close(keep=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_are_stuck_when_the_job_ends_remove_their_own_beside_the_call(tmp_path: Path) -> None:
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def stuck(to: torch.Tensor, of: torch.Tensor) -> None:
+        at_work.set()
+        assert go_on.wait(60)
+        to.copy_(of)
+
+    one, other = HostMemory("job", 0, root=tmp_path), HostMemory("job", 1, root=tmp_path, copy=stuck)
+    saved(one, 1)
+    thread = threading.Thread(target=saved, args=(other, 1))
+    thread.start()
+    assert at_work.wait(60)
+    other.forsake()
+    assert [path.name for path in one.path.parent.glob("rank_*")] == ["rank_00000"]
+    one.forsake()
+    assert list(tmp_path.iterdir()) == []
+    go_on.set()
+    thread.join(60)
+    assert not thread.is_alive(), "it was not torn from what it wrote"
+    assert other.records() == []
+    one.close(keep=False)
+    other.close(keep=False)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -89,6 +89,11 @@ class MegatronLearner(TorchLearner):
             memory.close(keep=not self.context.job_ends)
         super().teardown()
 
+    def abandoned(self) -> None:
+        memory: MemoryCheckpoints | None = getattr(self, "_memory", None)  # none before it is set up
+        if memory is not None:
+            memory.forsake()
+
     def health(self) -> dict[str, Any]:
         told = {"memory_checkpoint": self._memory.told()} if self._memory is not None else {}
         return {**super().health(), **told}
