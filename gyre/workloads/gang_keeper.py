@@ -69,7 +69,6 @@ class GangKeeper:
             find_copy=lambda: newest_copy(runtime.context.directory),
             report=runtime.report,
         )
-        self._count = 0
         self._failures = 0
         self._not_before = 0.0
         self.gang: Gang | None = None
@@ -83,15 +82,17 @@ class GangKeeper:
         if self.gang is not None or time.monotonic() < self._not_before:
             return False
         runtime = self._runtime
-        gangs: dict[str, Gang] = {}
+        whole: dict[str, list[Member]] = {}
         for role in (self._leader.role, *self._followers):
             members = runtime.roster.whole(role)
             if members is None:
                 return False
-            gangs[role] = Gang(
-                self._count + 1, role, tuple(members), runtime.roster, runtime.transport, runtime.waiting
-            )
-        self._count += 1
+            whole[role] = members
+        number = next(runtime.gang_numbers)
+        gangs = {
+            role: Gang(number, role, tuple(members), runtime.roster, runtime.transport, runtime.waiting)
+            for role, members in whole.items()
+        }
         gang = gangs.pop(self._leader.role)
         self._beside = beside = gangs
         try:

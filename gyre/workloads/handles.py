@@ -7,8 +7,9 @@
     for index, out in self.rollout.generate.stream(items): …     each item to a free vertex, as they end
 
 A vertex that dies in a call is replaced by the master, and the call is made again on the replacement: a
-handle's calls run *at least once*. An exception in the user's code is not repeated; it is raised here as
-`UserCodeError`, with the traceback from the vertex. Every call has the job's `run.call_timeout_s` as deadline.
+handle's calls run *at least once*. A call to all ranks of a gang is made again on all of them, and never on ranks
+that are out of step (`gyre.workloads.script_gang`). An exception in the user's code is not repeated; it is raised
+here as `UserCodeError`, with the traceback from the vertex. Every call has the job's `run.call_timeout_s` as deadline.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gyre.errors import Fenced, GyreError, Unreachable, UserCodeError, VertexLost
+from gyre.workloads.gang import GangLost
 from gyre.workloads.protocol import Failure
 from gyre.workloads.roster import Member, Roster
+from gyre.workloads.script_gang import Arguments, ScriptGang
 from gyre.workloads.transport import Transport
 
 _POOL = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gyre-call")
@@ -66,7 +69,9 @@ class RoleHandle:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         rank: int | None = None,
         beside: bool = False,
+        gang: ScriptGang | None = None,
     ) -> None:
+        """`gang` where the role's vertices are peers of a collective."""
         self._role = role
         self._roster = roster
         self._transport = transport
@@ -75,6 +80,7 @@ class RoleHandle:
         self._waiting = waiting
         self._rank = rank
         self._beside = beside
+        self._gang = gang
 
     @property
     def control(self) -> RoleHandle:
@@ -100,6 +106,7 @@ class RoleHandle:
             waiting=self._waiting,
             rank=rank,
             beside=beside,
+            gang=self._gang,
         )
 
     rank = __getitem__
@@ -114,6 +121,23 @@ class RoleHandle:
         return f"<role {self._role}: {which}>"
 
     # -- used by RoleMethod -------------------------------------------------------------------------
+
+    def _call_gang(
+        self, gang: ScriptGang, method: str, parts: Arguments | None, args: Any, kwargs: Any, deadline: float
+    ) -> list[Any]:
+        """Every rank, each with its part or all with the same arguments."""
+        try:
+            return gang.call(method, lambda size: parts or [args] * size, kwargs, deadline)
+        except GangLost as lost:
+            if lost.blamed is None:
+                raise  # never: a call that a death ended is made again
+            member, _, failure = lost.blamed
+            raise error_of(failure, member[0], method) from None
+
+    @property
+    def _all_ranks(self) -> ScriptGang | None:
+        """Where calls go to a gang as such: not beside its work, and not to one rank."""
+        return self._gang if self._rank is None and not self._beside else None
 
     def _members(self, deadline: float) -> list[Member]:
         found = self._roster.wait_for(self._role, self._rank, deadline)
@@ -184,6 +208,10 @@ class RoleMethod:
             members = self._handle._members(deadline)
         bounds = [len(items) * at // len(members) for at in range(len(members) + 1)]
         parts = [list(items[low:high]) for low, high in itertools.pairwise(bounds)]
+        if (gang := self._handle._all_ranks) is not None and all(parts):
+            given = [(part, *args) for part in parts]
+            of_ranks = self._handle._call_gang(gang, self._method, given, args, kwargs, deadline)
+            return [item for part in of_ranks for item in part]
         futures = [
             _POOL.submit(self._handle._call_one, member, self._method, (part, *args), kwargs, deadline)
             for member, part in zip(members, parts, strict=True)
@@ -229,6 +257,8 @@ class RoleMethod:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         deadline = self._deadline()
+        if (gang := self._handle._all_ranks) is not None:
+            return self._handle._call_gang(gang, self._method, None, args, kwargs, deadline)
         members = self._handle._members(deadline)
         if self._handle._rank is not None:
             return self._handle._call_one(members[0], self._method, args, kwargs, deadline)

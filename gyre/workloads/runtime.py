@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from gyre.workloads.base import BaseTrainer, WorkloadContext
 from gyre.workloads.handles import RoleHandle
 from gyre.workloads.protocol import Binding, failure_of
 from gyre.workloads.roster import Roster
+from gyre.workloads.script_gang import ScriptGang
 from gyre.workloads.transport import RayTransport, Transport
 
 
@@ -35,6 +37,8 @@ class TrainerRuntime:
         self.context = context
         self.roster = Roster()
         self.transport = transport or RayTransport(binding.job_id, self.term)
+        self.gang_numbers = itertools.count(1)
+        """Of the gangs that this trainer uses, growing."""
         self._trainer = trainer
         self._report = report
         self._running = threading.Event()
@@ -50,8 +54,9 @@ class TrainerRuntime:
                 timeout_s=self.spec.run.call_timeout_s,
                 gate=self._running.wait,
                 waiting=self.waiting,
+                gang=self._gang(role) if spec.gang else None,
             )
-            for role in self.spec.roles
+            for role, spec in self.spec.roles.items()
             if role != TRAINER
         }
         trainer.runtime = self
@@ -60,6 +65,16 @@ class TrainerRuntime:
         else:
             for role, handle in handles.items():
                 setattr(trainer, role, handle)
+
+    def _gang(self, role: str) -> ScriptGang:
+        return ScriptGang(
+            role,
+            self.roster,
+            self.transport,
+            numbers=self.gang_numbers,
+            report=self.report,
+            waiting=self.waiting,
+        )
 
     # -- the master's side (control threads) --------------------------------------------------------
 

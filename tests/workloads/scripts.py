@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from gyre.testing.in_process import collective_of
 from gyre.workloads.base import BaseTrainer, BaseWorkload
 
 HERE = "tests.workloads.scripts"
@@ -101,3 +102,15 @@ class Thinker(BaseTrainer):
         self.worker.work(1)
 
     thinking = threading.Event()
+
+
+class Meeting(Worker):
+    """Its ranks meet in each call."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.peers = collective_of(self.context)
+
+    def work(self, item: int) -> int:
+        self.peers.exchange(self.rank, None)
+        return super().work(item)
