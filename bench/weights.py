@@ -9,6 +9,7 @@
         the floor of this machine: one send, one receive and one checksum for each receiver, on all its cores
     c   full, delta and byte planes from end to end, on the updates of a real training run of a small decoder
     d   publishing: what the trainer waits for, and memory over 200 publishes
+    e   what is asked for by name and costs more: TLS, and rounding to fp8, each beside the same without it
 
 Every party is a process. Seconds are of the wall, CPU seconds of all sides together, by gigabyte that was delivered.
 Links are loopback: what a network card does is not measured here. On a machine that is busy with others, compare CPU
@@ -43,6 +44,8 @@ from weight_plane.children import Child, Clock, children  # noqa: E402
 
 GB = 1e9
 RECEIVERS = (1, 2, 4, 8)
+SMALL_MB = 256
+"""Of part e, whose figures are by gigabyte."""
 
 
 def median(samples: list[float]) -> float:
@@ -417,7 +420,74 @@ def part_d(report: Report, clock: Clock, folder: Path) -> None:
     report.target("d", f"MB that a side grew by over {PUBLISHES - SETTLED} publishes", grew, size / 1e6)
 
 
-PARTS = {"a": part_a, "b": part_b, "c": part_c, "d": part_d}
+# -- e: what costs more --------------------------------------------------------------------------------------------
+
+
+def part_e(report: Report, clock: Clock, folder: Path) -> None:
+    encrypted(report, clock, folder)
+    rounded(report, clock, folder)
+
+
+def encrypted(report: Report, clock: Clock, folder: Path) -> None:
+    """One receiver with 2 streams, without and with TLS, in turn. The first fetch of each agrees on keys."""
+    cases = {"in clear": False, "TLS": True}
+    with children(clock) as made:
+        pairs = {}
+        for at, (case, encrypt) in enumerate(cases.items()):
+            serve = made.one("serve", folder=str(folder / f"origin-{at}"), size_mb=SMALL_MB, encrypt=encrypt)
+            fetch = made.one("fetch", folder=str(folder / f"taker-{at}"), streams=2, encrypt=encrypt)
+            published = serve.ask("publish")
+            told = {"manifest": published["manifest"], "address": published["address"], "again": True}
+            pairs[case] = (serve, fetch, told, published["size_bytes"])
+            for _ in range(3):  # until its pages are those of versions before
+                fetch.ask("fetch", **told)
+        samples: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
+        for _ in range(ARGUMENTS.repeat):
+            for case, (serve, fetch, told, size) in pairs.items():
+                samples[case].append(
+                    spent_on(serve, lambda fetch=fetch, told=told: fetch.ask("fetch", **told), size)
+                )
+    beside_the_same(report, {f"one receiver, 2 streams, {case}": some for case, some in samples.items()})
+
+
+def rounded(report: Report, clock: Clock, folder: Path) -> None:
+    """A publish in bfloat16, as it is and rounded: what the trainer waits for, in turn."""
+    with children(clock) as made:
+        serves = {
+            case: made.one("serve", folder=str(folder / case), size_mb=SMALL_MB, rounding=case)
+            for case in ("none", "fp8")
+        }
+        samples: dict[str, list[dict[str, float]]] = {case: [] for case in serves}
+        for at in range(3 + ARGUMENTS.repeat):
+            for case, serve in serves.items():
+                told = serve.ask("publish")
+                if at >= 3:  # until its pages are those of versions before
+                    size = told["size_bytes"]
+                    samples[case].append(
+                        {"gb_s": size / told["trainer_s"] / GB, "cpu_s_gb": told["cpu_s"] / size * GB}
+                    )
+    beside_the_same(report, {f"publish, rounding {case}": some for case, some in samples.items()})
+
+
+def beside_the_same(report: Report, cases: dict[str, list[dict[str, float]]]) -> None:
+    """`cases`: the plain one first; of the others also how many CPU seconds a GB they take more."""
+    plain = None
+    for case, some in cases.items():
+        cpu = median([one["cpu_s_gb"] for one in some])
+        more = {} if plain is None else {"more_cpu_s_gb": cpu - plain, "of_plain_by_cpu": cpu / plain}
+        plain = cpu if plain is None else plain
+        report.row(
+            "e",
+            case,
+            gb_s=median([one["gb_s"] for one in some]),
+            cpu_s_gb=cpu,
+            cpu_s_gb_most=max(one["cpu_s_gb"] for one in some),
+            samples=len(some),
+            **more,
+        )
+
+
+PARTS = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e}
 
 
 def main() -> None:

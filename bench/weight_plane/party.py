@@ -1,6 +1,7 @@
 """A process of bench/weights.py: one JSON line for each JSON line that it gets.
 
-serve   publishes random weights of `size_mb` and serves them; `publish` publishes again
+serve   publishes random weights of `size_mb` and serves them, by TLS with `encrypt`, rounded with `rounding` fp8;
+        `publish` publishes again
 train   the same with the weights of a small decoder that `train` really trains
 fetch   fetches manifests, again and again, so that its pages are those of the versions before
 socket  the ceiling: `streams` plain blocking sockets, `send` and `recv_into` by 1 MiB of shared memory that was touched
@@ -25,6 +26,7 @@ from gyre.weights.manifest import FileSpec, WeightManifest, layout_of
 from gyre.weights.publisher import Publisher
 from gyre.weights.receiver import Receiver
 from gyre.weights.server import ChunkServer
+from gyre.weights.tls import Encryption
 from gyre.weights.transport import Source, TcpTransport
 
 TOKEN = "bench"
@@ -61,7 +63,10 @@ class Serve:
     def __init__(self, options: dict[str, Any]) -> None:
         self.up = Link()
         self.arena = Arena(Path(options["folder"]))
-        self.server = ChunkServer(self.arena, TOKEN)
+        self.server = ChunkServer(
+            self.arena, TOKEN, encryption=Encryption() if options.get("encrypt") else None
+        )
+        self.rounding = options.get("rounding", "none")
         self.publisher = Publisher(self.arena, self.server)
         self.version = 0
         self.tensors = self.weights(options)
@@ -85,7 +90,7 @@ class Serve:
         self.version += 1
         self.change()
         began, cpu = time.monotonic(), time.process_time()
-        publication = self.publisher.begin(self.version, self.version, self.layout)
+        publication = self.publisher.begin(self.version, self.version, self.layout, rounding=self.rounding)
         for name, tensor in self.tensors.items():
             publication.put(name, tensor)
         free_s = time.monotonic() - began
@@ -172,6 +177,7 @@ class Fetch:
             streams=options["streams"],
             codecs=tuple(options.get("codecs", ["none"])),
             remote=self.transport,
+            encryption=Encryption() if options.get("encrypt") else None,
             **({"forced_codec": options["codec"]} if options.get("codec") else {}),
         )
         self.version = 0
