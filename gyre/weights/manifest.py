@@ -252,20 +252,18 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def pack_weights(
     state: Mapping[str, torch.Tensor], *, version: int, step: int, base: int | None = None
 ) -> tuple[WeightManifest, bytes]:
-    """The tensors as the bytes of a safetensors file, with its manifest."""
+    """The tensors as the bytes of a safetensors file, with its manifest. They are copied once, and may be changed when
+    this returns."""
     import torch
 
     layout, own = layout_of(state)
-    buffer = bytearray(layout.size_bytes)
-    buffer[: len(layout.header)] = layout.header
-    for spec in layout.tensors:
+    parts: list[bytes | memoryview] = [layout.header]
+    for spec in sorted(layout.tensors, key=lambda spec: spec.offset):
         if spec.name in own and spec.nbytes:
-            raw = own[spec.name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            buffer[spec.offset : spec.offset + spec.nbytes] = raw.data
+            parts.append(own[spec.name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    buffer = b"".join(parts)
     files = (FileSpec(TENSOR_FILE, layout.size_bytes),)
-    return describe(files, [buffer], version=version, step=step, base=base, tensors=layout.tensors), bytes(
-        buffer
-    )
+    return describe(files, [buffer], version=version, step=step, base=base, tensors=layout.tensors), buffer
 
 
 def describe(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import tracemalloc
 
 import pytest
+import safetensors.torch
 import torch
 
 from gyre.errors import GyreError
@@ -124,3 +126,23 @@ def test_a_manifest_names_plain_files_alone(name):
     plain["files"][0]["name"] = name
     with pytest.raises(WeightMismatch):
         WeightManifest.from_dict(plain)
+
+
+def test_what_was_packed_is_not_changed_with_the_tensors():
+    state = {"w": torch.zeros(4, 3), "turned": torch.arange(6.0).view(2, 3).t(), "none": torch.empty(0)}
+    _, buffer = pack_weights(state, version=1, step=1)
+    before = bytearray(buffer)
+    for tensor in state.values():
+        tensor.fill_(7)
+    assert buffer == before
+    assert torch.equal(safetensors.torch.load(buffer)["turned"], torch.arange(6.0).view(2, 3).t())
+
+
+def test_packing_copies_once():
+    state = {f"w{at}": torch.zeros(1 << 18) for at in range(8)}
+    tracemalloc.start()
+    try:
+        _, buffer = pack_weights(state, version=1, step=1)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(buffer)
+    finally:
+        tracemalloc.stop()
