@@ -151,6 +151,11 @@ class PreparedFolder:
         start, end = self._offsets[row : row + 2]
         return np.array(self._tokens[start:end], dtype=np.int32)
 
+    @property
+    def largest_token(self) -> int:
+        """Of all prompts. Reads all of them."""
+        return int(self._tokens.max())
+
     def meta(self, row: int) -> dict[str, Any]:
         start, end = (int(at) for at in self._meta_offsets[row : row + 2])
         with open(self.path / "meta.jsonl", "rb") as file:

@@ -132,6 +132,11 @@ class PreparedData:
     def _order(self) -> EpochOrder:
         return EpochOrder(len(self._training), seed=self._seed, shuffle=self.settings.shuffle)
 
+    @cached_property
+    def largest_token(self) -> int:
+        """Of all prompts, those that are held out included: what a model must know. Reads every token once."""
+        return max(folder.largest_token for folder in (self._folder, self._aside) if folder is not None)
+
     # -- texts --------------------------------------------------------------------------------------
 
     @cached_property

@@ -230,6 +230,16 @@ def test_a_wrong_section_is_named(section, sentence):
         PreparedData({"data": section})
 
 
+def test_the_largest_token_is_that_of_all_prompts(folder, tmp_path, model):
+    rows = write_lines(tmp_path / "rows.jsonl", [{"question": "<|im_end|>\xff", "answer": "#### 1"}])
+    aside = tmp_path / "aside"
+    prepare(rows, aside, model, Recipe(chat=False))
+    drawn = max(int(data_of(folder).prompt(index).prompt_ids.max()) for index in range(40))
+    assert data_of(folder).largest_token == drawn
+    both = data_of(folder, held_out=str(aside))
+    assert both.largest_token == max(drawn, int(both.held_out(1)[0].prompt_ids.max()))
+
+
 def test_another_data_set_than_the_job_s_is_refused(folder):
     with pytest.raises(ConfigError, match="another data set"):
         data_of(folder, digest="0" * 32)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gyre.data.prepare import prepare
+from tests.data.small import write_lines, write_tokenizer
 from tests.megatron import work
 from tests.megatron.work import LAYOUTS, config_of
 from tests.rank_pool import RankPool
@@ -109,3 +111,15 @@ def test_a_model_that_would_be_computed_wrongly_is_refused(
 ) -> None:
     (refusal,) = pool.run(work.refusal_of, 1, {**CONFIGS["llama"], **changes})
     assert sentence in refusal
+
+
+def test_prompts_of_another_tokenizer_are_refused(pool: RankPool, tmp_path: Path) -> None:
+    folder = work.write_folder(tmp_path / "m", FAMILIES["qwen3-tied"])
+    tokenizer = write_tokenizer(tmp_path / "other")
+    rows = write_lines(tmp_path / "rows.jsonl", [{"question": "Why 1 plus 1?", "answer": "#### 2"}])
+    prepare(rows, tmp_path / "data", tokenizer)
+    config = config_of("alone", data={"path": str(tmp_path / "data")})
+    config["megatron"]["model_path"] = str(folder)
+    (refusal,) = pool.run(work.refused_setup, 1, config)
+    assert "the prompts hold token" in refusal
+    assert "has 93 tokens" in refusal

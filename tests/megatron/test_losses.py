@@ -1,4 +1,4 @@
-"""Every loss that a job may ask for, tensor, pipeline and data parallel: metrics and weights are plain torch's."""
+"""Every loss that a job may ask for, split in every way and pair of ways: metrics and weights are plain torch's."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def plain() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp2-sequence", "pp2", "dp2", "tp2-dp2", "tp2-pp2", "pp2-dp2"])
 def test_a_step_by_each_loss_is_plain_torchs(
     pool: RankPool, plain: list[tuple[dict[str, Any], dict[str, Any]]], layout: str
 ) -> None:

@@ -214,6 +214,16 @@ def refusal_of(rank: int, ranks: int, port: int, hugging_face: dict[str, Any]) -
     return ""
 
 
+def refused_setup(rank: int, ranks: int, port: int, config: dict[str, Any]) -> str:
+    from gyre.errors import ConfigError
+
+    try:
+        with actor_on(rank, ranks, port, config):
+            return ""
+    except ConfigError as error:
+        return str(error)
+
+
 def train_and_checkpoint(
     rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path, *, background: bool
 ) -> dict[str, Any]:

@@ -26,11 +26,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gyre.data.prepared import PreparedData
+from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.megatron.settings import MegatronSettings
-from gyre.workloads.tasks import task_of
+from gyre.workloads.tasks import Task, task_of
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
 from gyre.workloads.torch.folder import first_weights, read_config
@@ -49,6 +51,15 @@ if TYPE_CHECKING:
 
 Source = Callable[[str], torch.Tensor]
 """Gives a whole tensor by its Hugging Face name."""
+
+
+def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
+    """Raises ConfigError where prompts were prepared for a model with more tokens than this one."""
+    if isinstance(task, PreparedData) and task.largest_token >= vocab:
+        raise ConfigError(
+            f"config.data: the prompts hold token {task.largest_token}, but the model in {path} has {vocab} tokens.",
+            hint="Prepare the data with the tokenizer of that model.",
+        )
 
 
 class MegatronLearner(TorchLearner):
@@ -141,6 +152,7 @@ class MegatronLearner(TorchLearner):
         if path:
             self.hugging_face_config = read_config(Path(path))
             architecture = architecture_from(self.hugging_face_config, path)
+            _refuse_other_tokens(task_of(self.config), architecture.vocab, path)
             return architecture, first_weights(
                 Path(path), architecture, self.settings.seed, self.device, head=not self.VALUES
             )
