@@ -93,6 +93,14 @@ class FailoverCoordinator:
             return False
         if isinstance(event, e.GangRestored) and 0 < event.number <= state.job.restored.get(event.role, 0):
             return True
+        if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
+            return True
+        if (
+            isinstance(event, e.CheckpointCommitted)
+            and event.again
+            and event.step <= state.job.checkpoint_step
+        ):
+            return True
         teller = state.vertices.get(e.reporter_of(event))
         return teller is None or teller.incarnation != event.incarnation or event.report <= teller.reported
 

@@ -112,13 +112,15 @@ class TrainerFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted(Event):
-    """An optimizer step is in the sample ledger, with the policy version it made."""
+    """An optimizer step is in the sample ledger, with the policy version it made. `again` where an earlier trainer
+    ended it, and may not have lived to be heard."""
 
     incarnation: int
     step: int
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
     report: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,13 @@ class EvaluationLeftOut(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted(Event):
+    """A complete checkpoint is on disk and in the ledger. `again` as in `StepCompleted`."""
+
     incarnation: int
     step: int
     path: str
     report: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

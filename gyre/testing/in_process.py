@@ -803,11 +803,22 @@ class InProcessJob:
                     if vertex.dead:
                         return
                     acknowledged = number
+                    if self._is_known(kind, body):
+                        continue
                     told = Reported(kind, body)
                     self.reports.append(told)
                     if kind in ("TrainerFinished", "TrainerFailed"):
                         self._ended = told
                 self._changed.notify_all()
+
+    def _is_known(self, kind: str, body: dict[str, Any]) -> bool:
+        """Whether an earlier trainer was heard with what this one tells again, as the coordinator decides it."""
+        if kind == "GangRestored":
+            known = [one.body["number"] for one in self.reports_of(kind) if one.body["role"] == body["role"]]
+            return bool(body["number"] <= max(known, default=0))
+        return bool(body.get("again")) and any(
+            body["step"] <= one.body["step"] for one in self.reports_of(kind)
+        )
 
 
 def _check_bound(vertex: str, outcome: Outcome) -> None:

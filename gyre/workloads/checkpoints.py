@@ -45,6 +45,12 @@ class Checkpoints:
         self._unfinished: _Unfinished | None = None
         self._remove_old()
 
+    def tell_earlier(self) -> None:
+        """The last one of earlier trainers, as `OptimizerSteps.tell_earlier`."""
+        step, path = self._book.checkpoint_step, self._book.checkpoint_path
+        if step is not None:
+            self._report("CheckpointCommitted", step=step, path=str(path), again=True)
+
     def write(self, gang: Gang, beside: Mapping[str, Gang], *, wait: bool) -> None:
         """Of the book's last step; gangs beside the leading one below a folder of their role's name. Without `wait`
         ranks may go on writing when this returns: see `settle`. Raises as the gangs' calls."""

@@ -164,14 +164,15 @@ class GraphTrainer(BaseTrainer):
             directory, runtime.transport, report=report, plane=self.plane, timeout_s=timeout_s
         )
         self.steps = OptimizerSteps(self.book, self.policies, timeout_s=timeout_s, report=report)
+        checkpoints = Checkpoints(directory, self.book, term=runtime.term, timeout_s=timeout_s, report=report)
+        self.steps.tell_earlier()
+        checkpoints.tell_earlier()
         self.keeper = GangKeeper(
             runtime,
             self.book,
             leader=self.leader,
             followers=self.followers,
-            checkpoints=Checkpoints(
-                directory, self.book, term=runtime.term, timeout_s=timeout_s, report=report
-            ),
+            checkpoints=checkpoints,
             policies=self.policies,
             steps=self.steps,
             keeps_initial=any(operator.initial_policy for operator in self.dcg.operators),

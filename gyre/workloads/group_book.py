@@ -19,6 +19,9 @@ from gyre.rollouts.policies.batching import deal
 from gyre.rollouts.samples import Group
 from gyre.workloads.places import Places
 
+RETOLD_STEPS = 1000
+"""More than a trainer makes while no master listens, before it ends itself for want of one."""
+
 
 class GroupBook:
     """`groups` are those that were drawn and that no checkpoint covers, with samples as far as they came."""
@@ -47,6 +50,8 @@ class GroupBook:
         self.checkpoint_step = found.checkpoint_step
         self.checkpoint_path = found.checkpoint_path
         self.tokens = sum(int(row.get("tokens", 0)) for row in found.metrics.values())
+        self.last_metrics = dict(list(found.metrics.items())[-RETOLD_STEPS:])
+        """What was told, or was to be told, of the last steps of earlier trainers."""
         self._places = Places(found.replaced)
         self.set_aside_count = len(found.replaced)
         self.restores = found.restores

@@ -37,6 +37,12 @@ class OptimizerSteps:
         """The gang is ready: what went before was not training."""
         self._last_at = time.monotonic()
 
+    def tell_earlier(self) -> None:
+        """The last steps of earlier trainers, which may not have lived to be heard. The master knows which it has."""
+        for step, told in self._book.last_metrics.items():
+            self._report("StepCompleted", step=step, version=step, metrics=told, again=True)
+        self._book.last_metrics = {}
+
     def beside(self, role: str, metrics: dict[str, Any]) -> None:
         """A gang beside the leading one has stepped; its metrics are told with the step's, as `role_…`."""
         self._beside |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}

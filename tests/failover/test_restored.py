@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gyre.failover import Scope
@@ -85,3 +87,23 @@ def test_a_role_that_is_no_more_is_left_alone(restarted: History) -> None:
     before = restarted.state
     restarted.report(e.GangRestored, role="gone", source="instance", step=7, checkpoint_step=4)
     assert restarted.state.incidents == before.incidents
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [(e.StepCompleted, {"version": 4}), (e.CheckpointCommitted, {"path": "/checkpoints/4"})],
+    ids=["step", "checkpoint"],
+)
+def test_what_a_trainer_tells_again_is_taken_where_its_predecessor_was_not_heard(
+    restarted: History, kind: type[e.StepCompleted | e.CheckpointCommitted], fields: dict[str, Any]
+) -> None:
+    restarted.report(kind, step=4, **fields)
+    restarted.lose("trainer-0")
+    restarted.start_all()
+    before = restarted.state
+    restarted.report(kind, step=4, again=True, **fields)
+    assert restarted.state is before, "the journal has it"
+    restarted.report(kind, step=5, again=True, **fields)
+    job = restarted.state.job
+    assert 5 in (job.step, job.checkpoint_step)
+    assert restarted["trainer-0"].reported == 1
