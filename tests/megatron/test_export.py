@@ -111,6 +111,7 @@ def test_large_weights_are_several_files(tmp_path: Path) -> None:
     save_model_folder(tmp_path / "out", {"model_type": "x"}, tensors, shard_bytes=80)
     names = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert names == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
     source = SafetensorsFolder(tmp_path / "out")
     assert all(torch.equal(source(name), tensor) for name, tensor in tensors.items())
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())

@@ -59,7 +59,9 @@ def save_model_folder(
             if source.exists():
                 shutil.copyfile(source, partial / source.name)
         (partial / "config.json").write_text(json.dumps(dict(config), indent=1))
+        everybodys = (partial / "config.json").stat().st_mode
         for file in partial.iterdir():
+            file.chmod(everybodys)  # safetensors writes for its user alone
             _to_disk(file)
         partial.rename(path)
     except OSError as error:
