@@ -74,8 +74,8 @@ class ScriptGang:
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise self._late(f"there was no gang to send {method} to")
         try:
-            gang = self._gang if self._gang is not None and self._gang.is_current() else None
-            if gang is None:
+            gang = self._gang
+            if gang is None or not gang.is_current():
                 gang = self._gang = self._mustered(deadline)
             try:
                 return gang, gang.submit(method, arguments(gang.size), **kwargs)
@@ -112,9 +112,10 @@ class ScriptGang:
                 self._roster.doubt(*member)  # until the master has replaced it, and its peers
 
     def _distrust(self, gang: Gang) -> None:
-        with self._lock:
-            if self._gang is gang:
-                self._gang = None
+        """Without the lock, which somebody may hold for as long as a gang takes to come up. If a new one is forgotten
+        with it, it is mustered once more."""
+        if self._gang is gang:
+            self._gang = None
 
     def _late(self, what: str) -> Unreachable:
         return Unreachable(
