@@ -21,7 +21,9 @@ demo: install
 	$(BIN)/gyre demo $(ARGS)
 
 # Three workers, also on two cores: the tests that kill processes mostly wait for them to come back.
+# Compiled first, for where Python may not write bytecode each of their processes would compile Gyre again.
 test: install
+	$(BIN)/python -m compileall -q gyre
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 # SGLang has an environment of its own (2.6 GB), for it wants other versions than Gyre.

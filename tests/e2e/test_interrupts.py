@@ -100,18 +100,7 @@ def test_an_impatient_ctrl_c(running: Process) -> None:
     assert row.phase == "stopped"
 
 
-def test_sigterm_ends_the_job_in_order(running: Process) -> None:
-    reach(running, "running")
-    os.kill(running.process.pid, signal.SIGTERM)
-    ends(running, 143)
-    row = row_of(running)
-    assert row is not None
-    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted"), story(
-        running
-    )
-
-
-def test_a_killed_driver_takes_everything_along_and_its_name_comes_free(
+def test_a_killed_driver_takes_everything_along_and_its_name_comes_free_for_one_that_sigterm_ends_in_order(
     running: Process, tmp_path: Path
 ) -> None:
     reach(running, "running")
@@ -128,12 +117,14 @@ def test_a_killed_driver_takes_everything_along_and_its_name_comes_free(
         return row is not None and row.phase == "running" and row.epoch == 1 and len(rows(again)) == 2
 
     again.until(is_again)
-    again.ctrl_c()
-    ends(again, 130)
+    again.look()
+    os.kill(again.process.pid, signal.SIGTERM)
+    ends(again, 143)
     assert [(row.phase, row.reason) for row in rows(again)] == [
         ("stopped", "stop_requested"),
         ("failed", "cluster_lost"),
     ]
+    assert rows(again)[0].message == "interrupted", story(again)
 
 
 def rows(process: Process) -> list[JobRow]:

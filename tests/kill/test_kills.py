@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
 
 Start = Callable[..., Run]
 
+ENGINE = "an engine"
+
 
 DEATHS = (
     (2, "rollout-0", "vertex"),
@@ -28,24 +30,61 @@ DEATHS = (
 )
 """After which step, between two checkpoints, who is killed, and what is started anew for it. The trainer twice: what it
 restored from is restored from again."""
+ENGINE_AFTER = 9
+MASTER_AFTER = 18
 
 
-def test_a_killed_vertex_is_replaced_and_the_weights_come_out_the_same(
+def test_whatever_is_killed_is_replaced_alone_and_the_weights_come_out_the_same(
     start: Start, undisturbed_digest: str
 ) -> None:
-    """One of each kind, and each rank of the gang, each when the last is back."""
+    """One of each kind, and each rank of the gang, each when the last is back; an engine, which is started again under
+    the same agent; and the master, which takes over again while the data plane goes on."""
     run = start()
-    for step, name, _ in DEATHS:
+    deaths = [death[:2] for death in DEATHS] + [(ENGINE_AFTER, ENGINE), (MASTER_AFTER, "master")]
+    for step, name in sorted(deaths):
         run.faults.reach_step(step)
+        before = incarnations(run)
+        if name == ENGINE:
+            run.faults.until(serves, "rollout-1 serving", timeout_s=60.0)
+            engine_of(run.faults.find("rollout-1")).kill()
+            continue
         (victim,) = run.faults.kill(name)
-        assert run.faults.replaced(victim).pid != victim.pid
+        successor = run.faults.replaced(victim)
+        assert successor.pid != victim.pid
+        if name == "master":
+            assert successor.incarnation == victim.incarnation + 1
+            assert incarnations(run) == before, "it took a vertex along"
     view = run.end()
     assert view["job"]["result"]["digest"] == undisturbed_digest
-    assert [(one["vertex"], one["scope"]) for one in view["incidents"]] == [death[1:] for death in DEATHS]
-    for incident in view["incidents"]:
+    assert incarnations(run) == {
+        "actor-0": 3,
+        "actor-1": 3,
+        "reward-0": 2,
+        "rollout-0": 2,
+        "rollout-1": 1,
+        "rollout_manager-0": 2,
+        "trainer-0": 3,
+    }
+    *vertices, master = view["incidents"]
+    assert [(one["vertex"], one["scope"]) for one in vertices] == [death[1:] for death in DEATHS]
+    assert master["vertex"] == "master"
+    for incident in vertices:
         assert incident["cause"] == "process_died"
         assert incident["evidence"]["error"]
         assert incident["recovery_s"] is not None
+    told = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
+    (death,) = (body["details"] for body in told if body["what"] == "EngineDied")
+    assert death["instance"] == "rollout-1"
+    assert death["error"]
+
+
+def incarnations(run: Run) -> dict[str, int]:
+    return {vertex["id"]: vertex["incarnation"] for vertex in run.handle.status()["vertices"]}
+
+
+def serves(view: dict[str, Any]) -> bool | None:
+    """On a busy machine it may still be starting."""
+    return next((True for v in view["vertices"] if v["id"] == "rollout-1" and v["version"] is not None), None)
 
 
 def engine_of(agent: Victim) -> psutil.Process:
@@ -58,63 +97,13 @@ def engine_of(agent: Victim) -> psutil.Process:
     raise AssertionError(f"{agent} has no engine")
 
 
-def test_a_killed_engine_and_a_killed_master_take_no_vertex_along(
-    start: Start, undisturbed_digest: str
-) -> None:
-    """The engine is started again under the same agent; the master takes over again, and the data plane goes on."""
-    run = start()
-    run.faults.reach_step(3)
-
-    def serves(view: dict[str, Any]) -> bool | None:  # on a busy machine it may still be starting
-        return next(
-            (True for v in view["vertices"] if v["id"] == "rollout-1" and v["version"] is not None), None
-        )
-
-    run.faults.until(serves, "rollout-1 serving", timeout_s=30.0)
-    agent = run.faults.find("rollout-1")
-    engine_of(agent).kill()
-    run.faults.reach_step(8)
-    (victim,) = run.faults.kill("master")
-    successor = run.faults.replaced(victim)
-    view = run.end()
-    assert successor.incarnation == victim.incarnation + 1
-    assert view["job"]["result"]["digest"] == undisturbed_digest
-    assert [vertex["incarnation"] for vertex in view["vertices"]] == [1] * len(view["vertices"])
-    told = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
-    (death,) = (body["details"] for body in told if body["what"] == "EngineDied")
-    assert death["instance"] == "rollout-1"
-    assert death["error"]
-
-
-def test_a_rollout_class_of_the_users_is_called_again_elsewhere(start: Start) -> None:
-    run = start(steps=10, own_rollouts=True)
-    run.faults.reach_step(4)
-    (victim,) = run.faults.kill("rollout-0")
-    run.faults.replaced(victim)
-    run.end(steps=10)
-
-
-def test_many_killed_at_once(start: Start, undisturbed_digest: str) -> None:
-    """First those two that know the job, then every process that it has."""
+def test_everything_is_killed_at_once(start: Start, undisturbed_digest: str) -> None:
+    """Every process that the job has."""
     run = start(rollout_total=1)
-    for step, names in (
-        (6, ("trainer-0", "master")),
-        (
-            12,
-            (
-                "rollout-0",
-                "rollout_manager-0",
-                "reward-0",
-                "actor-0",
-                "actor-1",
-                "trainer-0",
-                "master",
-            ),
-        ),
-    ):
-        run.faults.reach_step(step)
-        for victim in run.faults.kill(*names):
-            run.faults.replaced(victim)
+    run.faults.reach_step(7)
+    everybody = ("rollout-0", "rollout_manager-0", "reward-0", "actor-0", "actor-1", "trainer-0", "master")
+    for victim in run.faults.kill(*everybody):
+        run.faults.replaced(victim)
     view = run.end()
     assert view["job"]["result"]["digest"] == undisturbed_digest
 
@@ -137,9 +126,9 @@ def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_diges
             assert "host.py" in incident["evidence"]["stack"] or "Thread" in incident["evidence"]["stack"]
 
 
-def test_a_job_behind_its_weights_survives_kills_too(start: Start) -> None:
+def test_a_rollout_class_of_the_users_is_called_again_elsewhere_also_behind_its_weights(start: Start) -> None:
     """With staleness permitted the weights may differ from run to run; the account may not."""
-    run = start(steps=12, max_staleness=2, rollout_total=1)
+    run = start(steps=12, own_rollouts=True, max_staleness=2)
     run.faults.reach_step(4)
     for victim in run.faults.kill("rollout-0", "actor-0"):
         run.faults.replaced(victim)
