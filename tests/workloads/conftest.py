@@ -38,8 +38,8 @@ def digests_of(job: InProcessJob) -> dict[int, str | None]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Two processes that may be a gang's."""
-    made = RankPool(2, preload="tests.workloads.torch_workloads")
+    """Three processes that may be a gang's."""
+    made = RankPool(3, preload="tests.workloads.torch_workloads")
     yield made
     made.close()
 

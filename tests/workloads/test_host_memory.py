@@ -17,6 +17,8 @@ import torch
 
 from gyre.workloads import host_memory
 from gyre.workloads.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory
+from tests.rank_pool import RankPool
+from tests.workloads.host_memory_work import come_and_go
 
 
 def tensors(value: float) -> list[tuple[str, torch.Tensor]]:
@@ -302,35 +304,7 @@ def test_ranks_that_are_stuck_when_the_job_ends_remove_their_own_beside_the_call
     assert list(tmp_path.iterdir()) == []
 
 
-COMING_AND_GOING = """
-import sys
-from pathlib import Path
-
-import torch
-
-from gyre.workloads.host_memory import HostMemory
-
-rank, root = int(sys.argv[1]), Path(sys.argv[2])
-state = [("weight", torch.full((4,), float(rank)))]
-for step in range(150):
-    memory = HostMemory("job", rank, root=root)
-    memory.save(state, lineage="one", step=step, book={})
-    memory.settle()
-    (record,) = memory.records()
-    assert record.step == step and memory.is_right(record), record
-    memory.close(keep=False)
-"""
-
-
-def test_ranks_that_come_and_go_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+def test_ranks_that_come_and_go_at_the_same_time_do_not_meet(tmp_path: Path, ranks: RankPool) -> None:
     """Each removes what dead ranks left, and the folder after the last of them; none takes away another one's."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", COMING_AND_GOING, str(rank), str(tmp_path)], stderr=subprocess.PIPE
-        )
-        for rank in range(3)
-    ]
-    for rank in ranks:
-        _, stderr = rank.communicate(timeout=60)
-        assert rank.returncode == 0, stderr.decode()
+    ranks.run(come_and_go, 3, tmp_path)
     assert list(tmp_path.iterdir()) == []
