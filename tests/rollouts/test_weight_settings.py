@@ -47,7 +47,9 @@ def policy(version: int, *, size: int = 640, dtype: torch.dtype = torch.bfloat16
 class Far:
     """A trainer that publishes, and an instance that fetches, as if on two machines unless `path` is told."""
 
-    def __init__(self, tmp_path: Path, settings: WeightsSpec, theirs: WeightsSpec | None) -> None:
+    def __init__(
+        self, tmp_path: Path, settings: WeightsSpec, theirs: WeightsSpec | None, *, gives_up_s: float
+    ) -> None:
         self.source = WeightSource(
             tmp_path, lambda: (URL, TOKEN), root=tmp_path / "trainer", settings=settings
         )
@@ -58,7 +60,7 @@ class Far:
             serve=self._serve,
             is_serving=lambda: False,
             send=self.frames.append,
-            fetch_timeout_s=0.5,
+            fetch_timeout_s=gives_up_s,
         )
         self.instance.settle(theirs or settings)
 
@@ -97,8 +99,8 @@ Make = Callable[..., Far]
 def far(tmp_path: Path) -> Iterator[Make]:
     made: list[Far] = []
 
-    def make(theirs: WeightsSpec | None = None, **settings: Any) -> Far:
-        made.append(Far(tmp_path, WeightsSpec(**settings), theirs))
+    def make(theirs: WeightsSpec | None = None, *, gives_up_s: float = 30.0, **settings: Any) -> Far:
+        made.append(Far(tmp_path, WeightsSpec(**settings), theirs, gives_up_s=gives_up_s))
         return made[-1]
 
     yield make
@@ -141,7 +143,7 @@ async def test_the_transport_is_the_one_that_was_asked_for(
 
 
 async def test_shared_memory_alone_does_not_reach_another_machine(far: Make) -> None:
-    failed = await far(transports="shm").load(1)
+    failed = await far(transports="shm", gives_up_s=0.5).load(1)
     assert isinstance(failed, LoadFailed)
     assert "weights.transports" in failed.error
 
@@ -287,7 +289,7 @@ async def test_of_what_was_held_before_nothing_is_left_where_there_is_nothing_ne
 
 
 async def test_weights_come_from_the_networks_of_senders_alone(far: Make) -> None:
-    plane = far(sender_networks=["10.0.0.0/8"])
+    plane = far(sender_networks=["10.0.0.0/8"], gives_up_s=0.5)
     assert isinstance(await plane.load(1), LoadFailed)
     await asyncio.sleep(0)
     (trouble, *_) = [frame for frame in plane.frames if isinstance(frame, WeightsTrouble)]
@@ -296,7 +298,7 @@ async def test_weights_come_from_the_networks_of_senders_alone(far: Make) -> Non
 
 
 async def test_weights_go_to_the_networks_of_receivers_alone(far: Make) -> None:
-    plane = far(receiver_networks=["10.0.0.0/8"])
+    plane = far(receiver_networks=["10.0.0.0/8"], gives_up_s=0.5)
     assert isinstance(await plane.load(1), LoadFailed)
     assert plane.source.server.sent_bytes == 0
 
@@ -368,7 +370,7 @@ async def test_an_end_that_encrypts_says_nothing_to_one_that_does_not(far: Make)
 
 
 async def test_an_instance_that_encrypts_takes_nothing_in_clear(far: Make) -> None:
-    plane = far(WeightsSpec(encrypt=True))
+    plane = far(WeightsSpec(encrypt=True), gives_up_s=0.5)
     failed = await plane.load(1)
     assert isinstance(failed, LoadFailed)
     assert plane.source.server.sent_bytes == 0

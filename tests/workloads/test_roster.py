@@ -100,7 +100,7 @@ def test_a_wait_ends_at_its_deadline(rank):
     assert time.monotonic() - started < 5
 
 
-def test_an_announcement_between_the_look_and_the_wait_is_not_missed():
+def test_an_announcement_between_the_look_and_the_wait_is_not_missed(monkeypatch):
     """The look is held up until somebody else has announced, or would have if the look did not hold the lock."""
     announced = threading.Event()
 
@@ -116,6 +116,7 @@ def test_an_announcement_between_the_look_and_the_wait_is_not_missed():
             self.announce(1, {"a-0": 1}, {"a": 1})
             announced.set()
 
+    monkeypatch.setattr("gyre.workloads.roster.DOUBT_S", 60.0)  # nor is it found by looking again
     started = time.monotonic()
-    assert Slow().wait_for("a", None, soon()) == [("a-0", 1)]
-    assert time.monotonic() - started < 0.9
+    assert Slow().wait_for("a", None, soon(20.0)) == [("a-0", 1)]
+    assert time.monotonic() - started < 15.0
