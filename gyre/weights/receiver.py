@@ -144,7 +144,8 @@ class _Stream:
 
 class Receiver:
     """`incident(kind, evidence)` hears of everything that went wrong and was mended: source_lost, source_stalled,
-    chunk_damaged, base_damaged, source_refused, arena_full, superseded, resumed. It is called on any thread."""
+    chunk_damaged, base_damaged, source_refused, transport_failed, arena_full, superseded, resumed, behind. It is called
+    on any thread."""
 
     def __init__(
         self,
@@ -199,6 +200,7 @@ class Receiver:
             self.rates["mooncake"] = None
         self.broken: dict[str, str] = {}
         """Transports that failed here, and how: they are not tried again."""
+        self._is_behind = False
         self._other_bytes: set[str] = set()
         """Folders that have the name of a version and are not it: of another machine, or another job."""
 
@@ -237,6 +239,7 @@ class Receiver:
             found = self.arena.check(manifest.version)
         if found is not None and found.manifest == manifest:
             return Fetched(found, 0.0, 0, len(manifest.digests), "here", {}, {})
+        self._notice_lag(manifest.version)
         try:
             linked = self._link(manifest, sources(), serving)
             if linked is not None:
@@ -265,6 +268,13 @@ class Receiver:
             work.codecs,
             "; ".join(part for part in (work.choice.reason, work.transport.reason, work.lacking) if part),
         )
+
+    def _notice_lag(self, wanted: int) -> None:
+        """Tell of versions that this one was not here for: once, until it has kept up again. Who joins has none."""
+        newest = max(self.arena.versions, default=wanted)
+        was_behind, self._is_behind = self._is_behind, wanted - newest > 1
+        if self._is_behind and not was_behind:
+            self._incident("behind", {"version": wanted, "have": newest})
 
     def manifest_of(
         self,

@@ -19,6 +19,7 @@ from gyre.errors import ConfigError, Unauthorized
 from gyre.rollouts import manager_weights, weight_party
 from gyre.rollouts.agent import Agent, AgentSettings
 from gyre.rollouts.agent_weights import AgentWeights
+from gyre.rollouts.engines.errors import EngineRefused
 from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
 from gyre.rollouts.manager_weights import PolicyVersions
 from gyre.rollouts.weight_party import check_transports, where_to_listen
@@ -286,6 +287,27 @@ async def test_of_what_was_held_before_nothing_is_left_where_there_is_nothing_ne
     assert plane.instance.source == ""
     plane.instance.settle(WeightsSpec())
     assert isinstance(await plane.load(3), Loaded)
+
+
+async def test_an_engine_that_rejects_a_version_serves_the_one_before_and_is_offered_the_next(
+    far: Make,
+) -> None:
+    plane = far()
+    assert isinstance(await plane.load(1), Loaded)
+    serve = plane.instance._serve
+
+    async def reject(folder: Path, weights: Weights) -> None:
+        raise EngineRefused("the tensor w has another shape.")
+
+    plane.instance._serve = reject
+    failed = await plane.load(2)
+    assert isinstance(failed, LoadFailed)
+    assert (failed.version, "another shape" in failed.error) == (2, True)
+    assert plane.instance.version == 1
+    assert (plane.folders[-1] / "model.safetensors").exists()
+    plane.instance._serve = serve
+    assert isinstance(await plane.load(3), Loaded)
+    assert plane.instance.version == 3
 
 
 async def test_weights_come_from_the_networks_of_senders_alone(far: Make) -> None:

@@ -130,6 +130,16 @@ def test_a_receiver_that_is_behind_gets_the_sum_of_the_steps(party, behind):
     assert content(fetched.slot) == content(origin.arena.versions[behind + 1])
     assert fetched.codecs["delta"] >= len(last.digests) - 2
     assert fetched.wire_bytes < 0.08 * behind * last.size_bytes
+    assert receiver.incidents == [("behind", {"version": behind + 1, "have": 1})]
+
+
+def test_who_stays_behind_tells_it_once_until_it_has_kept_up(party):
+    origin, receiver = party(), party()
+    told = {}
+    for version in (3, 4, 6, 8, 9, 12):
+        receiver.fetch(origin.publish(version), origin)
+        told[version] = [evidence["version"] for kind, evidence in receiver.incidents if kind == "behind"]
+    assert told == {3: [], 4: [], 6: [6], 8: [6], 9: [6], 12: [6, 12]}
 
 
 def test_the_last_step_is_made_when_it_is_asked_for(party):
@@ -216,7 +226,7 @@ def test_a_base_that_is_not_what_it_says(party):
         slot.view(chunk)[:] = wrong.view(chunk)
     fetched = receiver.fetch(last, origin)
     assert content(fetched.slot) == content(origin.arena.versions[3])
-    assert receiver.kinds() == {"base_damaged"}
+    assert receiver.kinds() == {"base_damaged", "behind"}
 
 
 @pytest.mark.parametrize("at", [1, 60, 300])
