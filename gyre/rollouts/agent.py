@@ -683,7 +683,8 @@ class Agent:
         self._weights.lost()
         self._asleep = False
         self._failed_in_a_row = 0
-        reason, self._sick = self._sick or death.reason, ""
+        # Both: requests may fail before their engine's death is noticed, and what ended it is not what they say.
+        reason, self._sick = death.reason + (f", after {self._sick}" if self._sick else ""), ""
         if client is not None:
             await client.close()
         await engine.stop()

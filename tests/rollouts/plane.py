@@ -48,10 +48,10 @@ QUICK = ManagerSettings(
     silence_timeout_s=30.0,
     reconnect_grace_s=0.2,
     restart_grace_s=0.3,
-    hello_timeout_s=2.0,
+    hello_timeout_s=20.0,
     rebalance_every_s=1e6,
 )
-SOON_S = 5.0
+SOON_S = 20.0
 """For what should take milliseconds, on a machine that does much else."""
 
 Kind = TypeVar("Kind", bound=Frame)

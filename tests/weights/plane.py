@@ -58,7 +58,7 @@ class Party:
             server=self.server if relay else None,
             address=self.address if relay else "",
             incident=lambda kind, evidence: self.incidents.append((kind, evidence)),
-            **{"stall_s": 1.0, "give_up_s": 20.0, "seed": 0, **options},
+            **{"stall_s": 20.0, "give_up_s": 40.0, "seed": 0, **options},
         )
 
     def publish(self, version: int, **options):

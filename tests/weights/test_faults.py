@@ -85,7 +85,7 @@ def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
 
 def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
-    receiver, other = party(), party()
+    receiver, other = party(stall_s=1.0), party()
     other.publish(1)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.25)
