@@ -411,8 +411,8 @@ def test_who_is_stuck_when_the_job_ends_may_remove_what_would_outlive_it(host, j
     host._workload.abandoned = abandoned
     host.shutdown(5, 0.05, job_ends)
     host._workload.gate.set()
-    thread.join(5)
-    host.shutdown(5, 5.0, job_ends)
+    thread.join(60)
+    host.shutdown(5, 60.0, job_ends)
     assert told == ["removed"] * job_ends, "and not of one that ended in order"
     assert ("abandoned raised" in capsys.readouterr().err) is job_ends
 
