@@ -148,5 +148,7 @@ def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode
         )
     for _ in range(3):
         job.on(dice.choice(moments), dice.randrange(1, 12), plane.break_off)
+    for nth in range(1, 9):  # a trainer may die between two ranks of a call: the master replaces the gang
+        job.on_report("OperatorFailed", nth, lambda: job.replace("actor-0"))
     with job:
         came_out_right(job, plane)
