@@ -1,8 +1,7 @@
 """A party in a process of its own, that can be killed or stopped.
 
 python process.py publish FOLDER VERSION HELD_AFTER      then "PORT MANIFEST" on stdout; lives until stdin ends
-python process.py receive FOLDER MANIFEST_FILE RELAY ADDRESS...   prints "port N", then the fetch's figures; RELAY is
-        alone, relay, or the number of bytes after which it stands still as one
+python process.py receive FOLDER MANIFEST_FILE RELAY ADDRESS...   prints "port N", then the fetch's figures
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ def main(what: str, folder: str, *words: str) -> None:
         return
     text, relay, *addresses = words
     manifest = WeightManifest.from_dict(json.loads(Path(text).read_text()))
-    pace = held(int(relay), lambda: False) if relay.isdigit() else None
-    party = Party(Path(folder), relay=relay != "alone", pace=pace)
+    party = Party(Path(folder), relay=relay == "relay")
     print("port", party.server.port, flush=True)
     fetched = party.receiver.fetch(manifest, lambda: [Source(address) for address in addresses])
     print(json.dumps({"resumed": fetched.resumed, "wire_bytes": fetched.wire_bytes}), flush=True)
