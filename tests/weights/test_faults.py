@@ -85,7 +85,7 @@ def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
 
 def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
-    receiver, other = party(), party()
+    receiver, other = party(stall_s=1.0), party()
     other.publish(1)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.25)
@@ -171,7 +171,7 @@ def test_a_relay_is_killed_and_the_others_do_without(party, child, folder):
     relay.line()
     journal = folder / "relay" / STAGING / ".journal"
     until(lambda: journal.exists() and journal.read_bytes().count(1) >= 3)
-    receivers = [party(seed=1), party(seed=2)]
+    receivers = [party(seed=1, stall_s=1.0), party(seed=2, stall_s=1.0)]
     fetching = [Fetching(one, manifest, origin.source) for one in receivers]
     fetching[0].until_part(0.1)
     relay.kill()
