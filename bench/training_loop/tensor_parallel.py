@@ -224,19 +224,29 @@ class Versions:
             "runs_out_of_order": self.trainer.out_of_order,
         }
         limit = APART_EXACT if self.exact else APART
+        mixed = [_some(groups, model, runs=2) for model in (0, 1)]
+        apart: list[list[Any]] = []
+        """`[model of the weights][sample]`, of both kinds of `mixed` in their order."""
         for model in (0, 1):
             self._take(model, until)
-            mixed = _some(groups, model, runs=2)
+            apart.append(self._differences([*mixed[0], *mixed[1]], until) if any(mixed) else [])
             row = found[f"model_{model}"] = {"clean": self._clean(_some(groups, model, runs=1), limit, until)}
-            row["mixed"] = {}
-            if mixed:
-                apart = self._differences(mixed, until)
-                row["mixed"] = _boundaries([group.samples[0] for group in mixed], apart, limit, self.message)
             others = row["clean"].pop("others", [])
             if others:
                 self._take(1 - model, until)
-                apart = self._differences(others, until)
-                row["clean"]["first_token_is_of_version_before"] = sum(bool(far[0] <= limit) for far in apart)
+                far = self._differences(others, until)
+                row["clean"]["first_token_is_of_version_before"] = sum(bool(one[0] <= limit) for one in far)
+        first = len(mixed[0])
+        for model, mine in ((0, slice(0, first)), (1, slice(first, None))):
+            row, samples = found[f"model_{model}"], [group.samples[0] for group in mixed[model]]
+            row["mixed"] = _boundaries(samples, apart[model][mine], limit, self.message) if samples else {}
+            found.setdefault("made_by", {})[f"model_{model}"] = [
+                {
+                    "runs": [[run.version, run.start, run.end] for run in sample.versions],
+                    "nearer_to": "".join(map(str, (zero > one).astype(int))),
+                }
+                for sample, zero, one in zip(samples, apart[0][mine], apart[1][mine], strict=True)
+            ]
         return found
 
     def _clean(self, groups: list[Any], limit: float, until: float) -> Row:
@@ -345,5 +355,9 @@ def table(part: Row) -> list[str]:
     keys = ("ranks", "engine_start_s", "medians", "rate_tokens_s", "ranks_hold", "ranks_hold_failed")
     lines += [f"tp2.{key} = {part[key]}" for key in (*keys, "account", "account_exact") if key in part]
     for key, value in part.get("checked", {}).items():
+        if (
+            key == "made_by"
+        ):  # of each token, by which of the two models' weights; a look at the data is for that
+            continue
         lines.append(f"tp2.checked.{key} = {value}")
     return lines
