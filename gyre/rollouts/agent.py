@@ -21,7 +21,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -158,6 +158,8 @@ class Agent:
         """All that may still be a process."""
         self._client: EngineClient | None = None
         self._loader: EngineLoader | None = None
+        self._counts_from = -1
+        """The version that makes what is asked for now, where the engine will count what older ones made; else -1."""
         self._engine_watch: asyncio.Task[None] | None = None
         self._samples: dict[int, HeldSample] = {}
         """By lease."""
@@ -478,6 +480,7 @@ class Agent:
         self._spawn(self._generate_many(some, client))
 
     def _request(self, held: HeldSample) -> GenerateRequest:
+        held.asked(self._counts_from)
         return engine_request(held, self._loader.cache_key if self._loader is not None else "")
 
     def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
@@ -516,7 +519,7 @@ class Agent:
         self._failed_in_a_row = 0
         if chunk.finish is None:
             return
-        if chunk.spans:
+        if chunk.spans and held.counted is None:  # SGLang calls a pass that was under way the newer's
             held.true_runs = version_runs(chunk, held)
         if chunk.finish.kind is FinishKind.ABORT:
             self._finish(held, "released", chunk.finish.message)
@@ -626,6 +629,7 @@ class Agent:
             await engine.stop()
             raise
         self._engine, self._client, self._loader = engine, client, loader
+        self._counts_from = -1 if loader.why_not else weights.version
         self._engine_watch = asyncio.create_task(self._watch_engine(engine))
         self._model = fingerprint(folder)
         return None
@@ -635,14 +639,26 @@ class Agent:
         if self._update_mode == "handover":
             await self._call_all_off()
         try:
-            return await loader.load(
-                version, folder, keep=self._update_mode == "in_place", call_off=self._call_all_off
+            report = await loader.load(
+                version,
+                folder,
+                keep=self._update_mode == "in_place",
+                call_off=self._call_all_off,
+                changed=partial(self._weights_changed, int(version)),
             )
         except EngineRefused:
             raise
         except EngineError as error:
             self._end_engine(f"it did not load version {version}: {error}"[:2000])
             raise
+        self._counts_from = -1 if loader.why_not else int(version)
+        return report
+
+    def _weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
+        self._counts_from = version if made is not None else -1
+        for held in self._samples.values():
+            if not held.end:
+                held.changed(version, made)
 
     async def _call_all_off(self) -> None:
         running = [held for held in self._samples.values() if not held.end]

@@ -1,7 +1,9 @@
 """A sample as an agent has it: what came with it, what its engine made of it, and how much of that was reported.
 
-Invariant *an old label rather than a new one*: where an engine cannot tell which weights made a token, it is called
-older.
+Which version made a token is counted where the engine's loader tells how far each request was when the weights changed
+(`changed`). Else it is the label that the engine sends a chunk with, with the
+
+invariant *an old label rather than a new one*: where that cannot tell which weights made a token, it is called older.
 
 This module must not know about connections, or who else generates.
 """
@@ -9,7 +11,9 @@ This module must not know about connections, or who else generates.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,27 +55,54 @@ class HeldSample:
     seen: int = -1
     """The version that the engine served at the last chunk, or when it got the sample."""
     cancelled: bool = False
+    asked_at: int = 0
+    """Tokens made before the engine was asked for the rest."""
+    counted: list[tuple[int, int]] | None = None
+    """[token, version]: from that token on they are made by that version. None where the engine's labels must do."""
 
     @property
     def start(self) -> int:
         return len(self.prior)
 
+    def asked(self, version: int) -> None:
+        """The engine is asked for the rest of it while it serves `version`; -1 where nobody counts."""
+        self.asked_at = self.made
+        self.counted = [(self.made, version)] if version >= 0 else None
+
+    def changed(self, version: int, made: Mapping[str, int] | None) -> None:
+        """The engine's weights have become `version`'s. `made` as `EngineLoader.load` tells it."""
+        if self.counted is None:
+            return
+        if made is None:
+            self.counted = None
+        elif self.rid in made:
+            first = self.asked_at + made[self.rid]
+            self.counted.append((max(first, self.made, self.counted[-1][0]), version))
+        elif self.made == self.asked_at:
+            self.counted = None  # the engine does not have it yet, or has just ended it: its labels tell
+        # Else the engine had ended it: what is still to come of it was made before.
+
     def take(self, chunk: Chunk, served: int) -> None:
-        """The first chunk after a change of weights may hold tokens of both, and is called the older's."""
+        """By labels, the first chunk after a change of weights may hold tokens of both, and is called the older's."""
         told = chunk.weight_version
         now = int(told) if told is not None and told.isdecimal() else served
-        version = now if self.seen < 0 else self.seen if now < 0 else min(now, self.seen)
+        label = now if self.seen < 0 else self.seen if now < 0 else min(now, self.seen)
         self.seen = max(now, self.seen)
-        count = len(chunk.token_ids)
-        if not count:
+        begin, end = self.made, self.made + len(chunk.token_ids)
+        if begin == end:
             return
-        if self.runs and self.runs[-1][0] == version:
-            self.runs[-1][1] += count
-        else:
-            self.runs.append([version, count])
+        bounds = [(begin, label)] if self.counted is None else self.counted
+        for (first, version), (until, _) in pairwise([*bounds, (end, -1)]):
+            count = min(until, end) - max(first, begin)
+            if count <= 0:
+                continue
+            if self.runs and self.runs[-1][0] == version:
+                self.runs[-1][1] += count
+            else:
+                self.runs.append([version, count])
         self.ids.append(chunk.token_ids)
         self.logprobs.append(chunk.logprobs)
-        self.made += count
+        self.made = end
 
     def has(self, known: int, expected: str) -> bool:
         """Whether its first `known` tokens are those that the manager names by `expected`."""

@@ -98,6 +98,25 @@ async def test_it_generates_until_the_pause_and_goes_on_after_it(bench: Bench) -
     assert heard.tokens[old.end :] != before.tokens[old.end :]
 
 
+async def test_it_counts_to_the_token_what_older_weights_made(bench: Bench) -> None:
+    """The engine's own spans, and the labels of its chunks, may be a token or a message early."""
+    await bench.loader.load("1", bench.first)
+    asked = [request(prompt(80 + number), LONG, temperature=0.0) for number in range(3)]
+    before = [await listen(bench.client, each) for each in asked]
+    again = [replace(each, rid=f"{number:032d}") for number, each in enumerate(asked)]
+    counts: list[Any] = []
+    async with listening(bench.client, again) as running:
+        await bench.loader.load("2", bench.second, changed=counts.append)
+        heard = await running.end()
+    (made,) = counts
+    for one, alone in zip(heard, before, strict=True):
+        count = made[one.rid]
+        assert 0 < count < LONG
+        assert one.tokens[:count] == alone.tokens[:count]
+        assert one.logprobs[:count] == pytest.approx(alone.logprobs[:count], abs=1e-3)
+        assert abs(one.logprobs[count] - alone.logprobs[count]) > 1e-2, "that one is of the new weights"
+
+
 async def test_a_prompt_that_was_cached_by_older_weights_is_computed_anew(bench: Bench) -> None:
     """SGLang has it cached and keeps it over the load; what a request carries keeps them apart."""
 

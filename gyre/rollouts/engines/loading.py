@@ -269,8 +269,12 @@ class EngineLoader:
         *,
         keep: bool = True,
         call_off: Callable[[], Awaitable[None]] | None = None,
+        changed: Callable[[Mapping[str, int] | None], None] = lambda made: None,
     ) -> LoadReport:
         """Serve the version in the folder `slot_path`, which nobody may change meanwhile.
+
+        `changed` is called in the pause, when the weights are the new ones (or may be): with how many tokens of each
+        request that the engine has, by its id, older weights made; None where the engine cannot tell.
 
         `keep`: what runs goes on as it is. Else it is put back into the queue and computed anew, with nothing cached;
         where the engine cannot (SGLang 0.5.17 flushes no cache while requests wait), `call_off` must end everything
@@ -288,8 +292,9 @@ class EngineLoader:
             await self._prepare(slot, report)
         async with self._paused(report, keep=keep, call_off=call_off):
             if report.how == "loader":
-                await self._by_loader(version, slot_path, report)
+                await self._by_loader(version, slot_path, report, changed)
             else:
+                changed(None)
                 await self._from_disk(version, slot_path, report)
         self._serves, self._slot = slot_path, slot
         return report
@@ -365,7 +370,13 @@ class EngineLoader:
             await call_off()
             await self._client.pause(PauseMode.RETRACT)
 
-    async def _by_loader(self, version: str, path: Path, report: LoadReport) -> None:
+    async def _by_loader(
+        self,
+        version: str,
+        path: Path,
+        report: LoadReport,
+        changed: Callable[[Mapping[str, int] | None], None],
+    ) -> None:
         try:
             if self._has_sessions:
                 async with _timed(report.steps_s, "begin"):
@@ -381,7 +392,8 @@ class EngineLoader:
                 outcomes = await self._ask({"op": "outcome"}, 10.0)
             broken = [outcome["error"] for outcome in outcomes if not outcome["ok"]]
         except (EngineRefused, _NoLoader) as error:
-            broken = [str(error)]
+            outcomes, broken = [], [str(error)]
+        changed(outcomes[0]["made"] if not broken else None)
         if broken:
             report.how, report.why_disk = "disk", broken[0]
             await self._from_disk(version, path, report)

@@ -5,16 +5,19 @@ dialect that loads weights. Started as SGLang is, with the loader's folder on PY
 
 `--no-sessions`: it knows no `/begin_weight_update`, as SGLang 0.5.17. Files in the folder `--say`: `tear` makes the
 model fail half-way through its next load, `refuse` makes it refuse folders whose name the file holds, `no_flush` makes
-it refuse the next flush.
+it refuse the next flush. `requests` are those that its scheduler has: `{"running": {id: tokens}, "waiting": ...,
+"under_way": ...}`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gyre_weight_loader  # from PYTHONPATH
@@ -44,6 +47,23 @@ class Model(torch.nn.Module):
             self.table[name.replace(".", "/")].copy_(tensor)
 
 
+class Scheduler:
+    """What a loader looks at of SGLang's; the class of the same name has it by the same names in 0.5.17 and 0.5.23."""
+
+    def __init__(self, requests: dict[str, dict[str, int]]) -> None:
+        def some(which: str) -> list[Any]:
+            told = requests.get(which, {})
+            return [SimpleNamespace(rid=rid, output_ids=list(range(made))) for rid, made in told.items()]
+
+        under_way = SimpleNamespace(reqs=some("under_way"))
+        self.running_batch = SimpleNamespace(reqs=some("running"))
+        self.last_batch, self.waiting_queue, self.chunked_req = under_way, some("waiting"), None
+        self.result_queue = [(under_way, None)]
+
+    def update(self, model: Model) -> None:
+        gyre_weight_loader.load(model, [])
+
+
 class Engine:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked, self.say = asked, Path(asked.say)
@@ -68,7 +88,11 @@ class Engine:
                     return web.json_response({"success": False, "message": "no session"}, status=400)
                 assert body["load_format"] == "gyre_weight_loader.load"
                 assert not body["flush_cache"]
-                gyre_weight_loader.load(self.model, [])
+                requests = self.say / "requests"
+                if requests.exists():
+                    Scheduler(json.loads(requests.read_text())).update(self.model)
+                else:
+                    gyre_weight_loader.load(self.model, [])
                 return web.json_response({"success": True, "message": "Success"})
             case "update_weights_from_disk":
                 refused = self.say / "refuse"

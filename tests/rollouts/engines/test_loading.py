@@ -136,6 +136,26 @@ async def test_a_flipped_bit_is_refused_before_anything_stops(bench: Bench, wher
     assert await bench.serves() == ("1", held)
 
 
+async def test_what_older_weights_made_is_counted_in_the_pause(bench: Bench) -> None:
+    """A pass that is under way has made a token that its request does not have yet."""
+    requests = {"running": {"a": 9, "b": 1}, "under_way": {"b": 1, "new": 0}, "waiting": {"c": 5, "d": 0}}
+    bench.tell("requests", json.dumps(requests))
+    told: list[Any] = []
+    await bench.loader.load("2", bench.second, changed=lambda made: told.append((made, bench.asked()[-1])))
+    made, last_asked = told.pop()
+    assert made == {"a": 9, "b": 2, "new": 1, "c": 5, "d": 0}
+    assert last_asked.startswith(("update_weights_from_tensor", "end_weight_update")), (
+        "nothing is labelled yet"
+    )
+    assert bench.asked() == ["update_weight_version", "continue_generation"]
+    bench.tell("tear")
+    await bench.loader.load("1", bench.first, changed=told.append)
+    assert told.pop() is None, "by the folder, whose labels must do"
+    (bench.say / "requests").unlink()
+    await bench.loader.load("2", bench.second, changed=told.append)
+    assert told.pop() is None, "called by no scheduler that it knows"
+
+
 async def test_a_load_that_tears_is_made_whole_from_the_folder(bench: Bench) -> None:
     """The model raises half-way: nothing of it leaves the loader, and the version comes all the same."""
     bench.tell("tear")

@@ -11,6 +11,7 @@ Invariants:
   agent asks for;
 - *copied is verified*: `load` copies what `prepare` verified, and nothing else; a version that was prepared is copied
   once or never. What goes to the device is hashed where it is sent from, in page-locked memory of this process;
+- *no token of older weights is called newer*: what was made before the copy is counted in the same pause;
 - *no forward pass sees half*: the device is idle before the first copy and after the last;
 - *nothing is left*: the socket has an abstract name and goes with the process. Only the same user is answered.
 
@@ -28,10 +29,12 @@ import os
 import queue
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import torch
@@ -210,11 +213,44 @@ class _Rank:
         model.load_weights(prepared.tensors(self.device))  # type: ignore[operator]
         self._settle()
         load_s = time.perf_counter() - began
-        self.outcome = {"ok": True, "version": prepared.version, "load_s": load_s}
+        self.outcome = {"ok": True, "version": prepared.version, "load_s": load_s, "made": _made()}
 
     def _settle(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _made() -> dict[str, int] | None:
+    """How many tokens of each request that the scheduler has were made by now, those of a pass whose results it has
+    not looked at included (a pass over a part of a prompt counts for one, though it made none): by request id. None
+    where no scheduler that is known called this.
+
+    Of the HTTP side that cannot be known: it labels what it sends on with the version of that moment, and the answers
+    to its own questions overtake tokens that wait to be sent on.
+    """
+    scheduler: Any = None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        scheduler = frame.f_locals.get("self")
+        if hasattr(scheduler, "running_batch") and hasattr(scheduler, "waiting_queue"):
+            break
+        frame = frame.f_back
+    else:
+        return None
+    try:
+        if getattr(scheduler, "pp_size", 1) != 1:
+            return None  # it has other batches
+        passes = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
+        batches = [scheduler.running_batch, scheduler.last_batch, *passes]
+        requests = [request for batch in batches if batch is not None for request in batch.reqs]
+        chunked = [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+        made = {one.rid: len(one.output_ids) for one in (*requests, *scheduler.waiting_queue, *chunked)}
+        for batch in passes:
+            for request in batch.reqs:
+                made[request.rid] += 1
+    except Exception:  # an SGLang with another scheduler; the agent does without
+        return None
+    return made
 
 
 class _Prepared:
