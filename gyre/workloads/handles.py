@@ -7,7 +7,8 @@
     for index, out in self.rollout.generate.stream(items): …     each item to a free vertex, as they end
 
 A vertex that dies in a call is replaced by the master, and the call is made again on the replacement: a
-handle's calls run *at least once*. A call to all ranks of a gang is made again on all of them, and never on ranks
+handle's calls run *at least once*. One that is scaled away in a call is left out of a call to all, and what it was to
+do with its items is done by another. A call to all ranks of a gang is made again on all of them, and never on ranks
 that are out of step (`gyre.workloads.script_gang`). An exception in the user's code is not repeated; it is raised
 here as `UserCodeError`, with the traceback from the vertex. Every call has the job's `run.call_timeout_s` as deadline.
 """
@@ -15,6 +16,7 @@ here as `UserCodeError`, with the traceback from the vertex. Every call has the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -31,6 +33,10 @@ from gyre.workloads.transport import Transport
 
 _POOL = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gyre-call")
 """Threads in which submitted calls wait for replacements; the calls themselves run elsewhere."""
+
+
+class ScaledAway(VertexLost):
+    """The vertex that was called is not wanted any more: its role has fewer."""
 
 
 class Call:
@@ -158,7 +164,7 @@ class RoleHandle:
     def _call_one(
         self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float
     ) -> Any:
-        """One vertex's result, over as many of its incarnations as it takes."""
+        """One vertex's result, over as many of its incarnations as it takes. Raises ScaledAway."""
         while True:
             try:
                 left_s = max(0.0, deadline - time.monotonic())
@@ -172,8 +178,20 @@ class RoleHandle:
                     hint="Raise run.call_timeout_s if such calls are meant to take longer.",
                 ) from None
 
+    def _call_any(
+        self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float
+    ) -> Any:
+        """One vertex's result: this member's, or another one's where its place is given up meanwhile."""
+        while True:
+            try:
+                return self._call_one(member, method, args, kwargs, deadline)
+            except ScaledAway:
+                if self._rank is not None:
+                    raise
+                member = self._members(deadline)[0]
+
     def _replacement(self, member: Member, method: str, deadline: float) -> Member:
-        """The next incarnation of a member that died in a call."""
+        """The next incarnation of a member that died in a call. Raises ScaledAway."""
         self._roster.doubt(*member)
         role, _, rank = member[0].rpartition("-")
         found = self._roster.wait_for(role, int(rank), deadline, beyond=member[1])
@@ -181,6 +199,11 @@ class RoleHandle:
             raise Unreachable(
                 f"{member[0]} was lost during {method} and was not replaced within {self._timeout_s:g} s.",
                 hint="See `gyre events` for what keeps it from running.",
+            )
+        if not found:
+            raise ScaledAway(
+                f"{member[0]} was scaled away during {method}.",
+                hint="Call the role as a whole, or `stream`: others then do what it was doing.",
             )
         return found[0]
 
@@ -213,7 +236,7 @@ class RoleMethod:
             of_ranks = self._handle._call_gang(gang, self._method, given, args, kwargs, deadline)
             return [item for part in of_ranks for item in part]
         futures = [
-            _POOL.submit(self._handle._call_one, member, self._method, (part, *args), kwargs, deadline)
+            _POOL.submit(self._handle._call_any, member, self._method, (part, *args), kwargs, deadline)
             for member, part in zip(members, parts, strict=True)
             if part
         ]
@@ -253,7 +276,7 @@ class RoleMethod:
 
     def _run_one(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         deadline = self._deadline()
-        return self._handle._call_one(member, self._method, args, kwargs, deadline)
+        return self._handle._call_any(member, self._method, args, kwargs, deadline)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         deadline = self._deadline()
@@ -269,8 +292,9 @@ class RoleMethod:
                 left_s = max(0.0, deadline - time.monotonic())
                 results.append(_value(future.result(left_s), member[0], self._method))
             except VertexLost:
-                member = self._handle._replacement(member, self._method, deadline)
-                results.append(self._handle._call_one(member, self._method, args, kwargs, deadline))
+                with contextlib.suppress(ScaledAway):  # then it is none of the role's any more
+                    member = self._handle._replacement(member, self._method, deadline)
+                    results.append(self._handle._call_one(member, self._method, args, kwargs, deadline))
             except TimeoutError:
                 raise Unreachable(
                     f"{member[0]}.{self._method} did not return within {self._handle._timeout_s:g} s.",

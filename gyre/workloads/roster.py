@@ -82,7 +82,8 @@ class Roster:
     ) -> list[Member] | None:
         """Blocks until the role is whole (or its `rank` runs, as incarnation `beyond` or a newer one).
 
-        `deadline` is of the monotonic clock. None where it passed.
+        `deadline` is of the monotonic clock. None where it passed; [] where the rank ran before (`beyond`) and is not
+        wanted any more.
         """
         with self._condition:  # from the look to the wait, so that no announcement falls between them
             while True:
@@ -96,6 +97,8 @@ class Roster:
                     ]
                 if found:
                     return found
+                if rank is not None and beyond and rank >= self._wanted.get(role, 0):
+                    return []
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return None

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gyre.errors import Fenced, Unreachable, UserCodeError
+from gyre.errors import Fenced, Unreachable, UserCodeError, VertexLost
 from tests.workloads.plain_workloads import Cluster
 
 
@@ -146,6 +146,46 @@ def test_a_stream_goes_on_with_the_others_while_a_dead_vertex_is_not_replaced(cl
     before = [next(stream) for _ in range(8)]
     cluster.start([2])
     assert sorted([*before, *stream]) == [(index, index * 10) for index in range(9)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_vertex_that_is_scaled_away_in_a_call_is_not_waited_for(cluster, when):
+    """Nobody will replace it."""
+
+    def shrink():
+        cluster.vertices["echo-2"].kill()
+        cluster.count = 2
+        later(cluster.announce)
+
+    cluster.moments.add("echo.who", 1, shrink, when=when, vertex="echo-2")
+    assert cluster.handle.who() == [(0, 1), (1, 1)]
+    assert cluster.handle.who() == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("way", ["scatter", "stream"])
+def test_what_a_vertex_that_is_scaled_away_was_to_do_is_done_by_another(cluster, way):
+    def shrink():
+        cluster.vertices["echo-2"].kill()
+        cluster.count = 2
+        later(cluster.announce)
+
+    if way == "scatter":
+        cluster.moments.add("echo.double", 1, shrink, when="before", vertex="echo-2")
+        assert cluster.handle.double.scatter([1, 2, 3]) == [2, 4, 6]
+    else:
+        cluster.moments.add("echo.one", 1, shrink, when="before", vertex="echo-2")
+        assert sorted(cluster.handle.one.stream(range(9))) == [(index, index * 10) for index in range(9)]
+
+
+def test_a_call_to_one_rank_that_is_scaled_away_says_so(cluster):
+    def shrink():
+        cluster.vertices["echo-2"].kill()
+        cluster.count = 2
+        later(cluster.announce)
+
+    cluster.moments.add("echo.who", 1, shrink, when="before", vertex="echo-2")
+    with pytest.raises(VertexLost, match="echo-2 was scaled away during who"):
+        cluster.handle[2].who()
 
 
 def test_the_users_exception_is_raised_here_with_the_vertexs_traceback(cluster):
