@@ -47,6 +47,11 @@ def listed_files(path: Path, split: str, subset: str) -> list[Path] | None:
         )
     files: list[Path] = []
     for pattern in splits[split]:
+        if ".." in Path(pattern).parts:
+            raise ConfigError(
+                f"the card of {path} names {pattern} for {name!r}, which is not within it.",
+                hint="Name the file itself.",
+            )
         try:
             found = sorted(file for file in path.glob(pattern) if file.is_file())
         except (ValueError, NotImplementedError):  # an address elsewhere, or no pattern at all

@@ -113,6 +113,10 @@ class Party:
         if self.mooncake is not None:
             self.mooncake.keep(view for slot in self.arena.slots() for view in slot.views)
 
+    def forsake(self) -> None:
+        """On any thread: remove the folder, for the process is about to be ended. Who fetches of it goes on."""
+        self._claim.forsake()
+
     def close(self, *, keep: bool = False) -> None:
         """With `keep` the folder is left to a successor of the same purpose."""
         for receiver in self._receivers:

@@ -52,6 +52,10 @@ class Claim:
             found = path, lock
         self.path, self._lock = found
 
+    def forsake(self) -> None:
+        """Remove the folder beside whoever is at work in it: the process is about to be ended. The lock stays."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def close(self, *, keep: bool = False) -> None:
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)

@@ -274,25 +274,31 @@ class HostMemory:
 
     def close(self, *, keep: bool) -> None:
         """Leave it to whoever comes next in this rank's place, or remove it, with what other ranks have left behind.
-        Safe to call twice."""
+        Safe to call twice.
+
+        The names go first: a process that has not the time for the rest leaves nothing."""
+        if self._lock is None:
+            return
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
         self._settle()
         for slot in (0, 1):
             self._unmap(slot)
         if not keep:
-            shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # other ranks close at the same time, and one is the last
-                self._remove_the_rest()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._remove_all()
+        os.close(self._lock)
+        self._lock = None
 
     def forsake(self) -> None:
         """Remove it beside whoever is at work in it: this process is about to be ended, and nobody comes in its place.
         Nothing is unmapped, so nobody is torn from what they read or write; the memory is free when the process is."""
+        self._remove_all()
+
+    def _remove_all(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # as in `close`
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # other ranks close at the same time, and one is the last
             self._remove_the_rest()
 
     def _remove_the_rest(self) -> None:

@@ -128,6 +128,10 @@ class FetchedCopy:
             for name, tensor in load_file(file).items()
         }
 
+    def forsake(self) -> None:
+        """As of a Party."""
+        self._party.forsake()
+
     def close(self) -> None:
         """Safe to call twice."""
         self._party.close()

@@ -92,6 +92,10 @@ class WeightSource:
             "seconds": round(time.monotonic() - began, 4),
         }
 
+    def forsake(self) -> None:
+        """As of a Party."""
+        self.party.forsake()
+
     def close(self) -> None:
         self.party.close()
 

@@ -93,6 +93,13 @@ def cloned(folder, card=""):
     return folder
 
 
+def test_a_card_names_no_file_outside_its_folder(tmp_path):
+    cloned(tmp_path / "other")
+    card = CARD.format(default="default").replace("data/train-*", "../other/data/train-*")
+    with pytest.raises(ConfigError, match="which is not within it"):
+        files_of(cloned(tmp_path / "carded", card), "train", "")
+
+
 def test_of_several_subsets_one_is_read(tmp_path):
     carded = cloned(tmp_path / "carded", CARD.format(default="default"))
     assert list(read_rows(carded)) == openr1_rows()[:2]

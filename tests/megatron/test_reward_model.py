@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, UserCodeError
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.manifest import WeightMismatch
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.reward_model import TorchRewardModel
+from gyre.workloads.torch.reward_model import TorchRewardModel, take_rewards
 from tests.megatron import work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import config_of
@@ -102,6 +102,8 @@ def test_what_is_no_reward_model_and_tokens_that_it_has_not_are_refused(tmp_path
     groups[0].samples[0].token_ids[2] = 93
     with pytest.raises(ConfigError, match="group 0 has token 93; the reward model has 93 tokens"):
         torch_model(folder).score(groups)
+    with pytest.raises(UserCodeError, match="gave nan for a sample of group 1, which is no reward"):
+        take_rewards(groups, [1.0, 0.5, -2.0, 0.0, float("nan"), 1.0])
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightMismatch, match="not drawn from a seed"):
         torch_model(folder)

@@ -70,3 +70,12 @@ def test_when_nobody_will_come_what_the_dead_left_goes_and_the_living_keep_their
     assert set(tmp_path.iterdir()) == {living.path, other.path}
     living.close()
     assert remove_left(tmp_path / "nowhere", ["first"]) == []
+
+
+def test_who_is_about_to_be_ended_takes_its_folder_away_and_keeps_its_place(tmp_path: Path) -> None:
+    claim = Claim(tmp_path, "first")
+    (claim.path / "model").write_bytes(b"x" * 1000)
+    claim.forsake()
+    assert list(tmp_path.iterdir()) == []
+    assert Claim(tmp_path, "first").path != claim.path
+    claim.close()

@@ -308,3 +308,17 @@ def test_ranks_that_come_and_go_at_the_same_time_do_not_meet(tmp_path: Path, ran
     """Each removes what dead ranks left, and the folder after the last of them; none takes away another one's."""
     ranks.run(come_and_go, 3, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_names_go_before_the_memory_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To unmap and to unlock pages of many gigabytes takes time that a process that is ended may not get."""
+    memory = HostMemory("job", 0, root=tmp_path)
+    saved(memory, 1)
+    there: list[bool] = []
+    monkeypatch.setattr(memory, "_unmap", lambda slot: there.append(memory.path.exists()))
+    memory.close(keep=False)
+    assert there == [False, False]
+    successor = HostMemory("job", 0, root=tmp_path)
+    memory.close(keep=False)
+    assert successor.path.exists(), "it is not the first one's any more"
+    successor.close(keep=False)

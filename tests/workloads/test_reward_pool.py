@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -66,6 +67,25 @@ def test_what_goes_wrong_is_the_user_s_error_and_the_pool_goes_on(pool_of, word,
         assert "reward_functions.py" in caught.value.details["traceback"]
     if word != "hang":
         assert pool.score(says("fine", "fine")) == [1.0, 1.0]
+
+
+def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
+    now = [0.0]
+    pool = RewardPool(RewardSettings(function=f"{HERE}:by_word", processes=3), clock=lambda: now[0])
+    try:
+        until = time.monotonic() + 60.0
+        while len(pool._processes) < 3 or not all(one.ready for one in pool._processes):
+            assert time.monotonic() < until, "three processes began"
+            assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
+        now[0] = 1000.0
+        assert pool.score(says("fine")) == [1.0]
+        idle = pool._processes[1].process
+        idle.kill()
+        idle.wait(30.0)
+        assert pool.score(says("fine")) == [1.0]
+        assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize("word", ["die", "hang"])

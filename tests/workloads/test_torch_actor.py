@@ -218,3 +218,18 @@ def test_the_learning_rate_rises_falls_and_stays():
     optim = OptimSettings(lr=1.0, warmup_steps=2, decay_steps=10, final_lr_ratio=0.5)
     assert [learning_rate(optim, step) for step in (1, 2, 10, 50)] == pytest.approx([0.475, 0.9, 0.5, 0.5])
     assert learning_rate(OptimSettings(lr=1.0, warmup_steps=0, decay_steps=0), 1) == 1.0
+
+
+def test_an_actor_that_is_ended_in_a_call_leaves_no_weights_in_memory(actor):
+    """`teardown` is not run then; what it holds is removed beside the call."""
+    forsaken = []
+
+    class Holding:
+        def __init__(self, what):
+            self.forsake = lambda: forsaken.append(what)
+
+    actor.abandoned()
+    actor._source, actor._copy = Holding("source"), Holding("copy")
+    actor.abandoned()
+    assert forsaken == ["source", "copy"]
+    TorchActor().abandoned()  # before it was set up

@@ -101,6 +101,7 @@ class MegatronLearner(TorchLearner):
         super().teardown()
 
     def abandoned(self) -> None:
+        super().abandoned()
         memory: MemoryCheckpoints | None = getattr(self, "_memory", None)  # none before it is set up
         if memory is not None:
             memory.forsake()

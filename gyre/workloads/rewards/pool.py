@@ -108,12 +108,14 @@ class RewardPool:
                     except EOFError:
                         self._drop(process)
                         code = process.process.returncode
-                        failed(job, f"its process ended with status {code}")
+                        if job is not None or not process.ready:  # else it was at nothing
+                            failed(job, f"its process ended with status {code}")
                         continue
                     if not process.ready:
                         self._began(process, answer)
                         continue
                     assert job is not None
+                    process.deadline = math.inf  # it is at nothing
                     rewards[job] = self._number(work[job], answer)
                     on_scored()
                 for process in [one for one in self._processes if self._clock() >= one.deadline]:

@@ -78,6 +78,14 @@ class TorchActor(TorchLearner):
         if self._source is not None:
             self._source.close()
 
+    def abandoned(self) -> None:
+        super().abandoned()
+        held: list[WeightSource | FetchedCopy | None]
+        held = [getattr(self, "_source", None), getattr(self, "_copy", None)]  # none before it is set up
+        for one in held:
+            if one is not None:
+                one.forsake()
+
     def make_model(self) -> Decoder:
         return Decoder(model_config(self.settings, self.task), seed=self.settings.seed)
 

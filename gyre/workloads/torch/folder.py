@@ -50,11 +50,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         content = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"config.megatron.model_path: {folder} holds no model: {error}.",
+            f"{folder} holds no model: {error}.",
             hint="Name a folder in Hugging Face's layout, with config.json.",
         ) from None
     if not isinstance(content, dict):
-        raise ConfigError(f"config.megatron.model_path: {folder / 'config.json'} holds no JSON object.")
+        raise ConfigError(f"{folder / 'config.json'} holds no JSON object.")
     return content
 
 
@@ -64,7 +64,7 @@ def architecture_in(folder: Path) -> Architecture:
         return architecture_of(read_config(folder), str(folder))
     except CheckpointError as error:
         raise ConfigError(
-            f"config.megatron.model_path: {folder} describes a model that is not trained here: {error}",
+            f"{folder} describes a model that is not run here: {error}",
             hint="Qwen2, Qwen3 and Llama shapes are.",
         ) from None
 

@@ -9,6 +9,7 @@ This module must not know what the rewards are used for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, UserCodeError
 from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
@@ -103,8 +104,15 @@ def scored_tokens(groups: Sequence[Group], vocab: int) -> list[TokenRow]:
 
 
 def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:
+    """Raises UserCodeError for what is no finite number."""
     rewards = iter(found)
     for group in groups:
         for sample in group.samples:
-            sample.reward = next(rewards)
+            reward = next(rewards)
+            if not math.isfinite(reward):
+                raise UserCodeError(
+                    f"the reward model gave {reward} for a sample of group {group.id}, which is no reward.",
+                    hint="Are its weights whole, and is its dtype wide enough?",
+                )
+            sample.reward = reward
     return groups
