@@ -14,12 +14,14 @@ from typing import Any
 
 from gyre.config import TRAINER, JobSpec
 from gyre.errors import Fenced
-from gyre.failover import Cause, JobState, Observation, Suspicion, VertexPhase, diagnose
+from gyre.failover import Cause, JobPhase, JobState, Observation, Suspicion, VertexPhase, diagnose
 from gyre.failover.events import VertexLost, event_from
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
 from gyre.master.scheduler import Scheduler
 from gyre.workloads.protocol import Report
+
+_TRAINER = f"{TRAINER}-0"
 
 WATCH_PATIENCE = 1.5
 """A watch call may take this many silence timeouts before it is made again: the suspicion comes first."""
@@ -50,7 +52,9 @@ class DiagnosisManager:
         """What each vertex last reported, by id: version, busy, fields. Readable from any thread."""
 
     def follow(self, state: JobState) -> None:
-        """Watch exactly the vertices that run in this state."""
+        """Watch exactly the vertices that run in this state. What the trainer said last outlasts it where it has ended
+        with its job: whoever looks then is told how far it came."""
+        ends = state.job.phase is JobPhase.STOPPING or state.job.phase.ended
         wanted = {
             (vertex.id, vertex.incarnation): vertex
             for vertex in state.vertices.values()
@@ -60,7 +64,8 @@ class DiagnosisManager:
             self._watches.pop(key).cancel()
             if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
                 del self._observations[key[0]]
-                self.telemetry.pop(key[0], None)
+                if not (ends and key[0] == _TRAINER):
+                    self.telemetry.pop(key[0], None)
         for key, vertex in wanted.items():
             if key in self._watches:
                 continue
@@ -192,7 +197,7 @@ class DiagnosisManager:
     @property
     def progress(self) -> dict[str, Any]:
         """The trainer's own report. Readable from any thread."""
-        return dict(self.telemetry.get(f"{TRAINER}-0", {}).get("fields", {}))
+        return dict(self.telemetry.get(_TRAINER, {}).get("fields", {}))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

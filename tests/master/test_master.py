@@ -19,7 +19,8 @@ SETTLED_S = 3.0
 
 
 def test_a_job_runs_to_success(job: Job) -> None:
-    job.run()
+    life = job.run()
+    assert life.master.view()["progress"].get("step") == 6, "whoever looks afterwards is told how far it came"
     assert job.phase is JobPhase.SUCCEEDED
     assert len(job.world.steps) == 6
     assert job.world.ended
