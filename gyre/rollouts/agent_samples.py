@@ -1,9 +1,9 @@
 """A sample as an agent has it: what came with it, what its engine made of it, and how much of that was reported.
 
 Which version made a token is counted where the engine's loader tells how far each request was when the weights changed
-(`changed`). Else it is the label that the engine sends a chunk with, with the
+(`changed`). Else it is the label that the engine sends a chunk with.
 
-invariant *an old label rather than a new one*: where that cannot tell which weights made a token, it is called older.
+Invariant *an old label rather than a new one*: where neither tells which weights made a token, it is called older.
 
 This module must not know about connections, or who else generates.
 """

@@ -39,6 +39,18 @@ class GangLost(Exception):
         self.blamed = blamed
 
 
+def operator_failed(member: Member, operator: str, failure: Failure) -> dict[str, Any]:
+    """The body of the event `OperatorFailed` that tells the master whom to replace."""
+    return {
+        "vertex": member[0],
+        "vertex_incarnation": member[1],
+        "operator": operator,
+        "error": failure.error,
+        "traceback": failure.traceback,
+        "user_code": failure.user_code,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Gang:
     """A role's ranks, in rank order, as one caller sees them. `number` tells one gang from its successors."""

@@ -40,7 +40,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.checkpoints import Checkpoints
 from gyre.workloads.evaluations import Evaluations
-from gyre.workloads.gang import Gang, GangLost, Outcome, outcome_of
+from gyre.workloads.gang import Gang, GangLost, Outcome, operator_failed, outcome_of
 from gyre.workloads.gang_feeder import GangCall, GangFeeder
 from gyre.workloads.gang_keeper import GangKeeper
 from gyre.workloads.group_book import GroupBook
@@ -671,15 +671,7 @@ class GraphTrainer(BaseTrainer):
             self.flow.cancel(firing)
 
     def _blame(self, member: Member, operator: str, failure: Failure) -> None:
-        self.runtime.report(
-            "OperatorFailed",
-            vertex=member[0],
-            vertex_incarnation=member[1],
-            operator=operator,
-            error=failure.error,
-            traceback=failure.traceback,
-            user_code=failure.user_code,
-        )
+        self.runtime.report("OperatorFailed", **operator_failed(member, operator, failure))
 
     def _is_whole(self, group_id: int) -> bool:
         place = self.book.place_of(group_id)

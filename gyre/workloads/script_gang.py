@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gyre.errors import Unreachable
-from gyre.workloads.gang import Gang, GangLost, Outcome
+from gyre.workloads.gang import Gang, GangLost, Outcome, operator_failed
 from gyre.workloads.muster import muster
 from gyre.workloads.roster import Roster
 from gyre.workloads.transport import Transport
@@ -99,17 +99,8 @@ class ScriptGang:
             except GangLost as lost:
                 if lost.blamed is None:
                     continue  # a rank died, and is doubted
-                member, operator, failure = lost.blamed
-                self._report(
-                    "OperatorFailed",
-                    vertex=member[0],
-                    vertex_incarnation=member[1],
-                    operator=operator,
-                    error=failure.error,
-                    traceback=failure.traceback,
-                    user_code=failure.user_code,
-                )
-                self._roster.doubt(*member)  # until the master has replaced it, and its peers
+                self._report("OperatorFailed", **operator_failed(*lost.blamed))
+                self._roster.doubt(*lost.blamed[0])  # until the master has replaced it, and its peers
 
     def _distrust(self, gang: Gang) -> None:
         """Without the lock, which somebody may hold for as long as a gang takes to come up. If a new one is forgotten
