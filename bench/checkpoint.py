@@ -5,7 +5,7 @@
 One Megatron rank with a decoder of that shape; its state is weights, float32 weights where it computes in bfloat16, and
 AdamW's moments. After each of `--runs` steps:
 
-- `memory`: `gyre.workloads.host_memory`. `hold` is how long training stands, `whole` until the state counts (it is
+- `memory`: `gyre.workloads.gang.host_memory`. `hold` is how long training stands, `whole` until the state counts (it is
   hashed by a thread meanwhile), `restore` verifies and copies it back;
 - `disk`: `megatron.core.dist_checkpointing`, written in the background below `--folder`, and read back by `restore`;
   the page cache is warm, so that a real disk only makes this slower;
@@ -44,7 +44,7 @@ import torch
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.host_memory import HostMemory, plan
+from gyre.workloads.gang.host_memory import HostMemory, plan
 from gyre.workloads.megatron import MegatronActor
 
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ Rows of one run, in turn, so that what else the machine does falls on all of the
 - `engine`: the core, stepped in this process;
 - `engine, any bits`: the same without what makes a sample's bits independent of its batch (products are not padded to
   four rows), to see what that costs;
-- `engine, http`: `python -m gyre.rollouts.engines.embedded` with `--stream-interval 8`, asked by Gyre's client. CPU
+- `engine, http`: `python -m gyre.engines.embedded` with `--stream-interval 8`, asked by Gyre's client. CPU
   seconds are those of the engine's process alone;
 - `transformers`: `generate` on the whole batch at once, without log-probs. Left out where it is not installed.
 
@@ -41,14 +41,14 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from gyre.rollouts.engines.client import EngineClient
-from gyre.rollouts.engines.dialect import GenerateRequest, SamplingParams
-from gyre.rollouts.engines.embedded.architecture import read_architecture
-from gyre.rollouts.engines.embedded.checkpoint import expected_shapes, load_weights
-from gyre.rollouts.engines.embedded.core import EngineCore, Limits
-from gyre.rollouts.engines.embedded.invariance import KeyLengths, Scheme
-from gyre.rollouts.engines.embedded.requests import Request
-from gyre.rollouts.engines.embedded.sampling import Sampling
+from gyre.engines.dialect import GenerateRequest, SamplingParams
+from gyre.engines.embedded.architecture import read_architecture
+from gyre.engines.embedded.checkpoint import expected_shapes, load_weights
+from gyre.engines.embedded.core import EngineCore, Limits
+from gyre.engines.embedded.invariance import KeyLengths, Scheme
+from gyre.engines.embedded.requests import Request
+from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.http_client import EngineClient
 
 VOCAB = 512
 PROMPT_TOKENS = 16
@@ -171,7 +171,7 @@ class Served:
     """The engine as a process, asked over its socket."""
 
     def __init__(self, folder: Path, dtype: str, new_tokens: int) -> None:
-        command = [sys.executable, "-m", "gyre.rollouts.engines.embedded", "--model-path", str(folder)]
+        command = [sys.executable, "-m", "gyre.engines.embedded", "--model-path", str(folder)]
         command += ["--port", "0", "--dtype", dtype, "--stream-interval", "8"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None

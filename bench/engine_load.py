@@ -40,11 +40,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from rollouts_gpu import DRY, GPU, SGLANG_EXTRA, model_main
 
-from gyre.rollouts.engines.client import EngineClient
-from gyre.rollouts.engines.dialect import FinishKind, GenerateRequest, SamplingParams
-from gyre.rollouts.engines.loading import EngineLoader, LoadReport
-from gyre.rollouts.engines.sglang import sglang_command
-from gyre.rollouts.engines.supervisor import EngineCommand, EngineProcess
+from gyre.engines.dialect import FinishKind, GenerateRequest, SamplingParams
+from gyre.engines.http_client import EngineClient
+from gyre.engines.process import EngineCommand, EngineProcess
+from gyre.engines.sglang import sglang_command
+from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.testing.sglang_cpu import sglang_on_cpu
 
 CASES = ("disk", "host", "pinned", "device")

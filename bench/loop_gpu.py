@@ -738,8 +738,8 @@ class Loop(base.Bench):
     async def _load_under_load(
         self, out: Row, url: str, folder: Path, version: str, key: str, stages: Sequence[str], until: float
     ) -> None:
-        from gyre.rollouts.engines.client import EngineClient
-        from gyre.rollouts.engines.loading import EngineLoader
+        from gyre.engines.http_client import EngineClient
+        from gyre.engines.weight_loading import EngineLoader
 
         shape, running = self.scale.shape, self.scale.running
         rounds = 3

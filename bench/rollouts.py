@@ -127,7 +127,7 @@ def plane(load: dict[str, Any], **options: Any) -> Iterator[tuple[Child, Child]]
 
 def published(folder: Path) -> dict[str, str]:
     """A policy for the simulated engines."""
-    from gyre.rollouts.model_folder import list_model_folder
+    from gyre.weights.version.model_folder import list_model_folder
 
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -149,8 +149,8 @@ class Log:
 
 async def manager_main(options: Row) -> None:
     """A rollout manager with its ledger; says where it listens in the endpoint's file."""
-    from gyre.rollouts.manager import ManagerSettings, RolloutManager
-    from gyre.rollouts.peers import AgentSession
+    from gyre.rollouts.manager.server import ManagerSettings, RolloutManager
+    from gyre.rollouts.manager.sessions import AgentSession
     from gyre.store import open_store
 
     log = Log(options["log"])
@@ -220,9 +220,9 @@ def endpoint_of(path: Path) -> Callable[[], tuple[str, str] | None]:
 
 async def agent_main(options: Row) -> None:
     """One agent and its engine."""
-    import gyre.rollouts.agent as module
-    from gyre.rollouts.agent import Agent, AgentSettings
-    from gyre.rollouts.engines.supervisor import EngineCommand, EngineProcess
+    import gyre.rollouts.agent.agent as module
+    from gyre.engines.process import EngineCommand, EngineProcess
+    from gyre.rollouts.agent.agent import Agent, AgentSettings
 
     log = Log(options["log"])
     tail = Path(options["tail"])
@@ -287,8 +287,8 @@ async def agent_main(options: Row) -> None:
 
 
 def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bool = False) -> Any:
-    from gyre.rollouts.engines.sglang import STREAM_INTERVAL, sglang_command
-    from gyre.rollouts.engines.supervisor import EngineCommand
+    from gyre.engines.process import EngineCommand
+    from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
 
     if options["engine"] == "sglang":
         extra = [
@@ -302,7 +302,7 @@ def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bo
         env = {"CUDA_VISIBLE_DEVICES": str(options["gpu"]), "HF_HUB_OFFLINE": "1"}
         return sglang_command(folder, weight_version=version, seeded=seeded, extra=extra, env=env)
     argv = [
-        *(sys.executable, "-m", "gyre.rollouts.engines.embedded"),
+        *(sys.executable, "-m", "gyre.engines.embedded"),
         *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
         *("--stream-interval", str(STREAM_INTERVAL), "--weight-version", version),
         *("--max-running-requests", str(options["running"]), "--max-total-tokens", str(options["kv_tokens"])),
@@ -315,7 +315,7 @@ def model_main(options: Row) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from gyre.rollouts.model_folder import list_model_folder
+    from gyre.weights.version.model_folder import list_model_folder
 
     torch.set_num_threads(options["threads"])
     folder, s = Path(options["folder"]), options["shape"]
@@ -573,7 +573,7 @@ class Trainer:
     A group may come again after a cut; it is counted once."""
 
     def __init__(self, endpoint: Callable[[], tuple[str, str] | None]) -> None:
-        from gyre.rollouts.client import RolloutClient
+        from gyre.rollouts.trainer.plane_client import RolloutClient
 
         self._lock = threading.Lock()
         self._asked: dict[int, tuple[int, int]] = {}
@@ -617,7 +617,7 @@ class Trainer:
         self.client.taken("train", list(ids))
 
     def publish(self, version: int, folder: Path) -> float:
-        from gyre.rollouts.model_folder import ModelFolder
+        from gyre.weights.version.model_folder import ModelFolder
 
         found = ModelFolder.read(folder)
         at = now()
@@ -710,8 +710,8 @@ def workload(scale: Scale, seed: int, groups: int, *, varied: bool = False) -> l
 
 async def drive(url: str, asks: Sequence[Ask], n: int, in_flight: int, within_s: float) -> Row:
     """`n` samples of each, so many at once, by Gyre's engine client."""
-    from gyre.rollouts.engines.client import EngineClient
-    from gyre.rollouts.engines.dialect import GenerateRequest, SamplingParams
+    from gyre.engines.dialect import GenerateRequest, SamplingParams
+    from gyre.engines.http_client import EngineClient
 
     work = iter([(number, one) for number, one in enumerate(one for one in asks for _ in range(n))])
     base = time.time_ns() % 10**12
@@ -1411,9 +1411,9 @@ class Bench:
         asyncio.run(self._seeded(out, until))
 
     async def _seeded(self, out: Row, until: float) -> None:
-        from gyre.rollouts.engines.client import EngineClient
-        from gyre.rollouts.engines.dialect import GenerateRequest, SamplingParams
-        from gyre.rollouts.engines.supervisor import EngineProcess
+        from gyre.engines.dialect import GenerateRequest, SamplingParams
+        from gyre.engines.http_client import EngineClient
+        from gyre.engines.process import EngineProcess
 
         scale = self.scale
         options = {

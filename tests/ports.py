@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from gyre.workloads.host import _free_port
+from gyre.workloads.vertex.host import _free_port
 
 
 def free_port() -> int:

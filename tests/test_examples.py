@@ -230,7 +230,7 @@ def test_the_images_hold_what_their_processes_import() -> None:
     assert re.findall(r" AS (\w+)$", text, re.MULTILINE) == ["trainer", "instance"]
     installed = {name.lower() for name in re.findall(r"'([A-Za-z0-9-]+)>=", text.split(" AS instance")[1])}
     code = (
-        "import sys, gyre.api.cli.instances, gyre.rollouts.join, gyre.rollouts.agent\n"
+        "import sys, gyre.api.cli.instances, gyre.rollouts.agent.join, gyre.rollouts.agent.agent\n"
         "print(*{name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))"
     )
     found = subprocess.run(

@@ -1,7 +1,7 @@
 """The load of `bench/rollouts.py`: simulated agents and a simulated trainer, over real WebSockets, on one core.
 
 What is simulated: the engines. Each sample's tokens and log-probs are a function of its prompt, its index and the
-position, and come at a fixed rate, as decoding does. The agents report as `gyre.rollouts.agent` does: everything
+position, and come at a fixed rate, as decoding does. The agents report as `gyre.rollouts.agent.agent` does: everything
 every `interval_s`, and a sample's end with its last tokens at once. The trainer asks for groups, checks some of what
 it gets token by token, tells that it has taken them and asks for as many again.
 
@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from plane import lines, quantiles, say
 
-from gyre.rollouts.agent import FLUSH_GAP_S
-from gyre.rollouts.frames import (
+from gyre.rollouts.agent.agent import FLUSH_GAP_S
+from gyre.rollouts.protocol.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     Attach,

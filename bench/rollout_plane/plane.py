@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from gyre.rollouts.frames import Ack, Frame, Report, Request, encode
-from gyre.rollouts.manager import ManagerSettings, RolloutManager, calm_collector
-from gyre.rollouts.peers import AgentSession, Peer
-from gyre.rollouts.unwritten import Batch
+from gyre.rollouts.manager.server import ManagerSettings, RolloutManager, calm_collector
+from gyre.rollouts.manager.sessions import AgentSession, Connection
+from gyre.rollouts.protocol.frames import Ack, Frame, Report, Request, encode
+from gyre.rollouts.token_log.write_buffer import Batch
 from gyre.store import open_store
 
 
@@ -80,7 +80,7 @@ class MeasuredManager(RolloutManager):
             self.figures.finished += len(frame.ends)
         super()._hear(session, frame)
 
-    def _hear_trainer(self, peer: Peer, frame: Frame | Report) -> None:
+    def _hear_trainer(self, peer: Connection, frame: Frame | Report) -> None:
         if isinstance(frame, Request) and self._asked_at is None:
             self._asked_at = time.monotonic()
         super()._hear_trainer(peer, frame)

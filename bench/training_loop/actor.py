@@ -312,8 +312,8 @@ class Work:
 
     def _publish_folder(self, version: int, folder: Path, endpoint: Path) -> Row:
         """Packed into one buffer, which is then written."""
-        from gyre.rollouts.model_folder import write_model_folder
-        from gyre.weights.manifest import WeightManifest
+        from gyre.weights.version.manifest import WeightManifest
+        from gyre.weights.version.model_folder import write_model_folder
 
         began = now()
         config, manifest, buffer = self.actor.export_model(version=version)
@@ -334,9 +334,9 @@ class Work:
         """Tensor by tensor into the slot of an arena that serves it, checksums beside it."""
         from rollouts_gpu import endpoint_of
 
-        from gyre.rollouts.model_folder import config_bytes, fingerprint_of
-        from gyre.weights.manifest import layout_of
-        from gyre.workloads.weight_source import WeightSource
+        from gyre.weights.version.manifest import layout_of
+        from gyre.weights.version.model_folder import config_bytes, fingerprint_of
+        from gyre.workloads.gang.weight_source import WeightSource
 
         if self._source is None:
             self._source = WeightSource(folder, endpoint_of(endpoint), root=folder)

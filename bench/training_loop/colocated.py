@@ -72,8 +72,8 @@ class ColocatedLoop:
         return self.rows
 
     async def _run(self, steps: int, until: float) -> None:
-        from gyre.rollouts.engines.client import EngineClient
-        from gyre.rollouts.engines.loading import EngineLoader
+        from gyre.engines.http_client import EngineClient
+        from gyre.engines.weight_loading import EngineLoader
 
         async with contextlib.AsyncExitStack() as stack:
             for engine in self.engines:
@@ -141,7 +141,7 @@ class ColocatedLoop:
             engine.asleep = False
 
     async def _sleep(self, engine: Engine) -> None:
-        from gyre.rollouts.agent_windows import fall_asleep
+        from gyre.rollouts.agent.engine_sleep import fall_asleep
 
         if not engine.releases:
             return
@@ -167,7 +167,7 @@ class ColocatedLoop:
         return sorted(made, key=lambda group: group.id)
 
     async def _group(self, engine: Engine, group: Any) -> Any:
-        from gyre.rollouts.engines.dialect import GenerateRequest, SamplingParams
+        from gyre.engines.dialect import GenerateRequest, SamplingParams
         from gyre.rollouts.samples import Sample, VersionRun
 
         length = self.shape.length(group.id)

@@ -49,7 +49,7 @@ class MemoryWork(Work):
         return self._kept._memory
 
     def _state_bytes(self) -> int:
-        from gyre.workloads.host_memory import plan
+        from gyre.workloads.gang.host_memory import plan
 
         return int(plan(self._kept._tensors())[1])
 

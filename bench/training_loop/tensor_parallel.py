@@ -69,7 +69,7 @@ def tokens_a_message(engine: str) -> int:
     """As `Versions.message` is, of the SGLang that is installed in this environment or of another engine."""
     if engine != "sglang":
         return 1
-    from gyre.rollouts.engines.sglang import STREAM_INTERVAL
+    from gyre.engines.sglang import STREAM_INTERVAL
 
     known = tuple(int(part) for part in metadata.version("sglang").split(".")[:3])
     return 1 if known >= TELLS_SPANS else 2 * STREAM_INTERVAL  # two may be sent as one
@@ -323,8 +323,8 @@ async def ranks_hold(url: str, key: str, folder: Path, served: Path, version: st
     """The engine's own checksums of its ranks' memory after Gyre's loader and after it has read the same folder."""
     import asyncio
 
-    from gyre.rollouts.engines.client import EngineClient
-    from gyre.rollouts.engines.loading import EngineLoader
+    from gyre.engines.http_client import EngineClient
+    from gyre.engines.weight_loading import EngineLoader
 
     async with asyncio.timeout(within_s), EngineClient(url) as client:
         loader = EngineLoader(client, served, key=key)

@@ -96,7 +96,7 @@ class LoopTrainer:
     ) -> None:
         from rollouts_gpu import endpoint_of
 
-        from gyre.rollouts.client import RolloutClient
+        from gyre.rollouts.trainer.plane_client import RolloutClient
 
         self._endpoint_file = endpoint_file
         self.shape = shape
@@ -355,7 +355,7 @@ class LoopTrainer:
 
     def publish_folder(self, version: int, folder: Path) -> None:
         """One that is written already."""
-        from gyre.rollouts.model_folder import ModelFolder
+        from gyre.weights.version.model_folder import ModelFolder
 
         self.client.publish(version, ModelFolder.read(folder).checksum, folder)
 

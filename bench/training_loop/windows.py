@@ -1,7 +1,8 @@
 """A synchronous loop over Gyre's own local windows: the trainer lends its devices, the rollout manager opens a window
 on them and gives them back, then the trainer trains. What a user has who collocates actor and rollout.
 
-The lending side is `gyre.workloads.local_windows`, as in a job; what a step takes is told apart as seen by the trainer.
+The lending side is `gyre.workloads.trainer.device_lending`, as in a job; what a step takes is told apart as seen by
+the trainer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class WindowLoop:
 
     def __init__(self, trainer: LoopTrainer, look: Callable[[], None] = lambda: None) -> None:
         """`look()` raises where nothing will come any more."""
-        from gyre.workloads.local_windows import DeviceLending
+        from gyre.workloads.trainer.device_lending import DeviceLending
 
         self._trainer = trainer
         self._look = look

@@ -32,7 +32,7 @@ def of(samples: list[tuple[float, float]], size: int, copies: int = 1) -> dict[s
 MOONCAKE = """
 import ctypes, json, os, sys, time
 sys.path.insert(0, {root!r})
-from gyre.weights.mooncake import load
+from gyre.weights.transfer.mooncake import load
 load()
 from mooncake.engine import TransferEngine
 size, pages = {size}, ctypes.c_char * {size}
@@ -76,7 +76,7 @@ def mooncake(clock: Clock, size: int, repeat: int, python: str) -> dict[str, Any
         [
             python,
             "-c",
-            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gyre.weights.mooncake import load; load()",
+            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gyre.weights.transfer.mooncake import load; load()",
         ],
         capture_output=True,
         text=True,

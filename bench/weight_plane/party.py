@@ -21,13 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gyre.weights.arena import Arena
-from gyre.weights.manifest import FileSpec, WeightManifest, layout_of
 from gyre.weights.publisher import Publisher
-from gyre.weights.receiver import Receiver
-from gyre.weights.server import ChunkServer
-from gyre.weights.tls import Encryption
-from gyre.weights.transport import Source, TcpTransport
+from gyre.weights.transfer.encryption import Encryption
+from gyre.weights.transfer.receiver import Receiver
+from gyre.weights.transfer.server import ChunkServer
+from gyre.weights.transfer.transport import Source, TcpTransport
+from gyre.weights.version.arena import Arena
+from gyre.weights.version.manifest import FileSpec, WeightManifest, layout_of
 
 TOKEN = "bench"
 BLOCK = 1 << 20

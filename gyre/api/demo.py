@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.builder import RLJobBuilder
-from gyre.api.foreground import in_foreground, terminable
 from gyre.api.handle import JobHandle
 from gyre.api.job import RLJob
-from gyre.api.live import LiveProgress
 from gyre.api.submit import submit_job
+from gyre.api.terminal.foreground import in_foreground, terminable
+from gyre.api.terminal.live import LiveProgress
 from gyre.errors import GyreError, JobFailed
 
 STEPS = 80

@@ -23,7 +23,7 @@ from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
 from gyre.errors import JobFailed, Unreachable
 from gyre.failover import JobPhase
-from gyre.master.port import View
+from gyre.master.master_api import View
 
 POLL_S = 0.5
 LOST_AFTER_S = 300.0
@@ -68,7 +68,7 @@ class JobHandle:
     # -- reads --------------------------------------------------------------------------------------
 
     def status(self) -> View:
-        """The view of the job (see `gyre.master.port`), from the master or, without one, the journal."""
+        """The view of the job (see `gyre.master.master_api`), from the master or, without one, the journal."""
         return self._jobs.view(self.job_id)
 
     def wait(

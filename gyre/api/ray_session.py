@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.home import Home
-from gyre.api.signals import signals_held, signals_ignored
+from gyre.api.terminal.signals import signals_held, signals_ignored
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 
 NAMESPACE = "gyre"

@@ -22,7 +22,7 @@ from gyre.api.home import Home, home
 from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unreachable
 from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
-from gyre.master.port import View, view_of
+from gyre.master.master_api import View, view_of
 from gyre.store import EventRow, JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0

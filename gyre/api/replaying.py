@@ -16,7 +16,7 @@ from gyre.config import JobSpec, parse_job
 from gyre.errors import StoreError
 from gyre.failover import Difference, FailoverCoordinator, JobState, differences, fold
 from gyre.graph import compile_job
-from gyre.master.port import View, view_of
+from gyre.master.master_api import View, view_of
 from gyre.store import Store
 
 _ATTEMPTS = 20

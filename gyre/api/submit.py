@@ -20,9 +20,9 @@ from typing import Any
 from gyre.api.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
-from gyre.api.lost import end_lost_job, is_lost
+from gyre.api.orphaned_jobs import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect
-from gyre.api.signals import signals_held
+from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
@@ -87,7 +87,7 @@ def _check_transports(spec: JobSpec, ray_address: str | None) -> None:
     """Where the cluster is this machine, what the actor would find out when it is set up. Raises ConfigError."""
     elsewhere = (ray_address or os.environ.get("RAY_ADDRESS") or "local") != "local"
     if "mooncake" in spec.weights.transports and not elsewhere:
-        from gyre.rollouts.weight_party import check_transports
+        from gyre.rollouts.weight_peer import check_transports
 
         check_transports(spec.weights)
 

@@ -217,7 +217,7 @@ class RunSpec(Model):
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
-    data: str = "gyre.workloads.arithmetic:ArithmeticTask"
+    data: str = "gyre.workloads.tasks.arithmetic:ArithmeticTask"
     """`module:Class` of the prompts: constructed with the job's `config`, it has `prompt(index)` and
     `held_out(count)`, which give groups without samples; the same index always gives the same prompt."""
     call_timeout_s: Seconds = 1800.0
@@ -231,7 +231,7 @@ class StalenessSpec(Model):
     """`in_order`: a step's groups are those that were drawn for it; the trainer waits for all of them. The others take
     the groups that are whole first (fully asynchronous): `wait` keeps places for those that would become older than
     `max_staleness`; `drop` gives those up that did; `module:function` asks that function, with
-    `gyre.rollouts.policies.staleness.Ages`, for a `Verdict` about each sample."""
+    `gyre.rollouts.trainer.staleness.Ages`, for a `Verdict` about each sample."""
     ahead: Annotated[int, Field(ge=0)] | None = None
     """How many steps generation may run ahead of training; None takes `max_staleness`. With less than that, a sample
     may last over several policies before it is too old."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.philox import words
+from gyre.philox import words
 
 _STREAM_ORDER = 48
 _KEPT_EPOCHS = 2

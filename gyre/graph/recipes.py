@@ -1,7 +1,7 @@
 """The built-in recipes, as graphs.
 
 A recipe names the roles it needs, the classes that fill them by default, and the operators and edges between
-them. It holds no flow of its own: the trainer in `gyre.workloads.graph_trainer` walks whatever graph it gets.
+them. It holds no flow of its own: the trainer in `gyre.workloads.trainer.loop` walks whatever graph it gets.
 
 GRPO (Shao et al., arXiv 2402.03300), `B` groups a step, `m` groups a firing, `a` groups a micro-batch,
 staleness bound `k`:
@@ -57,16 +57,16 @@ def _entry(text: str) -> Entrypoint:
     return Entrypoint(module=module, name=name)
 
 
-GRAPH_TRAINER = _entry("gyre.workloads.graph_trainer:GraphTrainer")
+GRAPH_TRAINER = _entry("gyre.workloads.trainer.loop:GraphTrainer")
 
-ROLLOUT_INSTANCE = _entry("gyre.workloads.rollout_plane:RolloutInstance")
+ROLLOUT_INSTANCE = _entry("gyre.workloads.rollout_vertices:RolloutInstance")
 """With it, the role's operators belong to the rollout plane. A rollout class of the user's own is called itself."""
 
 _TORCH_DEFAULTS = {
     "trainer": GRAPH_TRAINER,
     "actor": _entry("gyre.workloads.torch.actor:TorchActor"),
     "rollout": ROLLOUT_INSTANCE,
-    ROLLOUT_MANAGER: _entry("gyre.workloads.rollout_plane:RolloutManagerVertex"),
+    ROLLOUT_MANAGER: _entry("gyre.workloads.rollout_vertices:RolloutManagerVertex"),
     "reference": _entry("gyre.workloads.torch.reference:TorchReference"),
     "reward": _entry("gyre.workloads.rewards:ExactMatchReward"),
 }

@@ -32,7 +32,7 @@ class MasterSettings:
     directory: str
     device_type: str
     surface: str = ""
-    """`module:function` that serves a MasterPort: called with the master, host, port and token, returns the url."""
+    """`module:function` that serves a MasterApi: called with the master, host, port and token, returns the url."""
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = None
@@ -52,7 +52,7 @@ class MasterActor:
 
     def _main(self) -> None:
         from gyre.master.ray_cluster import RayCluster
-        from gyre.workloads.host import redirect_output
+        from gyre.workloads.vertex.host import redirect_output
 
         settings = self._settings
         directory = Path(settings.directory)

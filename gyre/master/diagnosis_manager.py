@@ -19,7 +19,7 @@ from gyre.failover.events import VertexLost, event_from
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
 from gyre.master.scheduler import Scheduler
-from gyre.workloads.protocol import Report
+from gyre.workloads.vertex.messages import Report
 
 _TRAINER = f"{TRAINER}-0"
 

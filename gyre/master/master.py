@@ -38,8 +38,8 @@ from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
 from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
+from gyre.master.master_api import View, view_of
 from gyre.master.metrics import prometheus_text
-from gyre.master.port import View, view_of
 from gyre.master.scheduler import Scheduler
 from gyre.store import JobFields, Store, open_store
 
@@ -56,7 +56,7 @@ CRASH_PAUSE_S = 1.0
 
 
 class JobMaster:
-    """Runs on one event loop; the methods of MasterPort may be called from any thread."""
+    """Runs on one event loop; the methods of MasterApi may be called from any thread."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class JobMaster:
         time.sleep(CRASH_PAUSE_S)
         self._exit(FAULT_EXIT)
 
-    # -- MasterPort ---------------------------------------------------------------------------------
+    # -- MasterApi ---------------------------------------------------------------------------------
 
     def view(self) -> View:
         return view_of(

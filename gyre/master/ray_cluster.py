@@ -36,9 +36,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from gyre.config import ROLLOUT_MANAGER, TRAINER
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
-from gyre.workloads.host import VertexHost
-from gyre.workloads.inspect_process import describe_process
-from gyre.workloads.transport import NAMESPACE, actor_name
+from gyre.workloads.vertex.host import VertexHost
+from gyre.workloads.vertex.stacks import describe_process
+from gyre.workloads.vertex.transport import NAMESPACE, actor_name
 
 TOKEN_CPU = 0.001
 """What a bundle without a CPU reservation holds: Ray takes no empty bundle."""

@@ -23,8 +23,8 @@ from gyre.graph import (
     local_roles,
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
-from gyre.rollouts.weight_folders import remove_left_by_job
-from gyre.workloads.protocol import Binding, Failure
+from gyre.rollouts.weight_dirs import remove_left_by_job
+from gyre.workloads.vertex.messages import Binding, Failure
 
 PLACE_TIMEOUT_S = 60.0
 """How long a sub-graph may wait for room: long enough for an autoscaler's node, short enough to be told."""

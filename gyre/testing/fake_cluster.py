@@ -30,7 +30,7 @@ from gyre.errors import Fenced
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock
-from gyre.workloads.protocol import Binding, Failure, Report
+from gyre.workloads.vertex.messages import Binding, Failure, Report
 
 T = TypeVar("T")
 

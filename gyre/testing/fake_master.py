@@ -1,6 +1,6 @@
 """A master that is a fake: the real decisions over a journal in memory, with a clock that stands still.
 
-It has the whole of `MasterPort`, so the REST interface, the client and a dashboard can be tried without Ray and
+It has the whole of `MasterApi`, so the REST interface, the client and a dashboard can be tried without Ray and
 without a database. What it does not do is carry commands out: no process is started, `record` is how the
 world's answers come in.
 
@@ -23,7 +23,7 @@ from gyre.config import TRAINER, JobSpec, RoleSpec
 from gyre.errors import Conflict, GyreError
 from gyre.failover import FailoverCoordinator, JobState
 from gyre.failover import events as e
-from gyre.master.port import View, view_of
+from gyre.master.master_api import View, view_of
 
 
 def small_spec(name: str = "small") -> JobSpec:
@@ -59,7 +59,7 @@ def regions_of_gangs(spec: JobSpec) -> Any:
 
 
 class FakeMaster:
-    """A MasterPort. Thread-safe, as the protocol wants it."""
+    """A MasterApi. Thread-safe, as the protocol wants it."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class FakeMaster:
         for pid, vertex in enumerate(list(self.state.vertices.values()), start=1000):
             self.record(e.VertexStarted(vertex.id, vertex.incarnation, pid=pid, node="n0"))
 
-    # -- MasterPort ---------------------------------------------------------------------------------
+    # -- MasterApi ---------------------------------------------------------------------------------
 
     def view(self) -> View:
         self._behave()

@@ -43,13 +43,13 @@ from typing import Any, Literal
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, parse_job
 from gyre.errors import JobFailed, UserCodeError, VertexLost
 from gyre.graph import compile_job, elastic_of, local_roles
-from gyre.rollouts.ledger import Account, account_of
+from gyre.rollouts.trainer.sample_ledger import Account, account_of
 from gyre.store import open_store
 from gyre.workloads.base import Progress, WorkloadContext
-from gyre.workloads.host import VertexHost
-from gyre.workloads.protocol import Binding, Failure, failure_of, thread_stacks
 from gyre.workloads.runtime import TrainerRuntime
-from gyre.workloads.transport import Transport
+from gyre.workloads.vertex.host import VertexHost
+from gyre.workloads.vertex.messages import Binding, Failure, failure_of, thread_stacks
+from gyre.workloads.vertex.transport import Transport
 
 When = Literal["sent", "before", "after"]
 Outcome = tuple[str, Any]
@@ -322,7 +322,8 @@ class InProcessTransport:
         control: bool = False,
         **kwargs: Any,
     ) -> Future[Outcome]:
-        """See `gyre.workloads.transport.Transport`. Raises Killed once closed, and what makes arguments unpicklable."""
+        """See `gyre.workloads.vertex.transport.Transport`. Raises Killed once closed, and what makes arguments
+        unpicklable."""
         packed = _pack((args, kwargs))
 
         def call(host: InProcessHost) -> Outcome:

@@ -1,6 +1,6 @@
 """The weight plane: versions and manifests of a policy's weights."""
 
-from gyre.weights.manifest import (
+from gyre.weights.version.manifest import (
     TensorSpec,
     WeightManifest,
     WeightMismatch,

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import xxhash
 
 from gyre.errors import Conflict
-from gyre.weights.arena import Arena, Slot
-from gyre.weights.checking import hashing_threads
-from gyre.weights.manifest import (
+from gyre.weights.codecs.fp8 import is_rounded, round_fp8
+from gyre.weights.transfer.server import ChunkServer
+from gyre.weights.version.arena import Arena, Slot
+from gyre.weights.version.hashing import hashing_threads
+from gyre.weights.version.manifest import (
     ALIGNMENT,
     CHUNK_BYTES,
     TENSOR_FILE,
@@ -41,8 +43,6 @@ from gyre.weights.manifest import (
     WeightMismatch,
     checksum_of,
 )
-from gyre.weights.rounding import is_rounded, round_fp8
-from gyre.weights.server import ChunkServer
 
 if TYPE_CHECKING:
     import torch

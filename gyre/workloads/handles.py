@@ -9,7 +9,7 @@
 A vertex that dies in a call is replaced by the master, and the call is made again on the replacement: a
 handle's calls run *at least once*. One that is scaled away in a call is left out of a call to all, and what it was to
 do with its items is done by another. A call to all ranks of a gang is made again on all of them, and never on ranks
-that are out of step (`gyre.workloads.script_gang`). An exception in the user's code is not repeated; it is raised
+that are out of step (`gyre.workloads.gang.script`). An exception in the user's code is not repeated; it is raised
 here as `UserCodeError`, with the traceback from the vertex. Every call has the job's `run.call_timeout_s` as deadline.
 """
 
@@ -25,11 +25,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gyre.errors import Fenced, GyreError, Unreachable, UserCodeError, VertexLost
-from gyre.workloads.gang import GangLost
-from gyre.workloads.protocol import Failure
-from gyre.workloads.roster import Member, Roster
-from gyre.workloads.script_gang import Arguments, ScriptGang
-from gyre.workloads.transport import Transport
+from gyre.workloads.gang.gang import GangLost
+from gyre.workloads.gang.script import Arguments, ScriptGang
+from gyre.workloads.vertex.membership import Member, Membership
+from gyre.workloads.vertex.messages import Failure
+from gyre.workloads.vertex.transport import Transport
 
 _POOL = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gyre-call")
 """Threads in which submitted calls wait for replacements; the calls themselves run elsewhere."""
@@ -67,7 +67,7 @@ class RoleHandle:
     def __init__(
         self,
         role: str,
-        roster: Roster,
+        roster: Membership,
         transport: Transport,
         *,
         timeout_s: float,

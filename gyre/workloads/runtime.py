@@ -12,11 +12,11 @@ from typing import Any
 from gyre.config import TRAINER, JobSpec, parse_job
 from gyre.errors import ConfigError, Fenced, GyreError, UserCodeError
 from gyre.workloads.base import BaseTrainer, WorkloadContext
+from gyre.workloads.gang.script import ScriptGang
 from gyre.workloads.handles import RoleHandle
-from gyre.workloads.protocol import Binding, failure_of
-from gyre.workloads.roster import Roster
-from gyre.workloads.script_gang import ScriptGang
-from gyre.workloads.transport import RayTransport, Transport
+from gyre.workloads.vertex.membership import Membership
+from gyre.workloads.vertex.messages import Binding, failure_of
+from gyre.workloads.vertex.transport import RayTransport, Transport
 
 
 class TrainerRuntime:
@@ -35,7 +35,7 @@ class TrainerRuntime:
         self.spec: JobSpec = parse_job(binding.spec or {})
         self.term = binding.incarnation
         self.context = context
-        self.roster = Roster()
+        self.roster = Membership()
         self.transport = transport or RayTransport(binding.job_id, self.term)
         self.gang_numbers = itertools.count(1)
         """Of the gangs that this trainer uses, growing."""

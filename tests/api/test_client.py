@@ -24,7 +24,7 @@ from gyre.errors import (
     Unreachable,
 )
 from gyre.failover import JobState, state_from
-from gyre.master.port import view_of
+from gyre.master.master_api import view_of
 from gyre.store import open_store
 from gyre.testing.fake_master import FakeMaster
 from tests.ports import nobody_listens

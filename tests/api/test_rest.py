@@ -12,7 +12,7 @@ from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import create_app
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.failover import events as e
-from gyre.master.port import MasterPort
+from gyre.master.master_api import MasterApi
 from gyre.testing.fake_master import FakeMaster
 
 JOB = "/api/v1/jobs/small"
@@ -32,7 +32,7 @@ def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
 
 
 def test_the_fake_has_the_whole_protocol(master: FakeMaster) -> None:
-    port: MasterPort = master
+    port: MasterApi = master
     assert port.view()["job"]["phase"] == "running"
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gyre.api.signals import signals_held, signals_ignored
+from gyre.api.terminal.signals import signals_held, signals_ignored
 
 
 def test_held_signals_come_when_the_block_has_ended() -> None:

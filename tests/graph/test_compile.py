@@ -18,10 +18,10 @@ def test_recipe_gets_its_trainer_and_classes() -> None:
     compiled = compile_job(grpo_job())
     assert list(compiled.spec.roles) == ["trainer", "actor", "rollout", "reward", "rollout_manager"]
     assert {str(found.entrypoint) for found in compiled.spec.roles.values()} == {
-        "gyre.workloads.graph_trainer:GraphTrainer",
+        "gyre.workloads.trainer.loop:GraphTrainer",
         "gyre.workloads.torch.actor:TorchActor",
-        "gyre.workloads.rollout_plane:RolloutInstance",
-        "gyre.workloads.rollout_plane:RolloutManagerVertex",
+        "gyre.workloads.rollout_vertices:RolloutInstance",
+        "gyre.workloads.rollout_vertices:RolloutManagerVertex",
         "gyre.workloads.rewards:ExactMatchReward",
     }
     generate = next(op for op in compiled.dcg.operators if op.ref == "rollout.generate")

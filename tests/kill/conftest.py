@@ -16,7 +16,7 @@ from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
 from gyre.api.replaying import replay_job
-from gyre.rollouts.ledger import account_of
+from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from tests.kill.gate import Gate

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gyre.rollouts.manager import ManagerSettings, RolloutManager
+from gyre.rollouts.manager.server import ManagerSettings, RolloutManager
 from gyre.store import open_store
 
 TOKEN = "secret"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gyre.api.home import home
-from gyre.rollouts.ledger import account_of
+from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from tests.kill.conftest import Run
 

@@ -92,7 +92,7 @@ def engine_of(agent: Victim) -> psutil.Process:
     for child in psutil.Process(agent.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # a child that came and went
             words = child.cmdline()
-            if "gyre.rollouts.engines.embedded" in words and not any("guard.py" in word for word in words):
+            if "gyre.engines.embedded" in words and not any("guard.py" in word for word in words):
                 return child
     raise AssertionError(f"{agent} has no engine")
 

@@ -24,10 +24,10 @@ import psutil
 import pytest
 
 from gyre.errors import GyreError
-from gyre.rollouts.client import RolloutClient
-from gyre.rollouts.model_folder import list_model_folder
 from gyre.rollouts.samples import Group
-from tests.rollouts.engines.tiny_model import write_tiny_model
+from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.weights.version.model_folder import list_model_folder
+from tests.engines.tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(240)]
 
@@ -83,7 +83,7 @@ class Fleet:
 
     def engine_of(self, name: str) -> psutil.Process:
         for process in psutil.Process(self.agents[name].pid).children(recursive=True):
-            if "gyre.rollouts.engines.embedded" in process.cmdline() and "-I" not in process.cmdline():
+            if "gyre.engines.embedded" in process.cmdline() and "-I" not in process.cmdline():
                 return process
         raise AssertionError(f"{name} has no engine")
 

@@ -19,7 +19,7 @@ from gyre.graph import Bundle, SubGraph
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
-from gyre.workloads.protocol import Binding, Failure, Report
+from gyre.workloads.vertex.messages import Binding, Failure, Report
 
 FIRST, SECOND = Address("rollout-0", 1), Address("rollout-0", 2)
 PLACE = SubGraph("rollout-0", (Bundle(0, 0, ("rollout-0",)),), "PACK")

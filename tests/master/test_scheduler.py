@@ -15,11 +15,11 @@ from gyre.failover.commands import StartRegion, StopVertex
 from gyre.graph import compile_job
 from gyre.master.cluster import Address
 from gyre.master.scheduler import PLACE_TIMEOUT_S, Scheduler
-from gyre.rollouts.weight_folders import of_publisher
+from gyre.rollouts.weight_dirs import of_publisher
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
 from gyre.testing.fake_master import regions_of_gangs, small_spec
-from gyre.weights.claims import Claim
+from gyre.weights.owned_dirs import OwnedDir
 
 VERTEX = "rollout-0"
 
@@ -243,8 +243,10 @@ def test_everything_is_given_back_also_what_an_earlier_master_took(bench: Bench)
 def test_weights_of_an_actor_that_was_killed_and_never_came_back_go_with_the_job(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gyre.rollouts.weight_folders.default_root", lambda: tmp_path / "shm")
-    killed, other = (Claim(tmp_path / "shm", of_publisher(job)) for job in (tmp_path, tmp_path / "another"))
+    monkeypatch.setattr("gyre.rollouts.weight_dirs.default_root", lambda: tmp_path / "shm")
+    killed, other = (
+        OwnedDir(tmp_path / "shm", of_publisher(job)) for job in (tmp_path, tmp_path / "another")
+    )
     killed.close(keep=True)  # as its death would
 
     async def scenario() -> None:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from gyre.data.prepare import prepare
 from tests.data.small import write_lines, write_tokenizer
+from tests.engines.embedded.tiny import CONFIGS
 from tests.megatron import work
 from tests.megatron.work import LAYOUTS, config_of
 from tests.rank_pool import RankPool
-from tests.rollouts.engines.embedded.tiny import CONFIGS
 
 # A vocabulary that is no multiple of anything: its padding must have no probability, and must not come out again.
 FAMILIES: dict[str, dict[str, Any]] = {

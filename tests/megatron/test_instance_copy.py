@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre.weights.arena import Arena
-from gyre.weights.manifest import layout_of
 from gyre.weights.publisher import Publisher
-from gyre.weights.server import ChunkServer
+from gyre.weights.transfer.server import ChunkServer
+from gyre.weights.version.arena import Arena
+from gyre.weights.version.manifest import layout_of
 from tests.megatron import work
 from tests.megatron.test_hugging_face import FAMILIES, SEQUENCES
 from tests.megatron.work import LAYOUTS, config_of

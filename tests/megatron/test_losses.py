@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.samples import Group
+from gyre.workloads.algorithms.settings import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.loss_settings import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import learner_work

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gyre.errors import ConfigError, UserCodeError
 from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.weights.manifest import WeightMismatch
+from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.reward_model import TorchRewardModel, take_rewards
 from tests.megatron import work

@@ -192,7 +192,7 @@ def forward_and_back(
 
 
 def write_folder(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
-    from tests.rollouts.engines.embedded.tiny import write_checkpoint
+    from tests.engines.embedded.tiny import write_checkpoint
 
     return write_checkpoint(folder, config, seed=seed, shards=2)
 
@@ -535,7 +535,7 @@ def refused_copy(
     told: dict[str, Any],
     sources: list[tuple[str, str]],
 ) -> str:
-    from gyre.weights.receiver import WeightsUnreachable
+    from gyre.weights.transfer.receiver import WeightsUnreachable
 
     with actor_on(rank, ranks, port, config, job) as actor:
         actor.copies_root = job / "memory"

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
-from gyre.rollouts.frames import (
+from gyre.rollouts.manager.server import ManagerSettings, RolloutManager
+from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
     Assign,
@@ -35,10 +36,9 @@ from gyre.rollouts.frames import (
     decode,
     encode,
 )
-from gyre.rollouts.manager import ManagerSettings, RolloutManager
-from gyre.rollouts.model_folder import ModelFolder, list_model_folder
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.store import RolloutStore, open_store
+from gyre.weights.version.model_folder import ModelFolder, list_model_folder
 
 TOKEN = "secret"
 QUICK = ManagerSettings(

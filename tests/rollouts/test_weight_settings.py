@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from gyre.config import WeightsSpec
+from gyre.engines.errors import EngineRefused
 from gyre.errors import ConfigError, Unauthorized
 from gyre.rollouts import manager_weights, weight_party
-from gyre.rollouts.agent import Agent, AgentSettings
-from gyre.rollouts.agent_weights import AgentWeights
-from gyre.rollouts.engines.errors import EngineRefused
-from gyre.rollouts.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
-from gyre.rollouts.manager_weights import PolicyVersions
-from gyre.rollouts.weight_party import check_transports, where_to_listen
-from gyre.weights.rounding import round_fp8
-from gyre.weights.wire import TLS_BLOCK, Stalled, dial
-from gyre.workloads.rollout_plane import JOURNALLED
-from gyre.workloads.weight_source import WeightSource
+from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.rollouts.weight_peer import check_transports, where_to_listen
+from gyre.weights.codecs.fp8 import round_fp8
+from gyre.weights.transfer.protocol import TLS_BLOCK, Stalled, dial
+from gyre.workloads.gang.weight_source import WeightSource
+from gyre.workloads.rollout_vertices import JOURNALLED
 from tests.rollouts.plane import live_plane, until
 
 TOKEN = "t"
@@ -420,8 +420,8 @@ def test_who_stands_in_between_without_the_token_is_noticed() -> None:
     """He has a handshake with either end, and passes on what they prove to each other."""
     import threading
 
-    from gyre.weights.tls import Encryption
-    from gyre.weights.wire import receive_caller
+    from gyre.weights.transfer.encryption import Encryption
+    from gyre.weights.transfer.protocol import receive_caller
 
     encryption = Encryption()
     outcome: list[str] = []
@@ -528,10 +528,10 @@ def test_a_party_that_cannot_be_set_up_leaves_nothing_open(
     ports = free_ports(1)
     settings = WeightsSpec(ports=ports)
     with pytest.raises(ConfigError, match="no such device"):
-        weight_party.Party(tmp_path / "root", "a test", TOKEN, settings, url=URL)
+        weight_party.WeightPeer(tmp_path / "root", "a test", TOKEN, settings, url=URL)
     taken = socket.create_server(("127.0.0.1", int(ports.partition("-")[0])))
     with taken, pytest.raises(ConfigError, match=r"weights\.ports"):
-        weight_party.Party(tmp_path / "root", "a test", TOKEN, settings, url=URL)
+        weight_party.WeightPeer(tmp_path / "root", "a test", TOKEN, settings, url=URL)
     assert made == ["127.0.0.1"]  # no engine where there is no port
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-if "tests.rollouts.engines.conformance" not in sys.modules:  # it is, where the whole suite is collected
-    pytest.register_assert_rewrite("tests.rollouts.engines.conformance")
+if "tests.engines.conformance" not in sys.modules:  # it is, where the whole suite is collected
+    pytest.register_assert_rewrite("tests.engines.conformance")
 
 HERE = Path(__file__).parent
 

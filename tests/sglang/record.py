@@ -1,4 +1,4 @@
-"""Writes what the real SGLang says into `tests/rollouts/engines/recorded`, for tests that run without it.
+"""Writes what the real SGLang says into `tests/engines/recorded`, for tests that run without it.
 
     .venv/bin/python -m tests.sglang.record .venv-sglang/bin/python
 
@@ -18,11 +18,11 @@ from typing import Any
 
 import aiohttp
 
-from gyre.rollouts.engines.supervisor import EngineProcess
+from gyre.engines.process import EngineProcess
 from gyre.testing.sglang_cpu import sglang_on_cpu
-from tests.rollouts.engines.tiny_model import CONTEXT, write_tiny_model
+from tests.engines.tiny_model import CONTEXT, write_tiny_model
 
-RECORDED = Path(__file__).parents[1] / "rollouts" / "engines" / "recorded"
+RECORDED = Path(__file__).parents[1] / "engines" / "recorded"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 SERVER_INFO = (

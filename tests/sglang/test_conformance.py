@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from gyre.rollouts.engines.client import EngineClient
-from gyre.rollouts.engines.dialect import PauseMode
-from gyre.rollouts.engines.errors import EngineError, EngineUnreachable, RequestUnsafe
-from gyre.rollouts.engines.supervisor import EngineProcess
+from gyre.engines.dialect import PauseMode
+from gyre.engines.errors import EngineError, EngineUnreachable, RequestUnsafe
+from gyre.engines.http_client import EngineClient
+from gyre.engines.process import EngineProcess
 from gyre.testing.sglang_cpu import sglang_on_cpu
-from tests.rollouts.engines.conformance import EngineConformance, EngineUnderTest, listen, prompt, request
-from tests.rollouts.engines.tiny_model import VOCAB, write_tiny_model
+from tests.engines.conformance import EngineConformance, EngineUnderTest, listen, prompt, request
+from tests.engines.tiny_model import VOCAB, write_tiny_model
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TestSGLang(EngineConformance):
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_sglang_dies_of_a_token_that_the_model_does_not_have(engine: SGLangUnderTest) -> None:
-    """Last: it ends the engine. That is why `gyre.rollouts.engines.limits` keeps it from it."""
+    """Last: it ends the engine. That is why `gyre.engines.limits` keeps it from it."""
     assert engine.process is not None
     if engine.process.death is not None:
         raise engine.process.death.error("SGLang ended during the tests")

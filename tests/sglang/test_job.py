@@ -22,7 +22,7 @@ from gyre.api import RLJobBuilder
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
-from gyre.rollouts.ledger import account_of
+from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from gyre.testing.sglang_cpu import cpu_arguments, cpu_python

@@ -1,7 +1,7 @@
 """Weights come into the real SGLang by Gyre's loader, on two tensor-parallel ranks, while it generates.
 
 The engine's own checksums of its memory are the judge: they are those of the same folder read by SGLang itself. At the
-end the engine is killed, by what `gyre.rollouts.engines.limits` keeps from it.
+end the engine is killed, by what `gyre.engines.limits` keeps from it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gyre.rollouts.engines.client import EngineClient
-from gyre.rollouts.engines.dialect import FinishKind
-from gyre.rollouts.engines.errors import EngineError, RequestUnsafe
-from gyre.rollouts.engines.loading import EngineLoader
-from gyre.rollouts.engines.supervisor import EngineProcess
-from gyre.rollouts.model_folder import list_model_folder
+from gyre.engines.dialect import FinishKind
+from gyre.engines.errors import EngineError, RequestUnsafe
+from gyre.engines.http_client import EngineClient
+from gyre.engines.process import EngineProcess
+from gyre.engines.weight_loading import EngineLoader
 from gyre.testing.sglang_cpu import sglang_on_cpu
-from gyre.weights.manifest import WeightMismatch
-from tests.rollouts.engines.conformance import LONG, listen, listening, prompt, request
-from tests.rollouts.engines.tiny_model import VOCAB, write_tiny_model
+from gyre.weights.version.manifest import WeightMismatch
+from gyre.weights.version.model_folder import list_model_folder
+from tests.engines.conformance import LONG, listen, listening, prompt, request
+from tests.engines.tiny_model import VOCAB, write_tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -185,7 +185,7 @@ async def test_a_load_that_breaks_in_the_engine_is_made_whole_from_disk(bench: B
 
 
 async def test_sglang_dies_of_min_p_where_seeds_count(bench: Bench) -> None:
-    """Last: it ends the engine. That is why `gyre.rollouts.engines.limits` keeps it from it.
+    """Last: it ends the engine. That is why `gyre.engines.limits` keeps it from it.
 
     A token that the model does not have ends an engine of one rank (`test_conformance.py`). One of several takes it
     for a token without a meaning, which is no better.

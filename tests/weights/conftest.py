@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.weights.plane import Party, memory_folder
+from tests.weights.plane import WeightPeer, memory_folder
 
 
 @pytest.fixture
@@ -16,10 +16,10 @@ def folder():
 
 @pytest.fixture
 def party(folder):
-    made: list[Party] = []
+    made: list[WeightPeer] = []
 
-    def make(name: str = "", **options) -> Party:
-        made.append(Party(folder / (name or f"party-{len(made)}"), **options))
+    def make(name: str = "", **options) -> WeightPeer:
+        made.append(WeightPeer(folder / (name or f"party-{len(made)}"), **options))
         return made[-1]
 
     yield make

@@ -21,13 +21,13 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
     import torch
 
     from gyre.config import WeightsSpec
-    from gyre.rollouts.weight_party import Party
-    from gyre.weights.manifest import layout_of
+    from gyre.rollouts.weight_peer import WeightPeer
     from gyre.weights.publisher import Publisher
-    from gyre.weights.transport import Source
+    from gyre.weights.transfer.transport import Source
+    from gyre.weights.version.manifest import layout_of
 
     spec = WeightsSpec.model_validate_json(settings)
-    party = Party(Path(folder), what, "only for this test", spec, url="http://127.0.0.1:1")
+    party = WeightPeer(Path(folder), what, "only for this test", spec, url="http://127.0.0.1:1")
     if what == "publish":
         values = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
         layout, own = layout_of({"layers.0.weight": values})

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from gyre.weights.arena import Arena
-from gyre.weights.manifest import layout_of
 from gyre.weights.publisher import Publisher
-from gyre.weights.receiver import Receiver
-from gyre.weights.server import ChunkServer
-from gyre.weights.transport import Source
+from gyre.weights.transfer.receiver import Receiver
+from gyre.weights.transfer.server import ChunkServer
+from gyre.weights.transfer.transport import Source
+from gyre.weights.version.arena import Arena
+from gyre.weights.version.manifest import layout_of
 
 TOKEN = "only for this test"
 CHUNK = 64 << 10
@@ -39,7 +39,7 @@ def weights(
     return state
 
 
-class Party:
+class WeightPeer:
     """An arena with a server, that publishes or receives."""
 
     def __init__(self, root: Path, *, relay: bool = True, **options) -> None:

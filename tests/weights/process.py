@@ -74,21 +74,21 @@ class Child:
 
 def main(what: str, folder: str, *words: str) -> None:
     sys.path.insert(0, str(ROOT))
-    from gyre.weights.manifest import WeightManifest
-    from gyre.weights.transport import Source
-    from tests.weights.plane import Party
+    from gyre.weights.transfer.transport import Source
+    from gyre.weights.version.manifest import WeightManifest
+    from tests.weights.plane import WeightPeer
 
     if what == "publish":
         version, after = words
         pace = held(int(after), Path(f"{folder}.go").exists) if int(after) else None
-        party = Party(Path(folder), pace=pace)
+        party = WeightPeer(Path(folder), pace=pace)
         manifest = party.publish(int(version))
         print(party.server.port, json.dumps(manifest.to_dict()), flush=True)
         sys.stdin.read()
         return
     text, relay, *addresses = words
     manifest = WeightManifest.from_dict(json.loads(Path(text).read_text()))
-    party = Party(Path(folder), relay=relay == "relay")
+    party = WeightPeer(Path(folder), relay=relay == "relay")
     print("port", party.server.port, flush=True)
     fetched = party.receiver.fetch(manifest, lambda: [Source(address) for address in addresses])
     print(json.dumps({"resumed": fetched.resumed, "wire_bytes": fetched.wire_bytes}), flush=True)

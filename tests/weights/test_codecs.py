@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.weights.codecs import CODECS, chain, decode, encode
-from gyre.weights.manifest import WeightMismatch
-from gyre.weights.rounding import is_rounded, round_fp8
+from gyre.weights.codecs.encoding import CODECS, chain, decode, encode
+from gyre.weights.codecs.fp8 import is_rounded, round_fp8
+from gyre.weights.version.manifest import WeightMismatch
 
 unhurried = settings(deadline=None)
 """The machine may be busy with others."""

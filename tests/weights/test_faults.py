@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gyre.weights.arena import STAGING, Arena, ArenaFull
-from gyre.weights.manifest import FileSpec, WeightManifest
-from gyre.weights.receiver import Superseded, WeightsUnreachable
-from gyre.weights.transport import Source
+from gyre.weights.transfer.receiver import Superseded, WeightsUnreachable
+from gyre.weights.transfer.transport import Source
+from gyre.weights.version.arena import STAGING, Arena, ArenaFull
+from gyre.weights.version.manifest import FileSpec, WeightManifest
 from tests.weights.plane import content, until
 from tests.weights.process import Child, held, slow
 

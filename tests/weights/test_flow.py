@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gyre.weights.receiver import WeightsUnreachable
-from gyre.weights.transport import TcpTransport, Want
-from gyre.weights.turns import LEAST, Turns
-from gyre.weights.wire import Line, Stalled
+from gyre.weights.transfer.protocol import PeerConnection, Stalled
+from gyre.weights.transfer.receiver import WeightsUnreachable
+from gyre.weights.transfer.transport import TcpTransport, Want
+from gyre.weights.transfer.upload_slots import LEAST, UploadSlots
 from tests.weights.plane import TOKEN, content, until
 
 
@@ -112,14 +112,14 @@ def test_a_receiver_that_never_has_its_turn_gives_up(party):
 
 def test_a_turn_at_a_source_lapses_while_its_chunk_goes_on(party, monkeypatch):
     lapsed: list[str] = []
-    inner = Turns._lapse
+    inner = UploadSlots._lapse
 
     def spy(turns, turn):
         lapsed.append(turn.caller)
         inner(turns, turn)
 
-    monkeypatch.setattr(Turns, "_lapse", spy)
-    monkeypatch.setattr("gyre.weights.turns.LONGEST_S", -1.0)  # too old from the beginning
+    monkeypatch.setattr(UploadSlots, "_lapse", spy)
+    monkeypatch.setattr("gyre.weights.transfer.upload_slots.LONGEST_S", -1.0)  # too old from the beginning
     origin, receiver = party(), party()
     fetched = receiver.fetch(origin.publish(1), origin)
     assert set(lapsed) == {receiver.address}
@@ -133,7 +133,7 @@ def test_a_slow_reader_is_noticed_while_it_reads():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())
         link, _ = listener.accept()
-        line = Line(link, stall_s=30.0)
+        line = PeerConnection(link, stall_s=30.0)
 
         def read() -> None:
             while len(moved) < 3:
@@ -155,7 +155,7 @@ def test_a_reader_that_stands_still_is_noticed_before_it_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())
         link, _ = listener.accept()
-        line = Line(link, stall_s=0.6)
+        line = PeerConnection(link, stall_s=0.6)
         with pytest.raises(Stalled):
             line.send(bytes(64 << 20), idle=idle.set)
         assert idle.is_set()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.weights.link_rate import MEASURED_BYTES, LinkRate
+from gyre.weights.codecs.link_rate import MEASURED_BYTES, LinkRate
 from tests.weights.plane import MEASURED
 
 MB = MEASURED_BYTES

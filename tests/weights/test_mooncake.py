@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gyre.weights.choice import CodecChoice, choose_transport
-from gyre.weights.link_rate import MEASURED_BYTES
-from gyre.weights.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
-from gyre.weights.receiver import WeightsUnreachable
-from gyre.weights.wire import Stalled
+from gyre.weights.codecs.adaptive import CodecChoice, choose_transport
+from gyre.weights.codecs.link_rate import MEASURED_BYTES
+from gyre.weights.transfer.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
+from gyre.weights.transfer.protocol import Stalled
+from gyre.weights.transfer.receiver import WeightsUnreachable
 from tests.weights.plane import CHUNK, MEASURED, content, memory_folder
 
 NO_CODEC = CodecChoice("none", "nothing else can be used")
@@ -120,7 +120,9 @@ def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(party)
     receiver = party(mooncake=engine, transports=["mooncake", "tcp"], streams=1)
     choice = CodecChoice("planes", "slow")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gyre.weights.receiver.choose_codec", lambda able, *_: choice if able else NO_CODEC)
+        patch.setattr(
+            "gyre.weights.transfer.receiver.choose_codec", lambda able, *_: choice if able else NO_CODEC
+        )
         fetched = receiver.fetch(manifest, able, plain)
     assert set(fetched.codecs) == {"none", "planes"}
     assert fetched.way == "mooncake+tcp"
@@ -243,6 +245,6 @@ def test_where_it_cannot_be_imported_the_reason_is_said(monkeypatch):
 
 
 def test_rdma_on_a_machine_without_a_device_is_refused_and_does_not_go_by_tcp(monkeypatch, tmp_path):
-    monkeypatch.setattr("gyre.weights.mooncake.RDMA_DEVICES", tmp_path)
+    monkeypatch.setattr("gyre.weights.transfer.mooncake.RDMA_DEVICES", tmp_path)
     with pytest.raises(MooncakeMissing, match="no RDMA device"):
         MooncakeEngine(protocol="rdma")

@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 
 from gyre.errors import Conflict, Unauthorized
-from gyre.weights.manifest import WeightMismatch, layout_of
-from gyre.weights.receiver import WeightsUnreachable
-from gyre.weights.transport import Source
-from gyre.weights.wire import Line, dial, is_allowed
+from gyre.weights.transfer.protocol import PeerConnection, dial, is_allowed
+from gyre.weights.transfer.receiver import WeightsUnreachable
+from gyre.weights.transfer.transport import Source
+from gyre.weights.version.manifest import WeightMismatch, layout_of
 from tests.weights.plane import TOKEN, content, weights
 
 
@@ -79,7 +79,7 @@ def test_where_links_cannot_be_made_files_are_read(party, monkeypatch):
 def test_a_source_that_shared_memory_does_not_reach_does_not_end_a_fetch_of_one_that_it_does(
     party, monkeypatch
 ):
-    monkeypatch.setattr("gyre.weights.arena.Arena.adopt", lambda *_, **__: None)
+    monkeypatch.setattr("gyre.weights.version.arena.Arena.adopt", lambda *_, **__: None)
     origin, far, receiver = party(), party(), party(transports=["shm"])
     manifest = origin.publish(1)
     far.publish(1)
@@ -221,7 +221,7 @@ def test_a_wrong_token_gets_nothing_and_is_an_incident(party):
 
 def test_the_token_does_not_go_over_the_wire(party, monkeypatch):
     said = bytearray()
-    send, receive = Line.send, Line.receive_into
+    send, receive = PeerConnection.send, PeerConnection.receive_into
 
     def spy_send(line, data):
         said.extend(memoryview(data).cast("B"))
@@ -231,8 +231,8 @@ def test_the_token_does_not_go_over_the_wire(party, monkeypatch):
         receive(line, view, seen)
         said.extend(view)
 
-    monkeypatch.setattr(Line, "send", spy_send)
-    monkeypatch.setattr(Line, "receive_into", spy_receive)
+    monkeypatch.setattr(PeerConnection, "send", spy_send)
+    monkeypatch.setattr(PeerConnection, "receive_into", spy_receive)
     origin = party()
     origin.publish(1)
     dial(origin.address, TOKEN, stall_s=1.0).close()

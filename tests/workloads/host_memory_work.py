@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gyre.workloads.host_memory import HostMemory
+from gyre.workloads.gang.host_memory import HostMemory
 
 
 def come_and_go(rank: int, world_size: int, port: int, root: Path) -> None:

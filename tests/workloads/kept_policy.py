@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gyre.workloads.base import operator
-from gyre.workloads.weight_copy import WeightCopy
+from gyre.workloads.gang.weight_copy import WeightCopy
 from tests.workloads.toy_policy import ToyActor
 
 KEPT: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}

@@ -11,8 +11,8 @@ from typing import Any
 from gyre.testing.in_process import EPOCH, InProcessHost, InProcessTransport, InProcessVertex, Moments
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.handles import RoleHandle
-from gyre.workloads.protocol import Binding
-from gyre.workloads.roster import Roster
+from gyre.workloads.vertex.membership import Membership
+from gyre.workloads.vertex.messages import Binding
 
 HERE = "tests.workloads.plain_workloads"
 
@@ -144,7 +144,7 @@ class Cluster:
     """Vertices of role `echo`, a roster that knows them, and a handle on the role."""
 
     def __init__(self, count: int, *, timeout_s: float = 10.0, term: int = 1) -> None:
-        self.roster = Roster()
+        self.roster = Membership()
         self.moments = Moments()
         self.vertices: dict[str, InProcessVertex] = {}
         self.everything: list[InProcessVertex] = []

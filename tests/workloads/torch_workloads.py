@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gyre.rollouts.samples import Group
-from gyre.workloads.arithmetic import ArithmeticTask
 from gyre.workloads.base import BaseWorkload, WorkloadContext
+from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import MicroBatchMismatch
 from gyre.workloads.torch.rollout import TorchRollout

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gyre.rollouts.client import CannotGenerate
 from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.rollouts.trainer.plane_client import CannotGenerate
 from gyre.workloads import plane_calls, rollout_plane
 from gyre.workloads.base import BaseWorkload, operator
 from tests.workloads.toy_policy import TOKENS, ToyActor, mix
@@ -268,7 +268,7 @@ def install(plane: ToyPlane, monkeypatch: Any) -> None:
     monkeypatch.setattr(rollout_plane, "RolloutInstance", ToyVertex)
     monkeypatch.setattr(rollout_plane, "RolloutManagerVertex", ToyVertex)
     monkeypatch.setattr(
-        plane_calls.PlaneCalls,
+        plane_calls.RolloutRequests,
         "publish",
         lambda calls, told: plane.publish(told["version"]),
     )

@@ -26,7 +26,7 @@ def _command(session: Session, job: str | None, name: str, body: dict[str, Any],
 def _end_if_lost(session: Session, job: str | None, sure: bool, reason: str, as_json: bool) -> bool:
     """Write the end of a job that nobody is left to end. Whether that was done. With `sure` on the user's word,
     else only where it shows from here."""
-    from gyre.api.lost import end_lost_job, is_lost, master_answers
+    from gyre.api.orphaned_jobs import end_lost_job, is_lost, master_answers
     from gyre.errors import Conflict
 
     with session.reader() as reader:

@@ -15,7 +15,7 @@ from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
 if TYPE_CHECKING:
-    from gyre.rollouts.agent import Endpoint
+    from gyre.rollouts.agent.agent import Endpoint
 
 
 def _checked(url: str) -> str:
@@ -76,9 +76,9 @@ def join(
     """
     import asyncio
 
-    from gyre.rollouts.agent import AgentSettings
-    from gyre.rollouts.join import engine_commands, run_agent
-    from gyre.weights.claims import default_root
+    from gyre.rollouts.agent.agent import AgentSettings
+    from gyre.rollouts.agent.join import engine_commands, run_agent
+    from gyre.weights.owned_dirs import default_root
 
     instance = name or f"{socket.gethostname()}-{os.getpid()}"
     if not instance.isascii() or not instance.isprintable() or " " in instance or len(instance) > 200:
@@ -123,8 +123,8 @@ def _check_weights(bind: str | None, ports: str | None) -> None:
 
 
 def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
-    from gyre.rollouts.endpoint import read_trust
-    from gyre.rollouts.tls import joining_context
+    from gyre.rollouts.protocol.endpoint import read_trust
+    from gyre.rollouts.protocol.tls import joining_context
 
     directory = Path(address)
     if ca is None and directory.is_dir():
@@ -134,7 +134,7 @@ def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]
 
 
 def _endpoint(session: Session, address: str) -> Endpoint:
-    from gyre.rollouts.endpoint import read_endpoint
+    from gyre.rollouts.protocol.endpoint import read_endpoint
 
     directory = Path(address)
     if directory.is_dir():
@@ -176,8 +176,8 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
     """The rollout manager's URL and token, and what to trust of it: --url, --token and --ca, or what stands in the
     job's directory."""
     from gyre.errors import NotFound
-    from gyre.rollouts.endpoint import read_endpoint, read_trust
-    from gyre.rollouts.tls import joining_context
+    from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
+    from gyre.rollouts.protocol.tls import joining_context
 
     if session.url is not None:
         if not session.token:

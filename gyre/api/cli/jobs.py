@@ -59,8 +59,8 @@ def run(
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job in order."""
     spec = _spec(session, file, overrides)
 
-    from gyre.api.foreground import in_foreground, terminable
-    from gyre.api.live import LiveProgress
+    from gyre.api.terminal.foreground import in_foreground, terminable
+    from gyre.api.terminal.live import LiveProgress
 
     with terminable():
         live = LiveProgress(f"{name or spec.name}: starting …")

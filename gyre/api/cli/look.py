@@ -82,7 +82,7 @@ def show(session: Session, job: str | None, as_json: bool) -> None:
 
 
 def show_view(view: dict[str, Any]) -> None:
-    """A view (see `gyre.master.port`) for people."""
+    """A view (see `gyre.master.master_api`) for people."""
     _show_job(view)
     _show_vertices(view["vertices"])
     _show_incidents(view["incidents"])

@@ -19,12 +19,12 @@ from gyre.api.rest import routes, schemas
 from gyre.api.rest.broadcast import HEARTBEAT_S, Broadcaster
 from gyre.api.rest.guard import Guard
 from gyre.api.rest.problems import MEDIA_TYPE, install_handlers
-from gyre.master.port import MasterPort
+from gyre.master.master_api import MasterApi
 
 PREFIX = "/api/v1"
 
 
-def create_app(port: MasterPort, *, token: str | None, heartbeat_s: float = HEARTBEAT_S) -> FastAPI:
+def create_app(port: MasterApi, *, token: str | None, heartbeat_s: float = HEARTBEAT_S) -> FastAPI:
     """The whole interface over one port. With a token every path but `/healthz` wants it."""
     app = FastAPI(
         title="Gyre",

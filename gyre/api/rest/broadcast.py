@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gyre.errors import GyreError
-from gyre.master.port import MasterPort
+from gyre.master.master_api import MasterApi
 
 HEARTBEAT_S = 15.0
 QUEUE_BATCHES = 64
@@ -62,7 +62,7 @@ class _Client:
 class Broadcaster:
     """Belongs to one event loop. The poller runs only while somebody listens."""
 
-    def __init__(self, port: MasterPort, *, heartbeat_s: float = HEARTBEAT_S, poll_s: float = POLL_S) -> None:
+    def __init__(self, port: MasterApi, *, heartbeat_s: float = HEARTBEAT_S, poll_s: float = POLL_S) -> None:
         self._port = port
         self._heartbeat_s = heartbeat_s
         self._poll_s = poll_s

@@ -24,7 +24,7 @@ from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcaster
 from gyre.errors import NotFound, nearest
-from gyre.master.port import MasterPort, View
+from gyre.master.master_api import MasterApi, View
 
 COMMAND_THREADS = 8
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -51,12 +51,12 @@ Rank = Annotated[int, Field(ge=0, le=1_000_000)]
 JobPath = Annotated[str, Path(description="The job's name or id.", min_length=1)]
 
 
-def _port(request: Request) -> MasterPort:
-    return cast(MasterPort, request.app.state.port)
+def _port(request: Request) -> MasterApi:
+    return cast(MasterApi, request.app.state.port)
 
 
 Port = Annotated[Any, Depends(_port)]
-"""The MasterPort. (Any, because FastAPI would take a protocol for a field.)"""
+"""The MasterApi. (Any, because FastAPI would take a protocol for a field.)"""
 
 
 def _found(port: Port, job: JobPath) -> View:

@@ -22,8 +22,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gyre.rollouts.engines.sglang import sglang_command
-from gyre.rollouts.engines.supervisor import EngineCommand
+from gyre.engines.process import EngineCommand
+from gyre.engines.sglang import sglang_command
 
 SHIM = Path(__file__).with_name("path")
 

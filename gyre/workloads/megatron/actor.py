@@ -1,4 +1,4 @@
-"""The trained policy in Megatron-core, with the losses of `gyre.workloads.losses`.
+"""The trained policy in Megatron-core, with the losses of `gyre.workloads.algorithms.losses`.
 
 How a step is made, repeated, checkpointed and restored: `gyre.workloads.megatron.learner`.
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.rollouts.samples import Group
-from gyre.weights.manifest import pack_weights
+from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.accumulation import Tally

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.workloads.host_memory import HostMemory, NoHostMemory, Record, plan
+from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, Record, plan
 from gyre.workloads.megatron.checkpoint import AdamState
 from gyre.workloads.megatron.devices import page_locked
 from gyre.workloads.megatron.parallel import Ranks

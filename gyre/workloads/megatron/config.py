@@ -1,7 +1,7 @@
 """From a Hugging Face `config.json` to Megatron's configuration: Qwen2, Qwen3 and Llama.
 
 Invariant *nothing is ignored*: what would change the function and is not computed here is refused, by the same reading
-of the file as the embedded engine's (`gyre.rollouts.engines.embedded.architecture`).
+of the file as the embedded engine's (`gyre.engines.embedded.architecture`).
 
 This module must not know about ranks beyond their numbers, and must not be imported before `seam.open_seam`.
 """
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from gyre.engines.embedded.architecture import Architecture, architecture_of
+from gyre.engines.embedded.errors import CheckpointError
 from gyre.errors import ConfigError
-from gyre.rollouts.engines.embedded.architecture import Architecture, architecture_of
-from gyre.rollouts.engines.embedded.errors import CheckpointError
 from gyre.workloads.megatron.settings import MegatronSettings
 
 _VOCAB_MULTIPLE = 8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from gyre.rollouts.samples import Group
-from gyre.weights.manifest import WeightManifest, unpack_weights
+from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.learner import MegatronLearner, Source
 from gyre.workloads.torch.accumulation import Tally
@@ -22,7 +22,7 @@ from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT, with_value_hea
 from gyre.workloads.torch.hugging_face import to_names
 
 if TYPE_CHECKING:
-    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.engines.embedded.architecture import Architecture
 
 
 class MegatronCritic(MegatronLearner, TorchCritic):

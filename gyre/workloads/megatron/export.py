@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gyre.errors import ConfigError
-from gyre.weights.manifest import pack_weights
+from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.errors import CheckpointMismatch
@@ -36,7 +36,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
 
     device = torch.device("cpu")
     seam = open_seam(device)
-    from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
+    from gyre.engines.embedded.checkpoint import expected_shapes
     from gyre.workloads.megatron.checkpoint import load_weights, read_book
     from gyre.workloads.megatron.config import architecture_from
     from gyre.workloads.megatron.hugging_face import export_weights

@@ -20,7 +20,7 @@ from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.settings import TorchSettings
 
 if TYPE_CHECKING:
-    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.engines.embedded.architecture import Architecture
     from gyre.workloads.megatron.learner import Source
     from gyre.workloads.megatron.packing import Pass, Row
 

@@ -1,7 +1,8 @@
 """The policy's and the critic's loss over packed passes: from groups to rows, and from what a model says of a pass to
 a summed loss.
 
-The maths is `gyre.workloads.losses`; which samples have a gradient is decided as in `gyre.workloads.torch.gradients`.
+The maths is `gyre.workloads.algorithms.losses`; which samples have a gradient is decided as in
+`gyre.workloads.torch.gradients`.
 
 This module must not know about Megatron, ranks or steps.
 """
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gyre.rollouts.samples import Group
-from gyre.workloads.advantages import gae_of, reference_of, values_of
-from gyre.workloads.losses import LossSum, policy_loss, value_loss
+from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
+from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
 from gyre.workloads.megatron.packing import Pass, Row
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples

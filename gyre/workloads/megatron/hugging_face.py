@@ -25,8 +25,8 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from gyre.rollouts.engines.embedded.architecture import Architecture
-from gyre.weights.manifest import WeightMismatch
+from gyre.engines.embedded.architecture import Architecture
+from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.megatron.parallel import Ranks
 from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT
 

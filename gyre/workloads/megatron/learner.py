@@ -32,7 +32,7 @@ from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.megatron.settings import MegatronSettings
-from gyre.workloads.tasks import Task, task_of
+from gyre.workloads.tasks.task import Task, task_of
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
 from gyre.workloads.torch.folder import first_weights, read_config
@@ -43,8 +43,8 @@ from gyre.workloads.torch.model import Decoder, ModelConfig
 from gyre.workloads.torch.policy import model_config
 
 if TYPE_CHECKING:
-    from gyre.rollouts.engines.embedded.architecture import Architecture
-    from gyre.workloads.losses import LossSum
+    from gyre.engines.embedded.architecture import Architecture
+    from gyre.workloads.algorithms.losses import LossSum
     from gyre.workloads.megatron.checkpoint_memory import MemoryCheckpoints
     from gyre.workloads.megatron.packing import Pass, Row
 

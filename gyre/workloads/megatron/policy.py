@@ -27,7 +27,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from gyre.rollouts.engines.embedded.architecture import Architecture
+from gyre.engines.embedded.architecture import Architecture
 from gyre.workloads.megatron.config import transformer_config
 from gyre.workloads.megatron.hugging_face import Source, import_weights
 from gyre.workloads.megatron.logprobs import vocab_parallel_logprobs

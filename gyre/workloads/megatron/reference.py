@@ -18,7 +18,7 @@ from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.folder import first_weights
 
 if TYPE_CHECKING:
-    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.engines.embedded.architecture import Architecture
     from gyre.workloads.megatron.learner import Source
 
 

@@ -18,7 +18,7 @@ from gyre.workloads.torch.folder import score_weights
 from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens, take_rewards
 
 if TYPE_CHECKING:
-    from gyre.rollouts.engines.embedded.architecture import Architecture
+    from gyre.engines.embedded.architecture import Architecture
     from gyre.workloads.megatron.learner import Source
 
 

@@ -17,7 +17,7 @@ from gyre.workloads.rewards.functions import exact_match, load_function
 from gyre.workloads.rewards.pool import RewardPool
 from gyre.workloads.rewards.settings import RewardSettings
 from gyre.workloads.settings import read_settings
-from gyre.workloads.tasks import task_of
+from gyre.workloads.tasks.task import task_of
 
 
 class ExactMatchReward(BaseWorkload):

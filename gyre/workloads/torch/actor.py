@@ -1,4 +1,4 @@
-"""The trained policy in plain torch, with the losses of `gyre.workloads.losses`.
+"""The trained policy in plain torch, with the losses of `gyre.workloads.algorithms.losses`.
 
 How a step is made, repeated, checkpointed and restored: `gyre.workloads.torch.learner`.
 
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from gyre.config import WeightsSpec
 from gyre.rollouts.samples import Group
-from gyre.rollouts.weight_party import check_transports
-from gyre.weights.manifest import pack_weights
-from gyre.workloads.arithmetic import ArithmeticTask
+from gyre.rollouts.weight_peer import check_transports
+from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import operator
-from gyre.workloads.tasks import task_of
+from gyre.workloads.gang.weight_copy import FetchedCopy
+from gyre.workloads.gang.weight_source import WeightSource
+from gyre.workloads.tasks.arithmetic import ArithmeticTask
+from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.gradients import (
     keeps_old_logprobs,
@@ -36,8 +38,6 @@ from gyre.workloads.torch.model import Decoder
 from gyre.workloads.torch.policy import load_parameters, model_config
 from gyre.workloads.torch.settings import OptimSettings
 from gyre.workloads.torch.warm_start import warm_steps
-from gyre.workloads.weight_copy import FetchedCopy
-from gyre.workloads.weight_source import WeightSource
 
 _BEACON_EVERY = 10
 

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
+from gyre.engines.embedded.checkpoint import expected_shapes
 from gyre.rollouts.samples import Group
-from gyre.weights.manifest import WeightManifest, unpack_weights
-from gyre.workloads.advantages import gae_of
+from gyre.weights.version.manifest import WeightManifest, unpack_weights
+from gyre.workloads.algorithms.advantages import gae_of
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.settings import MegatronSettings
-from gyre.workloads.tasks import task_of
+from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.folder import (

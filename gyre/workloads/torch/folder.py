@@ -25,11 +25,11 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gyre.engines.embedded.architecture import Architecture, architecture_of
+from gyre.engines.embedded.checkpoint import expected_shapes
+from gyre.engines.embedded.errors import CheckpointError
 from gyre.errors import ConfigError
-from gyre.rollouts.engines.embedded.architecture import Architecture, architecture_of
-from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
-from gyre.rollouts.engines.embedded.errors import CheckpointError
-from gyre.weights.manifest import WeightMismatch
+from gyre.weights.version.manifest import WeightMismatch
 
 HEAD = "lm_head.weight"
 SCORE = "score.weight"

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre.rollouts.philox import uniforms
+from gyre.philox import uniforms
 from gyre.workloads.torch.model import Decoder, KVCache
 
 _STREAM_TOKEN = 16

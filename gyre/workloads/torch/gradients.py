@@ -1,6 +1,6 @@
 """Gradients of the policy's and of the critic's loss for one micro-batch of groups, as flat sums.
 
-Invariant *sums*: what is returned is not divided by anything; see `gyre.workloads.losses`.
+Invariant *sums*: what is returned is not divided by anything; see `gyre.workloads.algorithms.losses`.
 
 This module must not know about ranks, optimizers or steps.
 """
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gyre.rollouts.samples import Group, Sample
-from gyre.workloads.advantages import advantages_of, gae_of, reference_of, values_of
-from gyre.workloads.losses import LossSum, policy_loss, value_loss
+from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
+from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
 from gyre.workloads.torch.model import Decoder, ValueModel

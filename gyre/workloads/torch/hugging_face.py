@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.rollouts.engines.embedded.architecture import Architecture
+from gyre.engines.embedded.architecture import Architecture
 from gyre.workloads.torch.model import ModelConfig
 
 

@@ -31,9 +31,9 @@ import torch
 from torch import nn
 
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
-from gyre.weights.manifest import pack_weights
+from gyre.weights.version.manifest import pack_weights
+from gyre.workloads.algorithms.losses import mini_batch_weight
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.losses import mini_batch_weight
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import (
     CheckpointMismatch,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gyre.weights.manifest import WeightManifest, WeightMismatch, unpack_weights
-from gyre.workloads.tasks import Task
+from gyre.weights.version.manifest import WeightManifest, WeightMismatch, unpack_weights
+from gyre.workloads.tasks.task import Task
 from gyre.workloads.torch.errors import OlderWeights
 from gyre.workloads.torch.model import Decoder, ModelConfig
 from gyre.workloads.torch.settings import TorchSettings

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from gyre.rollouts.samples import Group
-from gyre.weights.manifest import WeightManifest
+from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.tasks import task_of
+from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
 from gyre.workloads.torch.policy import Policy, model_config, next_policy

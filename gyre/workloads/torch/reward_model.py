@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gyre.engines.embedded.checkpoint import expected_shapes
 from gyre.errors import ConfigError, UserCodeError
-from gyre.rollouts.engines.embedded.checkpoint import expected_shapes
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.settings import read_settings

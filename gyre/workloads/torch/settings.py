@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gyre.errors import ConfigError, nearest
-from gyre.workloads.loss_settings import LossSettings
+from gyre.workloads.algorithms.settings import LossSettings
 from gyre.workloads.rewards.settings import RewardSettings
 from gyre.workloads.settings import read_settings
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import xxhash
 
-from gyre.rollouts.policies.batching import deal
 from gyre.rollouts.samples import Group
+from gyre.rollouts.trainer.batching import deal
 from gyre.workloads.torch.settings import OptimSettings
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gyre.workloads.arithmetic import ArithmeticTask
+from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logits
 from gyre.workloads.torch.model import Decoder
 from gyre.workloads.torch.settings import WarmStartSettings

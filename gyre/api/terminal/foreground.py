@@ -1,0 +1,89 @@
+"""A job in the foreground of a terminal: shown while it runs, and ended in order when its user wants it to end.
+
+Ctrl-C and SIGTERM mean the same: the job is told to stop, and given time to. A second one does not wait. However
+it ends, no process of a cluster that was started here is left, and the job's end is in its journal.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from gyre.api.handle import JobHandle
+from gyre.api.orphaned_jobs import end_lost_job
+from gyre.api.ray_session import disconnect, owns_cluster
+from gyre.api.terminal.signals import signals_ignored
+from gyre.errors import GyreError, JobFailed
+from gyre.failover.events import StopRequested
+from gyre.store import open_store
+
+STOP_ASKED_WITHIN_S = 10.0
+STOPPED_WITHIN_S = 60.0
+"""How long an interrupted job may take to end in order; a second Ctrl-C does not wait for it."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM is raised as `Terminated`, so that it ends a job in order as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def in_foreground(handle: JobHandle) -> Iterator[None]:
+    """Around everything that is done with a running job: stops it when interrupted, and cleans up."""
+    interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        interrupted = True
+        _stop(handle)
+        raise
+    finally:
+        with signals_ignored():
+            handle.close()
+            own = owns_cluster()
+            disconnect()
+            if own:
+                _write_end(handle, interrupted)
+
+
+def _stop(handle: JobHandle) -> None:
+    print("stopping the job; Ctrl-C again does not wait for it …", file=sys.stderr, flush=True)
+    try:
+        handle.stop("interrupted", deadline_s=STOP_ASKED_WITHIN_S)
+        handle.wait(STOPPED_WITHIN_S)
+    except JobFailed:
+        return  # it had failed before it was told to stop; its journal says how
+    except (GyreError, TimeoutError) as error:
+        print(f"the job did not stop in order: {error}", file=sys.stderr, flush=True)
+
+
+def _write_end(handle: JobHandle, interrupted: bool) -> None:
+    """Its master went with the cluster, perhaps before it could write the job's end down."""
+    why = "interrupted" if interrupted else ""
+    try:
+        with open_store(handle.store_url, create=False) as store:
+            row = store.job(handle.job_id)
+            end_lost_job(store, row, why, first=(StopRequested(why),) if interrupted else ())
+    except GyreError as error:
+        print(f"the job's end could not be written: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,20 @@
+"""The embedded engine: a torch rollout engine of Gyre's own that serves SGLang's HTTP dialect.
+
+For small models, CPUs, tests and examples: whatever speaks to SGLang can speak to it. Run it with
+`python -m gyre.engines.embedded --model-path DIR --port N`.
+
+| module | what it holds |
+| --- | --- |
+| `errors` | what it refuses |
+| `architecture` | a Hugging Face `config.json` as a shape |
+| `checkpoint` | safetensors on disk to `Weights` |
+| `invariance` | why a row's bits do not depend on its neighbours, and the check of it at start |
+| `decoder` | one step of the model over a flat batch, and the KV cache |
+| `sampling` | how the next token is drawn, and its log-prob |
+| `core` | requests, slots, pauses and weight swaps: a state machine that is stepped |
+| `loop` | the thread that steps the core |
+| `wire` | JSON bodies to requests, progress to JSON |
+| `server` | the HTTP routes |
+
+Importing this package imports nothing of weight.
+"""

@@ -1,0 +1,408 @@
+"""The engine's core: requests, slots, pauses and weight swaps, as a state machine that somebody steps.
+
+Each step runs one flat batch: a token for every running request, and further prompt tokens up to a budget for those
+that are being prefilled, so that a long prompt does not starve the others. Whoever waits is admitted in order, and
+gets the keys and values of the longest prefix that some slot holds already, made with the present weights: the
+samples of a group prefill their prompt once.
+
+Invariants:
+- *dense slots*: running requests have slots 0 to n - 1; who ends leaves at once, and the last one takes its slot;
+- *room is reserved*: a request runs only when its prompt and all its new tokens fit; none is ever thrown out;
+- *a swap falls between steps*: a token's version is that of the weights its logits came from; keys and values of
+  older weights are never given to another request;
+- *a swap waits*: unless paused, weights are swapped when everything that came before has ended, and what comes after
+  starts with the new ones;
+- *one ending*: each request that was submitted gets exactly one delta with an ending, the last one.
+
+All methods are called by one thread. This module must not know about threads, HTTP or files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode
+from gyre.engines.embedded.architecture import Architecture
+from gyre.engines.embedded.checkpoint import Weights
+from gyre.engines.embedded.decoder import Batch, Chunk, Decoder, KVCache
+from gyre.engines.embedded.errors import BadRequest
+from gyre.engines.embedded.invariance import Scheme, measure
+from gyre.engines.embedded.requests import Delta, Ending, Request, throw
+from gyre.engines.embedded.sampling import choose
+
+_ABORTED = Ending(FinishKind.ABORT, message="Aborted")
+_FIRST_CAPACITY = 256
+_WORTH_WAITING_FOR = 8
+"""Prompt tokens in common with one that is being prefilled, from which on a request waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_tokens`: prompt and new tokens of all that run. `prefill_tokens`: rows of a step beyond one a request."""
+
+    max_running: int
+    max_tokens: int
+    context_length: int
+    prefill_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """New weights, and who hears that they are served (with the number of requests that were paused meanwhile)."""
+
+    weights: Weights
+    version: str | None
+    flush: bool
+    done: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The tokens whose keys and values a slot without a request still holds."""
+
+    tokens: list[int]
+    filled: int
+    epoch: int
+
+
+class EngineCore:
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        limits: Limits,
+        *,
+        weight_version: str = "default",
+    ) -> None:
+        self.limits = limits
+        self.weight_version = weight_version
+        self.paused = False
+        self.scheme = _measure(architecture, weights, limits)
+        self._weights = weights
+        self._decoder = Decoder(architecture, self.scheme.fewest_rows)
+        self._cache = KVCache(
+            architecture,
+            limits.max_running,
+            self.scheme.key_lengths.covering(min(_FIRST_CAPACITY, limits.context_length)),
+        )
+        self._eos = architecture.eos_token_ids
+        self._epoch = 0
+        self._running: list[Request] = []
+        self._held: list[_Held | None] = [None] * limits.max_running
+        self._dirty = [0] * limits.max_running
+        self._waiting: deque[Request] = deque()
+        self._behind_swap: deque[Request] = deque()
+        self._swaps: deque[Swap] = deque()
+        self._deltas: list[Delta] = []
+
+    # What is asked of it
+
+    def submit(self, *requests: Request) -> None:
+        """Queue requests. They were checked against the limits."""
+        (self._behind_swap if self._swaps else self._waiting).extend(requests)
+
+    def abort(self, chosen: Callable[[Request], bool], ending: Ending = _ABORTED) -> None:
+        """End the chosen requests, running or not, with what they have."""
+        for queue in (self._waiting, self._behind_swap):
+            for request in [request for request in queue if chosen(request)]:
+                queue.remove(request)
+                self._progress(request, ending)
+        for slot in reversed(range(len(self._running))):
+            if chosen(self._running[slot]):
+                self._progress(self._running[slot], ending)
+                self._vacate(slot)
+        self._swap_if_due()
+
+    def abort_all(self, ending: Ending = _ABORTED) -> None:
+        self.abort(lambda _: True, ending)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop stepping until `resume`. Paused already, the mode still does to requests what it says."""
+        self.paused = True
+        if mode is PauseMode.ABORT:
+            self.abort_all()
+        elif mode is PauseMode.RETRACT:
+            for slot in reversed(range(len(self._running))):
+                request = self._running[slot]
+                self._vacate(slot)
+                request.filled, request.retractions = 0, request.retractions + 1
+                self._waiting.appendleft(request)
+        self._swap_if_due()
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def swap(self, swap: Swap) -> None:
+        """Serve other weights: now if paused or idle, else when everything that came before has ended.
+
+        Raises BadRequest when the cache is to be flushed while requests that are paused in place need it.
+        """
+        if swap.flush and self.paused and self._running:
+            raise BadRequest(
+                f"flush_cache must be false while {len(self._running)} requests are paused in place: they go on "
+                "with the cache that they have.",
+                hint="Pause with mode retract, or send flush_cache: false.",
+            )
+        self._swaps.append(swap)
+        self._swap_if_due()
+
+    def flush(self) -> None:
+        """Forget what slots without a request hold. Raises BadRequest while requests need the cache."""
+        busy = len(self._running) + (0 if self.paused else self.waiting)
+        if busy:
+            raise BadRequest(
+                f"The cache cannot be flushed while {busy} requests need it.",
+                hint="Wait for them, abort them, or pause with mode retract.",
+            )
+        self._held = [None] * self.limits.max_running
+
+    # What it says
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._behind_swap)
+
+    @property
+    def can_step(self) -> bool:
+        return not self.paused and bool(self._running or self._waiting)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            running=len(self._running),
+            waiting=self.waiting,
+            used_tokens=sum(request.filled for request in self._running),
+            max_tokens=self.limits.max_tokens,
+            max_running=self.limits.max_running,
+        )
+
+    def take_deltas(self) -> list[Delta]:
+        """What happened since this was called last."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # One step
+
+    def step(self) -> None:
+        """One token for each running request whose prompt is in the cache."""
+        if self.paused:
+            return
+        self._admit()
+        if not self._running:
+            return
+        batch, sampled, taken = self._plan()
+        logits = self._decoder.step(self._weights, self._cache, batch)
+        for request, count in zip(self._running, taken, strict=True):
+            request.filled += count
+        if not sampled:
+            return
+        requests = [self._running[slot] for slot in sampled]
+        tokens, logprobs = choose(
+            logits,
+            [request.sampling for request in requests],
+            throw(requests),
+            self._forbidden(requests),
+        )
+        version = self.weight_version
+        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+            if math.isfinite(logprob):
+                request.append(token, logprob, version)
+                ending = self._ending(request, token)
+            else:
+                ending = Ending(
+                    FinishKind.ABORT,
+                    message=f"The logits after {len(request.tokens)} tokens are not finite: the weights of version "
+                    f"{version} are broken.",
+                    status_code=500,
+                )
+            self._progress(request, ending)
+        for slot in reversed(sampled):
+            if self._running[slot].ending is not None:
+                self._vacate(slot)
+        self._swap_if_due()
+
+    def _admit(self) -> None:
+        reserved = sum(request.reserved for request in self._running)
+        while self._waiting and len(self._running) < self.limits.max_running:
+            request = self._waiting[0]
+            reserved += request.reserved
+            if reserved > self.limits.max_tokens:
+                return
+            slot = len(self._running)
+            source, shared = self._longest_prefix(request.tokens)
+            if source < 0:  # a running request will soon hold it
+                return
+            self._waiting.popleft()
+            if shared and source != slot:
+                self._cache.copy(source, slot, shared)
+            self._clean(slot, shared)
+            request.filled, request.epoch = shared, self._epoch
+            request.cached = max(request.cached, min(shared, request.prompt_length))
+            self._held[slot] = None
+            self._running.append(request)
+
+    def _longest_prefix(self, tokens: list[int]) -> tuple[int, int]:
+        """The slot that holds the longest prefix of `tokens`, and how long it is; slot -1: wait for it.
+
+        The last token is never in it: its logits are needed.
+        """
+        best, longest, soon = 0, 0, 0
+        for slot, holder in enumerate((*self._running, *self._held[len(self._running) :])):
+            if holder is None or holder.epoch != self._epoch or holder.tokens[0] != tokens[0]:
+                continue
+            most = min(len(tokens) - 1, len(holder.tokens))
+            common = _common_prefix(tokens, holder.tokens, most)
+            ready = min(common, holder.filled)
+            if slot < len(self._running):
+                soon = max(soon, common)
+            if ready > longest:
+                best, longest = slot, ready
+                if longest == len(tokens) - 1:
+                    break
+        if soon - longest >= _WORTH_WAITING_FOR:
+            return -1, 0
+        return best, longest
+
+    def _plan(self) -> tuple[Batch, list[int], list[int]]:
+        """The batch, the slots whose next token is drawn, and how many tokens each slot adds to the cache."""
+        budget = self.limits.prefill_tokens
+        tokens, positions, sampled, taken = [], [], [], []
+        more_tokens: list[int] = []
+        more_positions: list[int] = []
+        chunks = []
+        rows = len(self._running)
+        for slot, request in enumerate(self._running):
+            start = request.filled
+            left = len(request.tokens) - start
+            count = 1
+            if left > 1:
+                count += min(left - 1, budget)
+                if count > 1:  # the slot's own row takes the chunk's last token
+                    budget -= count - 1
+                    first = rows + len(more_tokens)
+                    more_tokens += request.tokens[start : start + count - 1]
+                    more_positions += range(start, start + count - 1)
+                    chunks.append(Chunk(slot, first, first + count - 1))
+            tokens.append(request.tokens[start + count - 1])
+            positions.append(start + count - 1)
+            taken.append(count)
+            if count == left:
+                sampled.append(slot)
+        length = self.scheme.key_lengths.covering(max(positions) + 1)
+        if length > self._cache.capacity:
+            self._grow_cache(length)
+        batch = Batch(tokens + more_tokens, positions + more_positions, rows, chunks, sampled, length)
+        return batch, sampled, taken
+
+    def _grow_cache(self, length: int) -> None:
+        """Double it, or more: what slots hold is copied each time."""
+        doubled = min(2 * self._cache.capacity, self.limits.context_length)
+        held = [0 if each is None else each.filled for each in self._held]
+        held[: len(self._running)] = [request.filled for request in self._running]
+        self._cache.grow(max(length, self.scheme.key_lengths.covering(doubled)), held)
+        self._dirty = held
+
+    def _forbidden(self, requests: list[Request]) -> list[tuple[int, list[int]]]:
+        """Tokens that would stop a request before its `min_new_tokens`."""
+        return [
+            (row, sorted(self._eos | request.sampling.stop_token_ids))
+            for row, request in enumerate(requests)
+            if len(request.logprobs) < request.sampling.min_new_tokens
+            and (self._eos or request.sampling.stop_token_ids)
+        ]
+
+    def _ending(self, request: Request, token: int) -> Ending | None:
+        sampling = request.sampling
+        if not sampling.ignore_eos and (token in self._eos or token in sampling.stop_token_ids):
+            return Ending(FinishKind.STOP, matched=token)
+        if len(request.logprobs) >= sampling.max_new_tokens:
+            return Ending(FinishKind.LENGTH)
+        return None
+
+    # Endings, slots and swaps
+
+    def _progress(self, request: Request, ending: Ending | None) -> None:
+        """Say what is new of a request, if it is time to."""
+        request.ending = ending
+        total = len(request.logprobs)
+        new = total - request.delivered
+        interval = request.stream_interval
+        if ending is None and (not interval or (request.delivered and new < interval)):
+            return
+        logprobs = request.logprobs[request.delivered :]
+        tokens = request.tokens[request.prompt_length + request.delivered :]
+        request.delivered = total
+        self._deltas.append(Delta(request, tokens, logprobs, total, self.weight_version, ending))
+
+    def _vacate(self, slot: int) -> None:
+        """Take a request out of its slot; the last one moves there."""
+        request, last = self._running[slot], self._running.pop()
+        end = len(self._running)
+        self._dirty[slot] = max(self._dirty[slot], request.filled)
+        if last is request:
+            broken = request.ending is not None and request.ending.status_code is not None
+            self._held[slot] = None if broken else _Held(request.tokens, request.filled, request.epoch)
+            return
+        self._cache.copy(end, slot, last.filled)
+        self._clean(slot, last.filled)
+        self._running[slot] = last
+        self._held[end] = None
+        self._dirty[end] = max(self._dirty[end], last.filled)
+
+    def _clean(self, slot: int, keep: int) -> None:
+        """Zero what others left in a slot beyond `keep`: broken weights leave NaN, which no mask hides."""
+        if self._dirty[slot] > keep:
+            self._cache.zero(slot, keep, self._dirty[slot])
+            self._dirty[slot] = keep
+
+    def _swap_if_due(self) -> None:
+        while self._swaps and self._is_due(self._swaps[0]):
+            swap = self._swaps.popleft()
+            self._weights = swap.weights
+            if swap.version is not None:
+                self.weight_version = swap.version
+            self._epoch += 1
+            self._held = [None] * self.limits.max_running
+            swap.done(len(self._running) + self.waiting if self.paused else 0)
+        if not self._swaps:
+            self._waiting.extend(self._behind_swap)
+            self._behind_swap.clear()
+
+    def _is_due(self, swap: Swap) -> bool:
+        if self.paused:
+            return not (swap.flush and self._running)
+        return not (self._running or self._waiting)
+
+
+def _common_prefix(a: list[int], b: list[int], most: int) -> int:
+    """How many tokens both start with, up to `most`, by bisection."""
+    if a[:most] == b[:most]:
+        return most
+    same, different = 0, most
+    while different - same > 1:
+        middle = (same + different) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            different = middle
+    return same
+
+
+def _measure(architecture: Architecture, weights: Weights, limits: Limits) -> Scheme:
+    first = weights.layers[0]
+    return measure(
+        (
+            (first.qkv, first.qkv_bias),
+            (first.out, first.out_bias),
+            (first.gate_up, first.gate_up_bias),
+            (first.down, first.down_bias),
+            (weights.head, None),
+        ),
+        group=architecture.group,
+        kv_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
+        most_rows=limits.max_running + limits.prefill_tokens,
+        context_length=limits.context_length,
+    )

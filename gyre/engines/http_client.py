@@ -1,0 +1,373 @@
+"""The one way that Gyre talks to an engine: SGLang's HTTP dialect, from asyncio, with a deadline on everything.
+
+Invariants:
+- *every wait has a deadline*: each call ends within its part of `Deadlines`; a stream of tokens has no limit in
+  total, but ends when no new event comes for `stall_s`;
+- *what was yielded stands*: a stream that breaks raises, and the chunks before it are good (`gyre.engines.
+  replies` says what a chunk promises). A stream that ends without a finish is an error, never a short sample. What
+  had come but was not yet asked for when the connection broke is lost, so ask at once;
+- *leaving aborts*: closing the iterator of `generate` early closes its connection, upon which the engine drops the
+  request. SGLang notices within about two seconds; `abort` is faster;
+- *asked once*: nothing is sent a second time by itself. Who calls decides whether an engine is asked again.
+
+This module must not know about samples' owners, policy versions beyond their text, or the engine's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gyre.engines.dialect import Chunk, EngineInfo, EngineLoad, GenerateRequest, PauseMode
+from gyre.engines.errors import (
+    EngineError,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+)
+from gyre.engines.limits import RequestLimits
+from gyre.engines.replies import (
+    EventLines,
+    ManyReader,
+    StreamReader,
+    generate_body,
+    generate_many_body,
+    info_of,
+    load_of,
+    said_no,
+    words_of,
+)
+from gyre.errors import ConfigError
+
+_IDLE_CONNECTION_S = 2.0
+"""Shorter than uvicorn's 5 s: a connection that the server is about to close must not be used for a POST."""
+
+_BUFFER_BYTES = 1 << 20
+"""Per stream; past it the engine's socket is no longer read, so a slow consumer holds its own engine back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long an engine may take, in seconds, and why."""
+
+    connect_s: float = 5.0
+    """To accept a connection: a living machine does in milliseconds; a lost packet is sent again after 1 s and 3 s."""
+    answer_s: float = 10.0
+    """For questions (load, info, readiness) and aborts: they wait for one step of the engine at most."""
+    pause_s: float = 60.0
+    """To pause or resume: `abort` waits until the engine is idle, which it looks up once a second."""
+    update_s: float = 600.0
+    """To load weights: a 70B model in bf16 from a disk of 0.5 GB/s takes 280 s."""
+    stall_s: float = 180.0
+    """From the request, or from one event of a stream, to the next: a request waits in the queue, and while the
+    engine is paused; with a long weight load inside the pause this must be longer than the load."""
+
+
+class EngineClient:
+    """A client of the engine at `url`. `async with`, or `close()`; bound to the event loop of its first call."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        deadlines: Deadlines | None = None,
+        limits: RequestLimits | None = None,
+    ) -> None:
+        """Requests beyond `limits` are refused here, and the engine never sees them. Raises ConfigError for what is
+        no HTTP URL."""
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is no engine's URL.", hint="It starts with http:// or https://.")
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._deadlines = deadlines or Deadlines()
+        self._limits = limits
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; running streams end with EngineUnreachable."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """The next tokens of one sample, as they come; the last chunk has a `finish`.
+
+        Close it (`contextlib.aclosing`) when you leave early. Raises EngineRefused (the request is bad, or the key),
+        EngineFailed, EngineUnreachable, EngineTimeout, EngineProtocolError.
+        """
+        self._check([request])
+        reader = StreamReader(request.rid)
+        events = self._events(generate_body(request), f"request {request.rid}", lambda: reader.finished)
+        async with aclosing(events):
+            async for event in events:
+                yield reader.read(event)
+
+    async def generate_many(
+        self, requests: Sequence[GenerateRequest]
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """The same for several requests over one connection: pairs of a request's place and its next chunk.
+
+        Cheaper by the connections it saves; what breaks one of them (an error of `generate`) ends the stream for all.
+        """
+        self._check(requests)
+        reader = ManyReader([request.rid for request in requests])
+        what = f"{len(requests)} requests from {requests[0].rid} on"
+        events = self._events(generate_many_body(requests), what, lambda: reader.finished)
+        async with aclosing(events):
+            async for event in events:
+                yield reader.read(event)
+
+    def _check(self, requests: Sequence[GenerateRequest]) -> None:
+        if self._limits is not None:
+            for request in requests:
+                self._limits.check(request)
+
+    async def _events(
+        self, body: bytes, what: str, is_finished: Callable[[], bool]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of one `/generate`, until `is_finished` says that the last one was the last."""
+        stall_s = self._deadlines.stall_s
+        loop = asyncio.get_running_loop()
+        async with self._errors(what, stall_s):
+            async with asyncio.timeout(stall_s):
+                response = await self._open("POST", "/generate", body)
+            try:
+                if response.status != 200:
+                    async with asyncio.timeout(self._deadlines.answer_s):
+                        raise said_no(response.status, words_of(await _read_body(response)), what)
+                # asyncio.timeout must not span a yield: it would cancel the consumer.
+                deadline = loop.time() + stall_s
+                events = EventLines()
+                while True:
+                    async with asyncio.timeout_at(deadline):
+                        data = await response.content.readany()
+                    came = events.feed(data)
+                    for event in came:
+                        yield event
+                        if is_finished():
+                            await self._drain(response)
+                            return
+                    if came:
+                        deadline = loop.time() + stall_s
+                    if events.done or not data:
+                        raise EngineProtocolError(
+                            f"The engine ended the stream of {what} without a finish.",
+                            hint="What came before stands; let another engine go on from there.",
+                        )
+            finally:
+                response.close()
+
+    async def abort(self, rid: str) -> None:
+        """End the request: its stream ends with what it has, and finish `abort`. Unknown ids are no error.
+
+        Best before a pause or after `resume`. SGLang (0.5.23) matches by prefix (`r1` also ends `r10`); while paused
+        it does not know requests that came since (close their streams), ends one that is held `in_place` only after
+        `resume`, and may break the stream of one that was retracted, with tokens that it had not sent.
+        """
+        await self._post("/abort_request", {"rid": rid}, self._deadlines.answer_s)
+
+    async def abort_all(self) -> None:
+        """End every request, running and waiting."""
+        await self._post("/abort_request", {"rid": "", "abort_all": True}, self._deadlines.answer_s)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop stepping. New requests wait until `resume`."""
+        await self._post("/pause_generation", {"mode": mode.value}, self._deadlines.pause_s)
+
+    async def resume(self) -> None:
+        # Emptying the allocator's cache, which SGLang does unless told, is time that it stands for nothing.
+        await self._post("/continue_generation", {"torch_empty_cache": False}, self._deadlines.pause_s)
+
+    async def release_memory(self) -> None:
+        """Give the KV memory back, and what is cached there with it. No request may be open."""
+        await self._post("/release_memory_occupation", {"tags": ["kv_cache"]}, self._deadlines.pause_s)
+
+    async def resume_memory(self) -> None:
+        await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]}, self._deadlines.pause_s)
+
+    async def update_weights_from_disk(self, path: Path | str, version: str, *, flush_cache: bool) -> None:
+        """Load the weights in the folder `path` (as the engine sees it) and call them `version`.
+
+        While paused this is at once; otherwise it waits for every running request. `flush_cache` must be False for an
+        engine paused `in_place` with requests running. Raises EngineRefused where the weights cannot be loaded; the
+        engine then keeps those it had.
+        """
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
+        reply = await self._post("/update_weights_from_disk", body, self._deadlines.update_s)
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise EngineRefused(
+                f"The engine did not load the weights of version {version} from {path}: {words_of(reply)}",
+                hint="Look whether the folder holds the engine's own model, and whole.",
+                details={"status": 200},
+            )
+
+    async def begin_weight_update(self) -> bool:
+        """Before `update_weights_from_tensor`, with `end_weight_update` after it. False for an engine that knows no
+        such thing, and wants none (SGLang 0.5.17)."""
+        try:
+            await self._post("/begin_weight_update", {}, self._deadlines.pause_s)
+        except EngineRefused as error:
+            if error.details.get("status") == 404:
+                return False
+            raise
+        return True
+
+    async def end_weight_update(self) -> None:
+        await self._post("/end_weight_update", {}, self._deadlines.pause_s)
+
+    async def update_weights_from_tensor(self, payloads: Sequence[str], *, load_format: str) -> None:
+        """Hand each rank its payload (pickled, in base64), to be loaded by the engine's `load_format`."""
+        body = {
+            "serialized_named_tensors": list(payloads),
+            "load_format": load_format,
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        reply = await self._post("/update_weights_from_tensor", body, self._deadlines.update_s)
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise EngineRefused(
+                f"The engine did not load by {load_format}: {words_of(reply)}", details={"status": 200}
+            )
+
+    async def name_weights(self, version: str) -> None:
+        """What it serves from now on is `version`; running requests go on."""
+        body = {"new_version": version, "abort_all_requests": False}
+        await self._post("/update_weight_version", body, self._deadlines.answer_s)
+
+    async def weights_checksum(self) -> Any:
+        """The engine's own checksums of what is in its memory, of each rank: equal where the weights are.
+
+        It reads all of its memory, and generates nothing meanwhile.
+        """
+        reply = await self._post("/weights_checker", {"action": "checksum"}, self._deadlines.update_s)
+        return reply["ranks"]
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes. Raises EngineRefused while requests run."""
+        await self._post("/flush_cache", {}, self._deadlines.answer_s)
+
+    async def load(self) -> EngineLoad:
+        return load_of(await self._get("/v1/loads"))
+
+    async def info(self) -> EngineInfo:
+        model, server = await asyncio.gather(self._get("/model_info"), self._get("/server_info"))
+        return info_of(model, server)
+
+    async def is_ready(self) -> bool:
+        """Whether it takes requests now: not while it loads, and SGLang says no while it is paused. Raises nothing.
+
+        Not SGLang's `/health`, which generates a token and so never answers while paused.
+        """
+        status = await self._status("/ready")
+        if status == 404:  # before SGLang had /ready
+            status = await self._status("/model_info")
+        return status == 200
+
+    async def is_alive(self) -> bool:
+        """Whether somebody answers at all, be it busy, paused or loading weights. Raises nothing."""
+        return await self._status("/model_info") is not None
+
+    async def _status(self, path: str) -> int | None:
+        """The HTTP status of a page; None where no answer comes in time."""
+        within_s = self._deadlines.answer_s
+        try:
+            async with (
+                self._errors(path, within_s),
+                asyncio.timeout(within_s),
+                await self._open("GET", path) as response,
+            ):
+                return response.status
+        except EngineError:
+            return None
+
+    async def _get(self, path: str) -> Any:
+        return await self._ask("GET", path, None, self._deadlines.answer_s)
+
+    async def _post(self, path: str, body: dict[str, Any], within_s: float) -> Any:
+        return await self._ask("POST", path, orjson.dumps(body), within_s)
+
+    async def _ask(self, method: str, path: str, body: bytes | None, within_s: float) -> Any:
+        """One question, one answer: JSON where it is JSON, else text."""
+        async with (
+            self._errors(path, within_s),
+            asyncio.timeout(within_s),
+            await self._open(method, path, body) as response,
+        ):
+            reply = await _read_body(response)
+            if response.status >= 400:
+                raise said_no(response.status, words_of(reply), path)
+            return reply
+
+    async def _open(self, method: str, path: str, body: bytes | None = None) -> aiohttp.ClientResponse:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_CONNECTION_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_s),
+                headers=self._headers,
+                read_bufsize=_BUFFER_BYTES,
+            )
+        return await self._session.request(method, self.url + path, data=body, allow_redirects=False)
+
+    async def _drain(self, response: aiohttp.ClientResponse) -> None:
+        """Read what follows a finish, so that the connection can be used again; the sample is whole either way."""
+        try:
+            async with asyncio.timeout(1.0):
+                while await response.content.readany():
+                    pass
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            pass  # then the connection is closed instead
+
+    @asynccontextmanager
+    async def _errors(self, what: str, within_s: float) -> AsyncIterator[None]:
+        """Turn what the network raises into this package's errors."""
+        try:
+            yield
+        except aiohttp.ConnectionTimeoutError as error:
+            raise EngineUnreachable(
+                f"The engine at {self.url} did not accept a connection in {self._deadlines.connect_s:g} s ({what}).",
+                hint="Is the machine up, and the port open?",
+            ) from error
+        except TimeoutError as error:
+            raise EngineTimeout(
+                f"The engine at {self.url} said nothing for {within_s:g} s ({what}).",
+                hint="It is connected but does not progress: look at its own output, or replace it.",
+                details={"within_s": within_s},
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnreachable(
+                f"The connection to the engine at {self.url} broke ({what}): {type(error).__name__}: {error}",
+                hint="The engine may be dead.",
+            ) from error
+
+
+async def _read_body(response: aiohttp.ClientResponse) -> Any:
+    raw = await response.read()
+    if not raw:
+        return None
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        if "json" in response.content_type:
+            raise EngineProtocolError(
+                f"The engine answered {response.url.path} with broken JSON.",
+                hint="Is this an engine's URL?",
+                details={"status": response.status, "body": raw[:300].decode(errors="replace")},
+            ) from None
+        return raw.decode(errors="replace")

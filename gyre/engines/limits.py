@@ -1,0 +1,56 @@
+"""What an engine must not be asked: requests that it does not refuse but dies of, and every other sample with it.
+
+Seen of SGLang 0.5.23: a token id that the model has no embedding of ends its scheduler, and the server with it (with
+several tensor-parallel ranks it is taken for a token without a meaning instead); `min_p` above 0 ends it in
+deterministic inference, which is how Gyre starts it so that seeds count. Either is refused here, with RequestUnsafe,
+before the engine hears of it.
+
+This module must not know which engine it is, or how a request is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.engines.dialect import GenerateRequest
+from gyre.engines.errors import RequestUnsafe
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """`vocabulary`: token ids are below it; None where it is not known. `takes_min_p`: whether `min_p` may be set."""
+
+    vocabulary: int | None = None
+    takes_min_p: bool = True
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises RequestUnsafe."""
+        ids = request.input_ids
+        if len(ids):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or (self.vocabulary is not None and high >= self.vocabulary):
+                raise RequestUnsafe(
+                    f"Request {request.rid} holds token {low if low < 0 else high}, and the model has tokens "
+                    f"0 to {(self.vocabulary or 1 << 31) - 1}.",
+                    hint="Was it made with the tokenizer of this model?",
+                    details={"reason": "token_out_of_vocabulary", "status": 400},
+                )
+        if request.sampling.min_p > 0 and not self.takes_min_p:
+            raise RequestUnsafe(
+                f"Request {request.rid} wants min_p {request.sampling.min_p:g}, which SGLang does not survive where "
+                "seeds count.",
+                hint="Set min_p to 0, or start the engine without seeds.",
+                details={"reason": "min_p_with_seeds", "status": 400},
+            )
+
+
+def vocabulary_of(model_path: Path | str) -> int | None:
+    """The number of tokens of the model in this folder; None where its `config.json` does not say."""
+    try:
+        config = json.loads((Path(model_path) / "config.json").read_text())
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+        return int(size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

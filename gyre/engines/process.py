@@ -1,0 +1,366 @@
+"""Starts an engine beside an agent, knows when it died and what it said last, and leaves nothing behind.
+
+Invariants:
+- *no engine outlives its agent*: the engine runs under a guard (`gyre.engines.guard`) that ends it, and all
+  processes that it started, when the agent stops it, dies or is killed;
+- *stop leaves nothing*: after `stop()` there is no process, no zombie and no open pipe;
+- *who has lost a part of itself is dead*: an engine that says one of its command's `lost_words` is ended at once;
+- *a death is told once and stays told*: `died()` gives the same `EngineDeath` to whoever asks, until the next start;
+- *a start has a deadline*: an engine that is not ready in time is ended, and its last words are in the error.
+
+This module must not know about samples or weights, and nothing of SGLang (that is `gyre.engines.sglang`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
+from gyre.engines.http_client import Deadlines, EngineClient
+from gyre.engines.limits import RequestLimits
+
+_GUARD = Path(__file__).with_name("guard.py")
+_TAIL_BYTES = 64 * 1024
+_LOOK_S = (0.05, 1.0)
+"""How often readiness is asked: at first, and at most. An engine takes from a second to minutes to start."""
+_ATTACHED_LOOK_S = 2.0
+_ATTACHED_MISSES = 3
+"""An attached engine that answers so many questions in a row with silence is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """How an engine is started. `{host}` and `{port}` in an argument are replaced by where it is to listen.
+
+    `env` is added to the agent's own environment. `limits` is what may be asked of it, `loader_key` its weight
+    loader's, "" without one. `lost_words` is what it writes when a process of its own has died and it only waits before
+    it ends too.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    api_key: str | None = None
+    limits: RequestLimits | None = None
+    loader_key: str = ""
+    lost_words: tuple[str, ...] = ()
+
+    def at(self, host: str, port: int) -> list[str]:
+        return [part.replace("{host}", host).replace("{port}", str(port)) for part in self.argv]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeath:
+    """How an engine ended. `returncode` is negative for a signal, None where nobody can know (attached)."""
+
+    returncode: int | None
+    tail: str
+
+    @property
+    def reason(self) -> str:
+        if self.returncode is None:
+            return "it no longer answers"
+        if self.returncode < 0:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(-self.returncode).name}"
+            return f"killed by signal {-self.returncode}"
+        return f"exit status {self.returncode}"
+
+    def error(self, what: str) -> EngineDied:
+        said = f" It said last:\n{self.tail[-2000:]}" if self.tail else ""
+        return EngineDied(
+            f"{what}: {self.reason}.",
+            hint=f"Start it again, or elsewhere.{said}",
+            details={"returncode": self.returncode, "tail": self.tail},
+        )
+
+
+class EngineProcess:
+    """One engine, started here. `async with` starts and stops it; `restart` gives it a new process and port.
+
+    All methods belong to the event loop of `start`, which must go on running: it reads what the engine says.
+    """
+
+    def __init__(
+        self,
+        command: EngineCommand,
+        *,
+        ready_within_s: float = 600.0,
+        stop_within_s: float = 15.0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """`ready_within_s` must cover loading the model. `stop_within_s` is what it gets to stop by itself: an idle
+        SGLang takes ten seconds, and with requests running it would wait for them."""
+        self._command = command
+        self._ready_within_s = ready_within_s
+        self._stop_within_s = stop_within_s
+        self._host = host
+        self._port = 0
+        self._reserved: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.ReadTransport | None = None
+        self._tail = _Tail()
+        self._death: asyncio.Task[EngineDeath] | None = None
+        self._changing = asyncio.Lock()
+
+    async def __aenter__(self) -> EngineProcess:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where it listens; another one after `restart`."""
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def api_key(self) -> str | None:
+        return self._command.api_key
+
+    @property
+    def loader_key(self) -> str:
+        return self._command.loader_key
+
+    def client(self) -> EngineClient:
+        """A client of the engine as it runs now."""
+        return EngineClient(self.url, api_key=self.api_key, limits=self._command.limits)
+
+    @property
+    def pid(self) -> int | None:
+        """The guard's process id, which is the id of the engine's process group; None before the start."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def tail(self) -> str:
+        """The last 64 KiB of what it wrote to standard output and error."""
+        return self._tail.text()
+
+    @property
+    def death(self) -> EngineDeath | None:
+        """How it ended, or None while it lives and before it is started."""
+        return self._death.result() if self._death is not None and self._death.done() else None
+
+    async def start(self) -> str:
+        """Start it, wait until it takes requests, and say where. A running one is left alone.
+
+        Raises EngineDied if it ends before, EngineTimeout if it is not ready within `ready_within_s`, both with its
+        last words; it is stopped then.
+        """
+        async with self._changing:
+            if self._death is not None and not self._death.done():
+                return self.url
+            await self._stop()
+            try:
+                await self._spawn()
+                await self._until_ready()
+            except BaseException:
+                await self._stop()
+                raise
+            self._let_go()
+            return self.url
+
+    async def died(self) -> EngineDeath:
+        """Wait until it ends, by itself or by `stop`. Cancelling the wait is harmless."""
+        if self._death is None:
+            raise EngineError("The engine was not started.", hint="Call start() first.")
+        return await asyncio.shield(self._death)
+
+    async def stop(self) -> None:
+        """End it with all its processes. Harmless if it has ended, or never began."""
+        async with self._changing:
+            await self._stop()
+
+    async def restart(self) -> str:
+        """`stop`, then `start` on a port of its own."""
+        await self.stop()
+        return await self.start()
+
+    async def _spawn(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._reserved = reserve_port(self._host)
+        self._port = int(self._reserved.getsockname()[1])
+        self._tail = _Tail(self._command.lost_words, self._is_lost)
+        read_end, write_end = os.pipe()
+        try:
+            # Not asyncio's own pipe: a process that escaped with the other end must not keep `stop` waiting.
+            transport, _ = await loop.connect_read_pipe(lambda: self._tail, os.fdopen(read_end, "rb", 0))
+            self._output = transport
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(_GUARD),
+                f"{self._stop_within_s:g}",
+                *self._command.at(self._host, self._port),
+                stdin=subprocess.PIPE,
+                stdout=write_end,
+                stderr=write_end,
+                env={**os.environ, **self._command.env},
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
+        self._death = loop.create_task(self._watch(self._process), name=f"engine-{self._process.pid}")
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> EngineDeath:
+        returncode = await process.wait()
+        # The guard ends last, unless it was killed itself: then this ends what it could not.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._tail.closed.wait()  # its last words may still be in the pipe
+        return EngineDeath(returncode, self._tail.text())
+
+    def _is_lost(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)  # the guard's: end all of them, now
+
+    async def _until_ready(self) -> None:
+        assert self._death is not None
+        answer_s = min(2.0, self._ready_within_s)
+        deadlines = Deadlines(connect_s=answer_s, answer_s=answer_s)
+        pause_s, most_s = _LOOK_S
+        try:
+            async with (
+                asyncio.timeout(self._ready_within_s),
+                EngineClient(self.url, api_key=self.api_key, deadlines=deadlines) as client,
+            ):
+                while not await client.is_ready():
+                    await asyncio.wait([self._death], timeout=pause_s)
+                    if self._death.done():
+                        break
+                    pause_s = min(pause_s * 1.5, most_s)
+        except TimeoutError:
+            raise EngineTimeout(
+                f"The engine was not ready within {self._ready_within_s:g} s: {self._command.argv[0]} …",
+                hint=f"Give it longer, or see what it said last:\n{self.tail[-2000:]}",
+                details={"tail": self.tail},
+            ) from None
+        if self._death.done():
+            raise self._death.result().error("The engine ended before it was ready")
+
+    def _let_go(self) -> None:
+        """Of the port: the engine has it, or nobody needs it."""
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    async def _stop(self) -> None:
+        self._let_go()
+        process, death = self._process, self._death
+        if process is not None and death is not None:
+            if process.stdin is not None:
+                process.stdin.close()  # the guard takes this for the end
+            done, _ = await asyncio.wait([death], timeout=self._stop_within_s + 5.0)
+            if not done:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait([death], timeout=5.0)
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        self._process = None
+        await asyncio.sleep(0)  # lets the transports close
+
+
+class AttachedEngine:
+    """An engine that somebody else started: it can be watched, and is never stopped or restarted."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.api_key = api_key
+        self.pid = None
+        self.tail = ""
+        self.death: EngineDeath | None = None
+
+    async def __aenter__(self) -> AttachedEngine:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def died(self) -> EngineDeath:
+        """Wait until it answered several questions in a row with silence."""
+        misses = 0
+        async with EngineClient(self.url, api_key=self.api_key, deadlines=Deadlines(answer_s=5.0)) as client:
+            while misses < _ATTACHED_MISSES:
+                misses = 0 if await client.is_alive() else misses + 1
+                await asyncio.sleep(_ATTACHED_LOOK_S)
+        self.death = EngineDeath(None, "")
+        return self.death
+
+    async def stop(self) -> None:
+        """Does nothing: whoever started it stops it."""
+
+
+async def attach(url: str, *, api_key: str | None = None, within_s: float = 30.0) -> AttachedEngine:
+    """The engine that already runs at `url`; whoever used it before may have left it paused. Raises EngineTimeout if
+    nobody answers there within `within_s`."""
+    engine = AttachedEngine(url, api_key=api_key)
+    try:
+        async with (
+            asyncio.timeout(within_s),
+            EngineClient(engine.url, api_key=api_key, deadlines=Deadlines(answer_s=5.0)) as client,
+        ):
+            while True:
+                if await client.is_alive():
+                    return engine
+                await asyncio.sleep(_LOOK_S[1])
+    except TimeoutError:
+        raise EngineTimeout(
+            f"No engine at {engine.url} answered within {within_s:g} s.",
+            hint="Is it started, and reachable from here?",
+        ) from None
+
+
+def reserve_port(host: str) -> socket.socket:
+    """A socket that keeps a free port until it is closed: nobody is given it by chance, and who asks for it by its
+    number can listen there. SGLang does so half a minute after its start, and others open ports meanwhile."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved
+
+
+class _Tail(asyncio.Protocol):
+    """Keeps the last bytes that an engine wrote, and calls `heard` when one of `words` was among them."""
+
+    def __init__(self, words: tuple[str, ...] = (), heard: Callable[[], None] = lambda: None) -> None:
+        self._parts: deque[bytes] = deque()
+        self._size = 0
+        self._words = tuple(word.encode() for word in words)
+        self._heard = heard
+        self._seam = b""
+        """The end of what came before: a word may be cut in two."""
+        self.closed = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        if self._words:
+            joined = self._seam + data
+            if any(word in joined for word in self._words):
+                self._heard()
+            self._seam = joined[-max(map(len, self._words)) :]
+        self._parts.append(data)
+        self._size += len(data)
+        while self._size - len(self._parts[0]) >= _TAIL_BYTES:
+            self._size -= len(self._parts.popleft())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+    def text(self) -> str:
+        return b"".join(self._parts)[-_TAIL_BYTES:].decode(errors="replace")

@@ -1,0 +1,315 @@
+"""What an engine's replies say: the JSON of SGLang's dialect, read into the dialect's types. No I/O.
+
+Invariants:
+- *disjoint chunks*: `StreamReader` gives each token once, whether the server sends each time all tokens so far
+  (SGLang's default) or only new ones (`--incremental-streaming-output`). `completion_tokens` counts all tokens of the
+  request in both; what it says beyond the tokens already given is new, and how many ids came along tells which of
+  the two the server does;
+- *a token has its log-prob*: ids and log-probs come in pairs, of the same token, and every log-prob is a finite
+  number; anything else is EngineProtocolError, and no token of that chunk is given;
+- *spans cover*: `spans` is empty or covers all tokens of the request without gap.
+
+This module must not know about sockets or deadlines.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import orjson
+
+from gyre.engines.dialect import (
+    Chunk,
+    EngineInfo,
+    EngineLoad,
+    Finish,
+    FinishKind,
+    GenerateRequest,
+    VersionSpan,
+)
+from gyre.engines.errors import EngineError, EngineFailed, EngineProtocolError, EngineRefused
+
+_QUOTED = 300
+"""How many characters of an engine's reply an error quotes."""
+
+
+def generate_body(request: GenerateRequest) -> bytes:
+    """The JSON that asks for `request` as a stream with log-probs."""
+    ids = np.ascontiguousarray(request.input_ids)
+    return _body(request.rid, ids, _params(request), request.cache_key)
+
+
+def generate_many_body(requests: Sequence[GenerateRequest]) -> bytes:
+    """The same for several at once, whose chunks come in one stream, each with the `index` of its request."""
+    return _body(
+        [request.rid for request in requests],
+        [np.ascontiguousarray(request.input_ids) for request in requests],
+        [_params(request) for request in requests],
+        [request.cache_key for request in requests],
+    )
+
+
+def _body(rid: Any, input_ids: Any, params: Any, cache_key: Any) -> bytes:
+    body = {
+        "rid": rid,
+        "input_ids": input_ids,
+        "sampling_params": params,
+        "stream": True,
+        "return_logprob": True,
+    }
+    if any(cache_key):  # of a list: if any of them has one
+        body["extra_key"] = cache_key
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _params(request: GenerateRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "ignore_eos": sampling.ignore_eos,
+    }
+    if sampling.stop_token_ids:
+        params["stop_token_ids"] = sampling.stop_token_ids
+    if sampling.sampling_seed is not None:
+        params["sampling_seed"] = sampling.sampling_seed
+    return params
+
+
+class EventLines:
+    """Splits the bytes of a server-sent stream into its events, in time linear in the bytes.
+
+    `done` after the closing `[DONE]`. Blank lines and comments (which keep a proxy awake) are no events.
+    """
+
+    def __init__(self) -> None:
+        self._partial: list[bytes] = []
+        self.done = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that these bytes complete, each without its `data:`."""
+        lines = data.split(b"\n")
+        if len(lines) == 1:
+            self._partial.append(data)
+            return []
+        lines[0] = b"".join([*self._partial, lines[0]])
+        self._partial = [lines.pop()]
+        events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        if events and events[-1] == b"[DONE]":
+            self.done = True
+            events.pop()
+        return events
+
+
+class StreamReader:
+    """Reads the events of one `/generate` stream in order. `finished` after the chunk with the finish."""
+
+    def __init__(self, rid: str) -> None:
+        self._rid = rid
+        self._seen = 0
+        self.finished = False
+
+    def read(self, event: bytes) -> Chunk:
+        """The chunk that this event (the JSON after `data:`) holds.
+
+        Raises EngineProtocolError for what makes no sense, EngineRefused and EngineFailed for what the engine says of
+        itself that it did not do.
+        """
+        try:
+            body = orjson.loads(event)
+        except orjson.JSONDecodeError as error:
+            self._nonsense(f"no JSON ({error})", event)
+        return self.read_body(body, event)
+
+    def read_body(self, body: Any, event: bytes) -> Chunk:
+        """The same, of an event that was parsed already."""
+        try:
+            return self._chunk(body)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            self._nonsense(f"not a chunk ({type(error).__name__}: {error})", event)
+
+    def _chunk(self, body: dict[str, Any]) -> Chunk:
+        if "error" in body:
+            raise said_no(_status_of(body["error"]), words_of(body), f"request {self._rid}")
+        meta = body["meta_info"]
+        finish = self._finish(meta["finish_reason"])
+        total = meta["completion_tokens"]
+        ids, logprobs = self._new_tokens(body["output_ids"], meta, total, finish)
+        spans = _spans(meta.get("weight_versions") or (), total) if finish is not None else ()
+        self._seen = total
+        self.finished = finish is not None
+        return Chunk(ids, logprobs, meta.get("weight_version"), finish, spans)
+
+    def _new_tokens(
+        self, ids: list[int], meta: dict[str, Any], total: int, finish: Finish | None
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.float32]]]:
+        new = total - self._seen
+        if new <= 0:
+            if new < 0:
+                raise ValueError(f"completion_tokens fell from {self._seen} to {total}")
+            # SGLang repeats the last token when it aborts a request that waits: it is not a new one.
+            return np.empty(0, np.int32), np.empty(0, np.float32)
+        pairs: list[Sequence[Any]] = meta["output_token_logprobs"]
+        came = len(ids)
+        if came == total == len(pairs):  # cumulative, or the first chunk of either kind
+            ids = ids[self._seen :]
+            pairs = pairs[self._seen :]
+        elif finish is not None and finish.kind is FinishKind.ABORT and came == new + 1:
+            # The repeated token, behind new ones that the server sends in the same chunk.
+            ids, pairs = ids[:new], pairs[:new]
+        if len(ids) != new:
+            raise ValueError(f"{came} output_ids, where {new} of {total} tokens are new")
+        if len(pairs) != new or (meta.get("output_token_logprobs_length") or total) != total:
+            raise ValueError(f"{len(pairs)} output_token_logprobs for {new} new tokens of {total}")
+        values = [pair[0] for pair in pairs]
+        if [pair[1] for pair in pairs] != ids:
+            raise ValueError("the log-probs are those of other tokens than output_ids")
+        if None in values or not math.isfinite(sum(values)):  # SGLang writes NaN as null
+            raise ValueError(f"log-prob {next(v for v in values if v is None or not math.isfinite(v))}")
+        # `array` refuses what is no number or too large, where numpy would cast it.
+        return (
+            np.frombuffer(array("i", ids), dtype=np.int32),
+            np.frombuffer(array("f", values), dtype=np.float32),
+        )
+
+    def _finish(self, reason: dict[str, Any] | None) -> Finish | None:
+        if reason is None:
+            return None
+        kind = FinishKind(reason["type"])
+        message = reason.get("message") or ""
+        status = reason.get("status_code")
+        if kind is FinishKind.ABORT and isinstance(status, int) and status >= 400:
+            raise said_no(status, message, f"request {self._rid}")
+        matched = reason.get("matched")
+        return Finish(kind, message, matched if isinstance(matched, int) else None)
+
+    def _nonsense(self, what: str, event: bytes) -> NoReturn:
+        raise EngineProtocolError(
+            f"The engine's stream for request {self._rid} holds {what}.",
+            hint="What came before stands; let another engine go on from there.",
+            details={"event": event[:_QUOTED].decode(errors="replace"), "tokens_before": self._seen},
+        )
+
+
+class ManyReader:
+    """Reads the events of one `/generate` stream of several requests. `finished` when each of them has its finish."""
+
+    def __init__(self, rids: Sequence[str]) -> None:
+        self._readers = [StreamReader(rid) for rid in rids]
+        self._left = len(rids)
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+    def read(self, event: bytes) -> tuple[int, Chunk]:
+        """The place of the request that the event is about, and its chunk. Raises as `StreamReader.read`."""
+        try:
+            body = orjson.loads(event)
+        except orjson.JSONDecodeError as error:
+            self._readers[0]._nonsense(f"no JSON ({error})", event)
+        at = body.get("index") if isinstance(body, dict) else None
+        if not isinstance(at, int) or not 0 <= at < len(self._readers):
+            at = 0  # what is no chunk (an error of the whole, say) is read as the first's
+        reader = self._readers[at]
+        before = reader.finished
+        chunk = reader.read_body(body, event)
+        if reader.finished and not before:
+            self._left -= 1
+        return at, chunk
+
+
+def _spans(rows: Sequence[dict[str, Any]], total: int) -> tuple[VersionSpan, ...]:
+    spans = tuple(
+        VersionSpan(str(row["version"]), row["start"], row["end"])
+        for row in rows
+        if row["end"] > row["start"]
+    )
+    if spans:
+        edges = [0, *(span.end for span in spans)]
+        if [span.start for span in spans] != edges[:-1] or edges[-1] != total:
+            raise ValueError(f"weight_versions do not cover {total} tokens")
+    return spans
+
+
+def load_of(body: Any) -> EngineLoad:
+    """`GET /v1/loads`, summed over data-parallel ranks. Raises EngineProtocolError."""
+    try:
+        ranks = body["loads"]
+        return EngineLoad(
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
+            max_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
+            max_running=sum(int(rank["max_running_requests"]) for rank in ranks),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineProtocolError(
+            f"The engine's load cannot be read ({type(error).__name__}: {error}).",
+            hint="Is it SGLang 0.5.17 or newer?",
+            details={"body": repr(body)[:_QUOTED]},
+        ) from error
+
+
+def info_of(model: Any, server: Any) -> EngineInfo:
+    """`GET /model_info` and `GET /server_info` together. Raises EngineProtocolError.
+
+    SGLang says its context length only if it was told one. Else this is how long it lets a prompt be: some six
+    tokens less.
+    """
+    try:
+        context = server.get("context_length") or server.get("max_req_input_len")
+        return EngineInfo(
+            model_path=str(model["model_path"]),
+            weight_version=str(model["weight_version"]),
+            context_length=None if context is None else int(context),
+            engine_version=str(server["version"]),
+            ranks=int(server.get("tp_size") or 1) * int(server.get("pp_size") or 1),
+            replicas=int(server.get("dp_size") or 1),
+            nodes=int(server.get("nnodes") or 1),
+            drafts=bool(server.get("speculative_algorithm")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineProtocolError(
+            f"The engine does not say who it is ({type(error).__name__}: {error}).",
+            hint="Is it SGLang 0.5.17 or newer?",
+            details={"model_info": repr(model)[:_QUOTED], "server_info": repr(server)[:_QUOTED]},
+        ) from error
+
+
+def said_no(status: int, words: str, what: str) -> EngineError:
+    """The error for an engine that answered `what` with an HTTP status of 400 or more, and these words."""
+    details = {"status": status}
+    if status >= 500:
+        return EngineFailed(
+            f"The engine could not do it: {what}: {status} {words}",
+            hint="Its own output says more; another engine may do it.",
+            details=details,
+        )
+    hint = ""
+    if status in (401, 403):
+        hint = "Give the API key that the engine was started with."
+    elif status == 404:
+        hint = "This engine does not speak this part of the dialect: is it SGLang 0.5.17 or newer?"
+    return EngineRefused(f"The engine refused {what}: {status} {words}", hint=hint, details=details)
+
+
+def words_of(body: Any) -> str:
+    """What an engine's error reply says, in whichever of its shapes."""
+    for key in ("error", "message", "detail"):
+        if isinstance(body, dict) and body.get(key):
+            return words_of(body[key])
+    text = body if isinstance(body, str) else orjson.dumps(body, default=str).decode()
+    return text[:_QUOTED]
+
+
+def _status_of(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and code >= 400 else 500

@@ -1,0 +1,103 @@
+"""How SGLang is started as an engine: its arguments and environment, and why each is there.
+
+This module must not import SGLang: it runs in a process, and often an environment, of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gyre.engines.limits import RequestLimits, vocabulary_of
+from gyre.engines.process import EngineCommand
+from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
+from gyre.errors import ConfigError
+
+STREAM_INTERVAL = 8
+"""Tokens a chunk: 8 costs an eighth of the messages of 1, and is a fifth of a second of a busy engine's work."""
+
+LOST_WORDS = (
+    "Triggering SIGQUIT for cleanup",
+    "SIGQUIT received.",
+    "Received sigquit from a child process",
+)
+"""Said when a scheduler has died: SGLang then sleeps 5 s "before crash diagnostics", and its streams are silent."""
+
+_OTHER_LOADERS = ("--custom-weight-loader", "--quantization", "--torchao-config", "--weight-cache-mode")
+
+_OURS = ("--host", "--port", "--model-path", "--skip-tokenizer-init", "--incremental-streaming-output")
+
+
+def sglang_command(
+    model_path: Path | str,
+    *,
+    python: str = sys.executable,
+    weight_version: str | None = None,
+    seeded: bool = True,
+    stream_interval: int = STREAM_INTERVAL,
+    api_key: str | None = None,
+    extra: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> EngineCommand:
+    """SGLang 0.5.17 or newer over the model in `model_path`, by the `python` that it is installed in.
+
+    `seeded` makes it honour `sampling_seed` (`--enable-deterministic-inference`: without it SGLang ignores seeds, with
+    it a request without a seed gets seed 42). `extra` are the user's own arguments, last, so that they win. Raises
+    ConfigError for an argument in `extra` that is Gyre's to give.
+
+    Gyre's weight loader goes with it, but where the weights are quantised in the engine (a copy of what was published
+    is not what it holds), or the user has a loader of his own.
+    """
+    for argument in extra:
+        name = argument.partition("=")[0]
+        if name in _OURS:
+            raise ConfigError(
+                f"{name} is set by Gyre and cannot be among the engine's extra arguments.",
+                hint="Leave it out.",
+            )
+    argv = [
+        *(python, "-m", "sglang.launch_server"),
+        *("--model-path", str(model_path)),
+        *("--host", "{host}", "--port", "{port}"),
+        "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
+        "--incremental-streaming-output",  # else every chunk repeats all tokens so far: quadratic
+        *("--stream-interval", str(stream_interval)),
+        "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
+        "--sleep-on-idle",  # else an idle engine takes a core
+    ]
+    if seeded:
+        argv.append("--enable-deterministic-inference")
+    if weight_version is not None:
+        argv += ["--weight-version", weight_version]
+    if api_key is not None:
+        argv += ["--api-key", api_key]
+    loader_key = "" if _loads_otherwise(model_path, extra) else secrets.token_hex(16)
+    if loader_key:
+        argv += ["--custom-weight-loader", LOADER]
+    argv += extra
+    own = {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
+        "PYTHONUNBUFFERED": "1",
+        # Images often tell Python to keep no bytecode. Each of an engine's processes imports some 6,000 modules, which
+        # takes 7 s of a core, and 25 s where it compiles them first: at every start, and so at every restart.
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    own |= env or {}
+    if loader_key:
+        path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        own |= {LOADER_KEY: loader_key, "PYTHONPATH": os.pathsep.join(filter(None, (str(LOADER_PATH), path)))}
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not seeded)
+    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS)
+
+
+def _loads_otherwise(model_path: Path | str, extra: Sequence[str]) -> bool:
+    if any(argument.partition("=")[0] in _OTHER_LOADERS for argument in extra):
+        return True
+    try:
+        return "quantization_config" in json.loads((Path(model_path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False  # the engine will say what is wrong with the folder

@@ -1,0 +1,465 @@
+"""Brings new weights into an engine that generates, and stops it only while they are copied.
+
+A version lies in a slot: a folder in Hugging Face's layout that the engine's processes can read (in `/dev/shm`, say).
+Into SGLang that Gyre started it goes by Gyre's own loader (`path/gyre_weight_loader.py`), which runs in each rank:
+
+1. `prepare`, while the engine generates: each rank maps the slot, verifies it, and brings it near its model;
+2. pause, `begin_weight_update` where the engine has such, the copy, `end_weight_update`;
+3. each rank says how it went; only then the engine is told the version's name, and goes on.
+
+Any other engine, and whatever the loader cannot do, goes by `update_weights_from_disk` in the same pause.
+
+Invariants:
+- *the same tensors*: a version that lacks a tensor that the engine serves, or has one of another shape, is refused
+  before anything stops: loading it would leave a mixture, and SGLang dies of some;
+- *whole or the old one*: if a copy broke, the whole version is read from the slot; if that is refused too, the version
+  of before; if that fails, the error says that nobody knows what the engine serves;
+- *no prefix of older weights*: `cache_key` changes with each pause, and requests that carry it share no KV cache with
+  those of another. With `keep=False` what runs is put back and every cached prefix is dropped, or nothing is loaded.
+
+This module must not know about samples, or who publishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gyre.engines.dialect import PauseMode
+from gyre.engines.errors import EngineError, EngineRefused
+from gyre.engines.http_client import EngineClient
+from gyre.weights.version.manifest import WeightManifest, WeightMismatch
+
+LISTING = "gyre.json"
+
+LOADER = "gyre_weight_loader.load"
+"""What SGLang imports, from the folder `LOADER_PATH` on its PYTHONPATH."""
+
+LOADER_PATH = Path(__file__).with_name("path")
+
+LOADER_KEY = "GYRE_WEIGHT_LOADER"
+
+Stage = Literal["auto", "device", "pinned", "host"]
+"""How near `prepare` brings a version: into the device's memory (`auto`: if there is room), into page-locked host
+memory, or no nearer than it is."""
+
+_NOTHING = base64.b64encode(b"\x80\x04].").decode()
+"""An empty list as SGLang wants its tensors: pickled. What is to be loaded is told over the loader's own socket."""
+
+_FLUSHES = 3
+"""Times that a cache is flushed before the load is given up: a request may come in between."""
+
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+
+_MAX_HEADER_BYTES = 100 << 20
+"""Safetensors' own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A version on this machine, as the loader is told of it.
+
+    `files` are absolute paths. A tensor is (name, torch's dtype, shape, number of its file, offset, bytes); a chunk is
+    (number of its file, offset, bytes, checksum): xxh3-64 or xxh3-128 in hexadecimal.
+    """
+
+    path: Path
+    files: tuple[str, ...]
+    tensors: tuple[tuple[str, str, tuple[int, ...], int, int, int], ...]
+    chunks: tuple[tuple[int, int, int, str], ...]
+    tied: bool
+
+    @classmethod
+    def read(cls, path: Path, manifest: WeightManifest | None = None) -> Slot:
+        """The slot in the folder `path`, with the checksums of `manifest`, else those of its `gyre.json`, else none.
+        Raises WeightMismatch for what is no such folder."""
+        try:
+            files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors")
+            if not files:
+                raise ValueError("it has no safetensors file")
+            tensors = [row for number, file in enumerate(files) for row in _header(file, number)]
+            numbers = {file.name: number for number, file in enumerate(files)}
+            chunks = _chunks_of(manifest, numbers) if manifest is not None else _listed(path, numbers)
+            config = json.loads((path / "config.json").read_text())
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise WeightMismatch(f"{path} holds no weights that can be loaded: {error}.") from error
+        names = tuple(str(file.absolute()) for file in files)
+        return cls(path, names, tuple(tensors), tuple(chunks), bool(config.get("tie_word_embeddings")))
+
+    def told(self) -> dict[str, Any]:
+        return {"files": self.files, "tensors": self.tensors, "chunks": self.chunks}
+
+    def require(self, served: Slot) -> None:
+        """Raises WeightMismatch unless this can take the place of `served` without leaving anything of it."""
+        mine, theirs = self._shapes(), served._shapes()
+        for what, names in (("lacks", theirs.keys() - mine.keys()), ("has", mine.keys() - theirs.keys())):
+            if names:
+                raise WeightMismatch(
+                    f"{self.path} {what} {len(names)} tensors that the engine's own weights "
+                    f"{'have' if what == 'lacks' else 'lack'}: {', '.join(sorted(names)[:3])} …",
+                    hint="It must be a version of the model that the engine was started with.",
+                )
+        for name, shape in mine.items():
+            if shape != theirs[name]:
+                raise WeightMismatch(
+                    f"{self.path} has {name} as {list(shape)}, and the engine has it as {list(theirs[name])}.",
+                    hint="It must be a version of the model that the engine was started with.",
+                )
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Without what no model loads: buffers that older files have, and an output layer that is the input's."""
+        return {
+            name: shape
+            for name, _, shape, *_ in self.tensors
+            if "rotary_emb.inv_freq" not in name and not (self.tied and name == "lm_head.weight")
+        }
+
+
+def _header(file: Path, number: int) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= _MAX_HEADER_BYTES:
+            raise ValueError(f"{file.name} is no safetensors file")
+        header = json.loads(opened.read(length))
+    rows = []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            shape = tuple(int(size) for size in entry["shape"])
+            rows.append((name, _DTYPES[entry["dtype"]], shape, number, 8 + length + begin, end - begin))
+    return rows
+
+
+def _chunks_of(manifest: WeightManifest, numbers: Mapping[str, int]) -> list[tuple[int, int, int, str]]:
+    """Those of the files that hold tensors."""
+    return [
+        (numbers[name], chunk.offset, chunk.nbytes, chunk.digest)
+        for chunk in manifest.chunks()
+        if (name := manifest.files[chunk.file].name) in numbers
+    ]
+
+
+def _listed(path: Path, numbers: Mapping[str, int]) -> list[tuple[int, int, int, str]]:
+    try:
+        listing = json.loads((path / LISTING).read_text())
+    except FileNotFoundError:
+        return []
+    if "digests" in listing:
+        return _chunks_of(WeightManifest.from_dict(listing), numbers)
+    return [
+        (numbers[file["name"]], 0, file["size_bytes"], file["checksum"])
+        for file in listing["files"]
+        if file["name"] in numbers
+    ]
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """How a version came into an engine. Seconds; of several ranks the slowest's."""
+
+    version: str
+    how: Literal["loader", "disk"] = "disk"
+    why_disk: str = ""
+    """Why the loader was not used, or what broke in it."""
+    stage: str = ""
+    note: str = ""
+    """Why the version came no nearer than `stage`, where something broke."""
+    size_bytes: int = 0
+    map_s: float = 0.0
+    verify_s: float = 0.0
+    """0 where it was verified in the pass that copied it."""
+    pin_s: float = 0.0
+    copy_s: float = 0.0
+    """To the device's memory."""
+    prepare_s: float = 0.0
+    """All before the pause, as the agent saw it: the engine generates."""
+    load_s: float = 0.0
+    """In the engine's own clock, by the loader alone."""
+    pause_s: float = 0.0
+    """From asking for the pause to having been told that it ended: the engine stands for less than this."""
+    steps_s: dict[str, float] = field(default_factory=dict)
+    """The requests that the pause consists of."""
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class EngineLoader:
+    """Loads versions into the engine behind `client`, which serves the model in `serves`.
+
+    `key` is the loader's (`EngineCommand.loader_key`), "" for an engine that has none. One load at a time.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        serves: Path,
+        *,
+        key: str = "",
+        stage: Stage = "auto",
+        prepare_within_s: float = 600.0,
+    ) -> None:
+        """`prepare_within_s` covers the checksums and the copy to the device of one version."""
+        self.why_not = "" if key else "the engine was started without it"
+        """Why the loader is not used; "" while it is."""
+        self._client = client
+        self._key = key
+        self._serves = serves
+        self._slot = self._read(serves, None) if serves.is_dir() else None
+        self.stage = stage
+        self._within_s = prepare_within_s
+        self._ranks = 0
+        self._has_sessions = False
+        self._pauses = 0
+
+    @property
+    def cache_key(self) -> str:
+        """What a request that is sent now must carry (`GenerateRequest.cache_key`)."""
+        return str(self._pauses)
+
+    async def arm(self) -> bool:
+        """Make the ranks' loaders listen. Once, before the engine has work: a request that runs would be waited for.
+
+        False, with `why_not`, where that cannot be; then versions are read from disk. Raises EngineError where the
+        engine died of it.
+        """
+        if self.why_not:
+            return False
+        try:
+            info = await self._client.info()
+            if info.replicas > 1 or info.nodes > 1 or info.drafts:
+                raise _NoLoader("it loads one replica, of one model, on one machine")
+            self._ranks = info.ranks
+            self._has_sessions = await self._client.begin_weight_update()
+            try:
+                await self._copy()
+            finally:
+                if self._has_sessions:
+                    await self._client.end_weight_update()
+            await self._ask({"op": "hello"}, 10.0)
+        except (EngineRefused, _NoLoader) as error:
+            self.why_not = str(error)
+        return not self.why_not
+
+    async def load(
+        self,
+        version: str,
+        slot_path: Path,
+        manifest: WeightManifest | None = None,
+        *,
+        keep: bool = True,
+        call_off: Callable[[], Awaitable[None]] | None = None,
+        changed: Callable[[Mapping[str, int] | None], None] = lambda made: None,
+    ) -> LoadReport:
+        """Serve the version in the folder `slot_path`, which nobody may change meanwhile.
+
+        `changed` is called in the pause, when the weights are the new ones (or may be): with how many tokens of each
+        request that the engine has, by its id, older weights made; None where the engine cannot tell.
+
+        `keep`: what runs goes on as it is. Else it is put back into the queue and computed anew, with nothing cached;
+        where the engine cannot (SGLang 0.5.17 flushes no cache while requests wait), `call_off` must end everything
+        that runs.
+
+        Raises WeightMismatch and EngineRefused where the engine goes on with what it had, and another EngineError
+        where nobody knows what it serves now.
+        """
+        loop = asyncio.get_running_loop()
+        slot = await loop.run_in_executor(None, self._read, slot_path, manifest)
+        if slot is not None and self._slot is not None:
+            slot.require(self._slot)
+        report = LoadReport(version, why_disk=self.why_not)
+        if slot is not None and not self.why_not:
+            await self._prepare(slot, report)
+        async with self._paused(report, keep=keep, call_off=call_off):
+            if report.how == "loader":
+                await self._by_loader(version, slot_path, report, changed)
+            else:
+                changed(None)
+                await self._from_disk(version, slot_path, report)
+        self._serves, self._slot = slot_path, slot
+        return report
+
+    def _read(self, path: Path, manifest: WeightManifest | None) -> Slot | None:
+        """None for what only an engine of its own kind can read; whether it can, it says itself."""
+        try:
+            return Slot.read(path, manifest)
+        except WeightMismatch:
+            if self._key:
+                raise
+            return None
+
+    # -- before the pause -----------------------------------------------------------------------------
+
+    async def _prepare(self, slot: Slot, report: LoadReport) -> None:
+        """Raises WeightMismatch where a rank found other bytes than the manifest's. What a rank cannot map at all is
+        left to the disk."""
+        began = time.perf_counter()
+        asked = {"op": "prepare", "version": report.version, "slot": slot.told(), "stage": self.stage}
+        try:
+            answers = await self._ask(asked, self._within_s)
+        except _NoLoader as error:
+            report.why_disk = str(error)
+            return
+        refused = [answer for answer in answers if not answer["ok"]]
+        if refused:
+            with contextlib.suppress(_NoLoader):
+                await self._ask({"op": "forget"}, 10.0)
+            report.why_disk = refused[0]["error"]
+            wrong = [answer["error"] for answer in refused if answer["wrong"]]
+            if wrong:
+                raise WeightMismatch(f"The engine did not take version {report.version}: {wrong[0]}")
+            return
+        report.prepare_s = time.perf_counter() - began
+        report.how, report.stage = "loader", answers[0]["stage"]
+        report.size_bytes = answers[0]["size_bytes"]
+        report.note = next((answer["note"] for answer in answers if answer["note"]), "")
+        for name in ("map_s", "verify_s", "pin_s", "copy_s"):
+            setattr(report, name, max(answer[name] for answer in answers))
+
+    # -- in the pause ---------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _paused(
+        self, report: LoadReport, *, keep: bool, call_off: Callable[[], Awaitable[None]] | None
+    ) -> AsyncIterator[None]:
+        began = time.perf_counter()
+        self._pauses += 1
+        async with _timed(report.steps_s, "pause"):
+            await self._client.pause(PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
+        try:
+            if not keep:
+                async with _timed(report.steps_s, "flush"):
+                    await self._flush(call_off)
+            yield
+        except (EngineRefused, WeightMismatch):
+            await self._client.resume()  # it goes on with what it had
+            raise
+        async with _timed(report.steps_s, "resume"):
+            await self._client.resume()
+        report.pause_s = time.perf_counter() - began
+
+    async def _flush(self, call_off: Callable[[], Awaitable[None]] | None) -> None:
+        for turn in range(_FLUSHES):
+            try:
+                await self._client.flush_cache()
+                return
+            except EngineRefused:
+                if turn == _FLUSHES - 1 or call_off is None:
+                    raise
+            await self._client.resume()
+            await call_off()
+            await self._client.pause(PauseMode.RETRACT)
+
+    async def _by_loader(
+        self,
+        version: str,
+        path: Path,
+        report: LoadReport,
+        changed: Callable[[Mapping[str, int] | None], None],
+    ) -> None:
+        try:
+            if self._has_sessions:
+                async with _timed(report.steps_s, "begin"):
+                    await self._client.begin_weight_update()
+            try:
+                async with _timed(report.steps_s, "copy"):
+                    await self._copy()
+            finally:
+                if self._has_sessions:
+                    async with _timed(report.steps_s, "end"):
+                        await self._client.end_weight_update()
+            async with _timed(report.steps_s, "outcome"):
+                outcomes = await self._ask({"op": "outcome"}, 10.0)
+            broken = [outcome["error"] for outcome in outcomes if not outcome["ok"]]
+        except (EngineRefused, _NoLoader) as error:
+            outcomes, broken = [], [str(error)]
+        changed(outcomes[0]["made"] if not broken else None)
+        if broken:
+            report.how, report.why_disk = "disk", broken[0]
+            await self._from_disk(version, path, report)
+            return
+        report.load_s = max(outcome["load_s"] for outcome in outcomes)
+        async with _timed(report.steps_s, "label"):
+            await self._client.name_weights(version)
+
+    async def _copy(self) -> None:
+        await self._client.update_weights_from_tensor([_NOTHING] * self._ranks, load_format=LOADER)
+
+    async def _from_disk(self, version: str, path: Path, report: LoadReport) -> None:
+        """The whole version; if that is refused, the one of before, so that no half of this one is served."""
+        try:
+            async with _timed(report.steps_s, "disk"):
+                await self._client.update_weights_from_disk(path, version, flush_cache=False)
+        except EngineRefused as error:
+            if not self._key:
+                raise  # it promises to keep what it had
+            try:
+                before = (await self._client.info()).weight_version
+                await self._client.update_weights_from_disk(self._serves, before, flush_cache=False)
+            except EngineError as second:
+                raise EngineError(
+                    f"The engine took neither version {version} ({error}) nor the one of before ({second}).",
+                    hint="Start it anew: it may serve parts of both.",
+                ) from error
+            raise
+
+    # -- the ranks' loaders ---------------------------------------------------------------------------
+
+    async def _ask(self, what: dict[str, Any], within_s: float) -> list[dict[str, Any]]:
+        """Every rank's answer, in their order. Raises _NoLoader where one does not answer."""
+        line = json.dumps(what).encode() + b"\n"
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.gather(*(self._ask_rank(rank, line) for rank in range(self._ranks)))
+        except TimeoutError:
+            raise _NoLoader(
+                f"the engine's weight loader did not answer {what['op']!r} within {within_s:g} s"
+            ) from None
+
+    async def _ask_rank(self, rank: int, line: bytes) -> dict[str, Any]:
+        try:
+            reader, writer = await asyncio.open_unix_connection(f"\0gyre-{self._key}-{rank}", limit=1 << 20)
+            try:
+                writer.write(line)
+                await writer.drain()
+                answer = json.loads(await reader.readline())
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        except (OSError, ValueError) as error:
+            raise _NoLoader(f"rank {rank} of the engine has no weight loader: {error}") from error
+        return dict(answer)
+
+
+class _NoLoader(Exception):
+    """The loader cannot be used; the disk can."""
+
+
+@contextlib.asynccontextmanager
+async def _timed(steps_s: dict[str, float], name: str) -> AsyncIterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        steps_s[name] = steps_s.get(name, 0.0) + time.perf_counter() - began

@@ -1,0 +1,109 @@
+"""What the master shows and takes, as the REST server and the command line see it.
+
+`MasterApi` is the whole surface between the control loop and everything that asks of it: reads are of
+immutable snapshots and may come from any thread, so a slow client never slows the control loop.
+
+The view of a job is plain data with these keys:
+
+    job        JobRecord as a mapping (job_id, name, phase, reason, message, step, version, …)
+    master     pid, epoch, url, node, answering
+    vertices   a list: id, role, rank, pid, node, phase, reason, message, incarnation, restarts, since,
+               version (of the weights it serves, or null), busy (operator or ""), fields (its own report)
+    incidents  a list, oldest first
+    progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
+               tokens_per_s, waits (shares of recent time, "role waits for role" → 0 to 1), …
+    seq        sequence number of the last committed event
+    store      error: why the journal cannot be written, or ""
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from gyre.failover import JobState
+
+View = dict[str, Any]
+
+
+class MasterApi(Protocol):
+    """Every method may be called from any thread. `command` blocks until the event is in the journal."""
+
+    def view(self) -> View: ...
+
+    def spec(self) -> dict[str, Any]: ...
+
+    def graph(self) -> dict[str, Any]:
+        """The compiled graph and plan, as `gyre.graph.as_dict` gives it."""
+        ...
+
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """Committed events with seq > after: seq, id, cause, kind, at, actor, body."""
+        ...
+
+    def wait_for_events(self, *, after: int, timeout_s: float) -> bool:
+        """Blocks until an event with seq > after is committed; False where none came in time."""
+        ...
+
+    def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
+        """`scale` (role, count), `pause`, `resume`, `stop` (reason). Returns the event's seq.
+
+        Raises Conflict, NotFound or ConfigError as the coordinator says, Unreachable past the deadline.
+        """
+        ...
+
+    def logs(
+        self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+    ) -> dict[str, Any]:
+        """`chunks`: a list of vertex, incarnation, file, offset, text; `next`: file → offset to go on from."""
+        ...
+
+    def metrics(self) -> bytes:
+        """Prometheus text format."""
+        ...
+
+
+def view_of(
+    state: JobState,
+    *,
+    seq: int,
+    telemetry: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: Mapping[str, Any] | None = None,
+    store_error: str = "",
+    answering: bool = True,
+) -> View:
+    """The view of a state. `telemetry` maps vertex ids to what they last reported."""
+    telemetry = telemetry or {}
+    job = asdict(state.job)
+    vertices = []
+    for record in state.vertices.values():
+        seen = telemetry.get(record.id, {})
+        vertices.append(
+            {
+                **asdict(record),
+                "version": seen.get("version"),
+                "busy": seen.get("busy", ""),
+                "fields": seen.get("fields", {}),
+            }
+        )
+    incidents = [
+        {**asdict(incident), "region": list(incident.region), "recovery_s": incident.recovery_s}
+        for incident in state.incidents.values()
+    ]
+    incidents.sort(key=lambda incident: incident["at"])
+    return {
+        "job": job,
+        "master": {
+            "pid": state.job.master_pid,
+            "epoch": state.job.epoch,
+            "url": state.job.master_url,
+            "node": state.job.master_node,
+            "answering": answering,
+        },
+        "vertices": vertices,
+        "incidents": incidents,
+        "progress": dict(progress or {}),
+        "seq": seq,
+        "store": {"error": store_error},
+    }

@@ -1,0 +1,137 @@
+"""An instance from the command line: an agent with its engine, until it is told to leave.
+
+Exit codes are the command line's: 0 after a drain, 2 where the manager refuses this instance, 3 where it is not
+reached or does not accept the token; an engine that cannot be started is an error of its own.
+
+This module must not know about Ray, or what an engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gyre.engines.process import EngineCommand
+from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
+from gyre.errors import Unauthorized, Unreachable
+from gyre.rollouts.agent.agent import Agent, AgentSettings, Endpoint, Refused
+
+LOOK_S = 0.2
+"""How often the notice file is looked for."""
+
+
+class NotTaken(Refused):
+    exit_code = 2
+
+
+def engine_commands(
+    engine: str,
+    *,
+    max_running: int,
+    kv_tokens: int,
+    model: Path | None = None,
+    python: str | None = None,
+    extra: Sequence[str] = (),
+) -> Callable[[Path, str], EngineCommand]:
+    """How `sglang` or the `embedded` engine is started over a model folder. `model`, where given, has the tokenizer
+    and configuration that the published folders lack, and is what `extra` may refer to as `{model}`."""
+    given = [part.replace("{model}", str(model or "")) for part in extra]
+
+    def command(folder: Path, version: str) -> EngineCommand:
+        if engine == "sglang":
+            return sglang_command(
+                folder,
+                python=python or sys.executable,
+                weight_version=version,
+                extra=["--max-running-requests", str(max_running), *given],
+            )
+        argv = [
+            *(python or sys.executable, "-m", "gyre.engines.embedded"),
+            *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
+            *("--weight-version", version, "--max-running-requests", str(max_running)),
+            *("--max-total-tokens", str(kv_tokens), "--stream-interval", str(STREAM_INTERVAL)),
+        ]
+        return EngineCommand((*argv, *given))
+
+    return command
+
+
+async def run_agent(
+    settings: AgentSettings,
+    endpoint: Endpoint,
+    command_for: Callable[[Path, str], EngineCommand],
+    *,
+    notice_file: Path | None = None,
+    drain_deadline_s: float = 30.0,
+    reach_within_s: float = 60.0,
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    say: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
+) -> None:
+    """Work until drained: by SIGTERM or SIGINT, when `notice_file` appears, or when the manager asks. A second signal
+    does not wait any more. Raises NotTaken, Unauthorized, or Unreachable where the manager is away for longer than
+    `reach_within_s`; tokens that it does not have are lost then."""
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        agent = Agent(settings, endpoint, command_for, on_progress=on_progress, tls=tls)
+        work = loop.create_task(agent.run())
+
+        def leave(reason: str) -> None:
+            if agent.is_draining:
+                work.cancel()
+                return
+            say(f"{settings.name} drains: {reason}")
+            agent.drain(reason, drain_deadline_s)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leave, signal.Signals(number).name)
+            stack.callback(loop.remove_signal_handler, number)
+        watch = loop.create_task(_watch(agent, leave, notice_file, reach_within_s))
+        try:
+            done, _ = await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if work in done:
+                work.result()
+            else:
+                watch.result()
+        except Refused as error:
+            if error.details.get("reason") == "unauthorised":
+                raise Unauthorized(error.message, hint=error.hint) from None
+            if error.details.get("reason") == "certificate":
+                raise NotTaken(error.message, hint=error.hint, details=error.details) from None
+            raise NotTaken(
+                f"The rollout manager does not take {settings.name}: {error.message}", details=error.details
+            ) from None
+        except asyncio.CancelledError:
+            if not agent.is_draining:  # it was us who were cancelled, and not the work by a second signal
+                raise
+        finally:
+            for task in (watch, work):
+                task.cancel()
+            await asyncio.gather(watch, work, return_exceptions=True)
+
+
+async def _watch(
+    agent: Agent, leave: Callable[[str], None], notice_file: Path | None, reach_within_s: float
+) -> None:
+    """Returns never; raises Unreachable."""
+    loop = asyncio.get_running_loop()
+    seen = loop.time()
+    while True:
+        now = loop.time()
+        if agent.connected:
+            seen = now
+        if now - seen > reach_within_s and not agent.is_draining:
+            where = agent.where
+            raise Unreachable(
+                f"The rollout manager{' at ' + where if where else ''} was not reached for {reach_within_s:g} s.",
+                hint="Is the job running, and can this machine open that address?",
+            )
+        if notice_file is not None and not agent.is_draining and notice_file.exists():  # noqa: ASYNC240
+            leave(f"{notice_file} appeared")
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,103 @@
+"""What an agent reports: the new tokens of its samples, how they ended, and how full and fast its engine is.
+
+Invariants:
+- *dead together*: what an engine died with is reported as such in one frame;
+- *ends after tokens*: a sample's end is in no frame before its last token.
+
+This module must not know about connections, or how samples are generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.rollouts.agent.held_samples import HeldSample
+from gyre.rollouts.protocol.frames import End, Progress
+
+PORTION_TOKENS = 1 << 20
+"""In one report: 8 MiB, far below the frame limit, however long the manager was away."""
+
+
+class Reports:
+    """Numbers the reports of one connection after another, and measures the engine's rate between them."""
+
+    def __init__(self, max_running: int) -> None:
+        self.seq = 0
+        """Of the last one; begins anew with each connection."""
+        self._max_running = max_running
+        self._rate = 0.0
+        self._rate_at = 0.0
+        self._rate_tokens = 0
+
+    def next(
+        self,
+        samples: Collection[HeldSample],
+        *,
+        everything: bool,
+        made_tokens: int,
+        interval_s: float,
+        now: float,
+    ) -> tuple[Progress, bool]:
+        """What is new, if not of all samples then of those that ended, and whether there is more (of another version)
+        for a further frame. `made_tokens` is what the agent's engines made in all."""
+        self.seq += 1
+        new = sorted(
+            (held for held in samples if held.sent < held.made and (everything or held.end)),
+            key=lambda held: held.row,
+        )
+        rows: list[int] = []
+        leases, starts, counts, versions = [], [], [], []
+        ids: list[NDArray[np.int32]] = []
+        logprobs: list[NDArray[np.float32]] = []
+        more, room = False, PORTION_TOKENS
+        for held in new:
+            if not room:
+                more = True
+                break
+            if rows and rows[-1] == held.row:  # one of them was called off, and its row has been given again
+                more = True
+                continue
+            some_ids, some_logprobs, version = held.unsent()
+            some_ids, some_logprobs = some_ids[:room], some_logprobs[:room]
+            room -= len(some_ids)
+            rows.append(held.row)
+            leases.append(held.lease)
+            starts.append(held.start + held.sent)
+            counts.append(len(some_ids))
+            versions.append(version)
+            ids.append(some_ids)
+            logprobs.append(some_logprobs)
+            held.sent += len(some_ids)
+            more = more or held.sent < held.made
+        ends = []
+        over = [held for held in samples if held.end and not held.end_seq]
+        together = all(held.sent == held.made for held in over if held.end == "died")
+        for held in over:
+            if held.sent == held.made and (together or held.end != "died"):
+                held.end_seq = self.seq
+                runs = held.true_runs if held.lease_began == 0 else ()
+                ends.append(End(held.row, held.lease, held.end, held.message, runs))
+        if now - self._rate_at >= interval_s:
+            made, seconds = made_tokens - self._rate_tokens, now - self._rate_at
+            self._rate = made / seconds if self._rate_at else 0.0
+            self._rate_at, self._rate_tokens = now, made_tokens
+        running = [held for held in samples if not held.end]
+        frame = Progress(
+            self.seq,
+            np.array(rows, np.uint32),
+            np.array(leases, np.uint64),
+            np.array(starts, np.uint32),
+            np.array(counts, np.uint32),
+            np.array(versions, np.int32),
+            np.concatenate(ids) if ids else np.empty(0, np.int32),
+            np.concatenate(logprobs) if logprobs else np.empty(0, np.float32),
+            ends,
+            running=min(len(running), self._max_running),
+            waiting=max(0, len(running) - self._max_running),
+            used_tokens=sum(len(held.prompt) + held.start + held.made for held in running),
+            rate_tokens_s=self._rate,
+        )
+        return frame, more

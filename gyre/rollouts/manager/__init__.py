@@ -1,0 +1,1 @@
+"""The rollout manager's process: connections, policy versions, delivery, windows, status."""

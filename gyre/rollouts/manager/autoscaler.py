@@ -1,0 +1,130 @@
+"""What the rollout manager observes of its fleet, for the policy that says how many instances there should be.
+
+An observation is of whole steps: within one, instances and the trainer take turns, and a part of it would say that
+one of them had nothing to do. What the trainer waited for it tells itself, by its own clock.
+
+Invariants:
+- *asked once*: a change that was advised is not advised again before it came about, or did not for a while;
+- *nobody to work for, nothing to learn*: while no trainer is attached nothing is observed.
+
+This module must not know how instances are started, nor read the time: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gyre.rollouts.protocol.frames import Pulse
+from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation
+
+NO_STEP_S = 60.0
+"""Where no step ends, an observation is of so long; of two steps, where they take longer."""
+
+ASK_AGAIN_S = 60.0
+"""An advice that nothing came of (there was no room, or the master was away) may be given again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Who is there now. `placed` are the role's own, `others` joined by themselves; both without those that drain.
+    `serving` of them have a policy, `busy` have samples."""
+
+    placed: int
+    others: int
+    serving: int
+    busy: int
+    queued_tokens: float
+    rate_tokens_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    seen: int
+    count: int
+    reason: str
+    observed: Observation
+
+
+class Autoscaler:
+    def __init__(self, settings: ElasticSettings) -> None:
+        self._policy = ElasticPolicy(settings)
+        self._shortest_s = settings.up_cooldown_s / settings.evidence
+        """So that a cool-down has room for the observations that end it."""
+        self._first: Pulse | None = None
+        self._last: Pulse | None = None
+        self._at = 0.0
+        self._idle_s = self._serving_s = self._local_s = 0.0
+        self._stepped = False
+        self._step_at: float | None = None
+        self._step_s = 0.0
+        self._asked: tuple[int, int] | None = None
+        self._asked_at = -math.inf
+
+    def detached(self) -> None:
+        """No trainer: what was observed so far is of no step."""
+        self._first = self._last = None
+        self._step_at = None
+
+    def pulse(self, pulse: Pulse, now: float) -> None:
+        self._last = pulse
+        if self._first is None:
+            self._begin(now)
+
+    def step_done(self, now: float) -> None:
+        """A policy was published."""
+        self._stepped = True
+        if self._step_at is not None:
+            self._step_s = now - self._step_at
+        self._step_at = now
+
+    def look(self, fleet: Fleet, now: float, *, window_open: bool = False) -> Advice | None:
+        """Called every so often. `window_open`: the trainer's own devices generate."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return None
+        passed = now - self._at
+        self._at = now
+        self._serving_s += fleet.serving * passed
+        self._idle_s += max(0, fleet.serving - fleet.busy) * passed
+        self._local_s += passed if window_open else 0.0
+        wanted = last.wanted
+        urgent = not wanted and not fleet.others and fleet.queued_tokens > 0
+        outside = not self._policy.settings.min <= wanted <= self._policy.settings.max
+        if not (urgent or outside or self._is_whole(last.at_s - first.at_s)):
+            return None
+        observation = self._observation(fleet, first, last)
+        if not (urgent or outside):
+            self._begin(now)
+        if self._asked is not None and self._asked[0] == wanted and now - self._asked_at < ASK_AGAIN_S:
+            return None
+        scale = self._policy.decide(observation, now)
+        if scale is None or scale.target == wanted:
+            return None
+        self._asked, self._asked_at = (wanted, scale.target), now
+        return Advice(wanted, scale.target, scale.reason, observation)
+
+    def _begin(self, now: float) -> None:
+        self._first, self._at, self._stepped = self._last, now, False
+        self._idle_s = self._serving_s = self._local_s = 0.0
+
+    def _is_whole(self, observed_s: float) -> bool:
+        if observed_s < self._shortest_s or observed_s <= 0:
+            return False
+        return self._stepped or observed_s >= max(NO_STEP_S, 2.0 * self._step_s)
+
+    def _observation(self, fleet: Fleet, first: Pulse, last: Pulse) -> Observation:
+        observed_s = max(last.at_s - first.at_s, 1e-9)
+        local = min(1.0, self._local_s / observed_s)
+        waited = min(1.0, (last.waited_s - first.waited_s) / observed_s)
+        there = min(fleet.placed, last.wanted)
+        return Observation(
+            instances=last.wanted,
+            starting=last.wanted - there,
+            others=fleet.others,
+            trainer_wait_share=round(max(0.0, waited - local), 4),
+            local_share=round(local, 4),
+            idle_share=round(self._idle_s / self._serving_s, 4) if self._serving_s > 0 else 0.0,
+            queued_tokens=round(fleet.queued_tokens, 1),
+            rate_tokens_s=round(fleet.rate_tokens_s, 1),
+        )

@@ -1,0 +1,131 @@
+"""Who is connected to the rollout manager: a connection with its queue of frames, and what is known of an agent.
+
+Invariant *nobody waits for one*: a peer that does not read is cut off, and never slows who sends.
+
+This module must not know what the frames bring about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aiohttp import web
+
+from gyre.rollouts.protocol.frames import Frame, Hello, encode
+
+AT_ONCE_BYTES = 16 << 10
+"""A frame up to this size is written by who sends it, where nothing waits before it: a quarter of what a transport
+holds before it asks to wait."""
+
+SEND_LIMIT_BYTES = 256 << 20
+"""Waiting for one peer that does not read; beyond it the connection is cut and the peer dials again."""
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One connection. A small frame is written at once where the peer reads; what is large, or has to wait for that, is
+    queued, and a task of its own writes it."""
+
+    socket: web.WebSocketResponse
+    name: str
+    transport: asyncio.BaseTransport | None = None
+    send_timeout_s: float = 30.0
+    written: Callable[[], None] = lambda: None
+    """Called after each frame that had to wait: there is room for more."""
+    queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    waiting_bytes: int = 0
+    closing: bool = False
+
+    def send(self, frame: Frame) -> None:
+        if self.closing:
+            return
+        data = encode(frame)
+        if not self.waiting_bytes and len(data) <= AT_ONCE_BYTES and self._reads():
+            self._write_at_once(data)
+            return
+        self.waiting_bytes += len(data)
+        if self.waiting_bytes > SEND_LIMIT_BYTES:
+            self.cut()
+            return
+        self.queue.put_nowait(data)
+
+    def _reads(self) -> bool:
+        """Whether the system has taken all that was written so far."""
+        transport = self.transport
+        return isinstance(transport, asyncio.WriteTransport) and not transport.get_write_buffer_size()
+
+    def _write_at_once(self, data: bytes) -> None:
+        """aiohttp awaits nothing but room in the transport, and there is room: one step writes the frame."""
+        writing = self.socket.send_bytes(data)
+        try:
+            writing.send(None)
+        except StopIteration:
+            return
+        except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
+            return
+        writing.close()  # it is written; what comes next finds that the peer does not read, and is queued
+
+    def close(self) -> None:
+        """After what is queued."""
+        if not self.closing:
+            self.closing = True
+            self.queue.put_nowait(None)
+
+    def cut(self) -> None:
+        """At once, for it does not read."""
+        self.close()
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
+
+    async def write(self) -> None:
+        while (data := await self.queue.get()) is not None:
+            try:
+                async with asyncio.timeout(self.send_timeout_s):
+                    await self.socket.send_bytes(data)
+            except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
+                return
+            except TimeoutError:
+                self.cut()
+                return
+            self.waiting_bytes -= len(data)
+            self.written()
+        with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
+            await asyncio.wait_for(self.socket.close(), 2.0)
+
+
+@dataclass(eq=False, slots=True)
+class AgentSession:
+    hello: Hello
+    peer: Connection | None
+    number: int
+    heard_at: float
+    joined_at: float
+    source: str = ""
+    """host:port where others can fetch the version that it has."""
+    lost_at: float | None = None
+    draining: bool = False
+    drain_until: float | None = None
+    loading: int | None = None
+    loading_since: float = 0.0
+    told_ahead: int = -1
+    """The newest version that it was told to fetch, and not to load yet."""
+    running: int = 0
+    waiting: int = 0
+    used_tokens: int = 0
+    rate_tokens_s: float = 0.0
+    engine_deaths: int = 0
+    resting: Literal["", "falling", "asleep", "waking"] = ""
+    """Of a local instance, whose engine gives its memory back outside of windows."""
+    resting_since: float = 0.0
+    acked_at: float = 0.0
+    deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
+    """Frames that wait until the ledger's delta of this number is committed, in order."""
+
+    @property
+    def name(self) -> str:
+        return self.hello.instance

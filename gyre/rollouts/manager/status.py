@@ -1,0 +1,64 @@
+"""How the rollout plane is, as plain data: what `GET /v1/status`, the job's status and the dashboard show.
+
+This module must not know how any of it came about, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gyre.rollouts.core.groups import Instance, OpenGroups
+from gyre.rollouts.manager.sessions import AgentSession
+
+
+def book_status(book: OpenGroups) -> dict[str, Any]:
+    """Samples, and the account in tokens."""
+    account = book.account
+    return {
+        "queued": book.queued,
+        "open_groups": len(book.tickets),
+        "account": {
+            "generated": account.generated,
+            "delivered": account.delivered,
+            "in_flight": book.in_flight_tokens,
+            "discarded": dict(account.discarded),
+            "missing": book.missing_tokens(),
+        },
+        "samples_set_aside": account.samples_set_aside,
+        "samples_given_up": len(book.given_up),
+    }
+
+
+def instance_status(
+    session: AgentSession, instance: Instance, now: float, *, checksum: str
+) -> dict[str, Any]:
+    """`checksum` is of the version that it acknowledged; "" where that is not known any more."""
+    return {
+        "instance": session.name,
+        "incarnation": session.hello.incarnation,
+        "engine": session.hello.engine,
+        "node": session.hello.node,
+        "pid": session.hello.pid,
+        "version": instance.version,
+        "checksum": checksum,
+        "source": session.source,
+        "state": _state(session, instance),
+        "samples": len(instance.held),
+        "running": session.running,
+        "tokens": instance.tokens,
+        "rate_tokens_s": round(session.rate_tokens_s, 1),
+        "kv_used_tokens": session.used_tokens,
+        "silent_s": round(now - session.heard_at, 2),
+    }
+
+
+def _state(session: AgentSession, instance: Instance) -> str:
+    if session.peer is None:
+        return "cut"
+    if session.draining:
+        return "draining"
+    if session.resting:
+        return {"falling": "asleep", "asleep": "asleep", "waking": "waking"}[session.resting]
+    if session.loading is not None:
+        return "loading"
+    return "working" if instance.held else "idle"

@@ -1,0 +1,1 @@
+"""What passes between the rollout manager and its peers: typed frames, where to dial, and TLS."""

@@ -1,0 +1,51 @@
+"""Where a job's rollout manager listens: a file in the job's directory, which whoever dials reads before each dial.
+
+Invariants:
+- *whole or not at all*: a reader finds the old file or the new one;
+- *for nobody else's eyes*: it holds the token, and only its owner may read it.
+
+This module must not import the manager or an agent: a trainer's rank that only looks for the address would load both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+from gyre.rollouts.protocol.tls import pinned_context
+
+ENDPOINT_FILE = "rollouts.json"
+
+
+def read_endpoint(directory: Path) -> tuple[str, str] | None:
+    """The manager's URL and token, or None where it has not started yet."""
+    try:
+        told = json.loads((directory / ENDPOINT_FILE).read_text())
+        return str(told["url"]), str(told["token"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_trust(directory: Path) -> ssl.SSLContext | None:
+    """What to trust of a manager that speaks TLS: the very certificate that it wrote there. None without one."""
+    try:
+        certificate = json.loads((directory / ENDPOINT_FILE).read_text()).get("certificate")
+    except (OSError, ValueError):
+        return None
+    return pinned_context(certificate) if certificate else None
+
+
+def write_endpoint(directory: Path, told: dict[str, Any]) -> None:
+    """`told` has `url`, `token`, and with TLS `certificate` (PEM); what else it has is for people to read."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ENDPOINT_FILE
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(told, file)
+    partial.rename(path)

@@ -1,0 +1,96 @@
+"""When the rollout manager writes its ledger: a thread that writes one batch after another.
+
+Invariants:
+- *grouped*: what happens within an interval is one transaction; sooner where a whole group waits for it, and at once
+  where nothing can come that would go with it;
+- *in order*: one batch is written at a time, and is told as committed before the next is collected.
+
+This module must not know what is in a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Collected = TypeVar("Collected")
+
+
+def _give_way() -> None:
+    """The ledger's thread may be late by a few milliseconds, the loop may not, and they may share a core."""
+    with contextlib.suppress(OSError, AttributeError):  # where threads have no priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
+class GroupCommit(Generic[Collected]):
+    """`collect` gives what is to be written, None for nothing; `write` writes it, on the ledger's thread; `committed`
+    is told on the loop."""
+
+    def __init__(
+        self,
+        collect: Callable[[], Collected | None],
+        write: Callable[[Collected], None],
+        committed: Callable[[Collected], None],
+        *,
+        interval_s: float,
+        urgent_s: float,
+    ) -> None:
+        self.count = 0
+        self.thread = ThreadPoolExecutor(1, "gyre-rollout-ledger", initializer=_give_way)
+        self._collect = collect
+        self._write = write
+        self._committed = committed
+        self._interval_s = interval_s
+        self._urgent_s = urgent_s
+        self._soon = asyncio.Event()
+        self._now = asyncio.Event()
+        self._at_once = asyncio.Event()
+
+    def soon(self) -> None:
+        """There is something for the ledger."""
+        self._soon.set()
+
+    def now(self) -> None:
+        """And somebody waits for it."""
+        self._now.set()
+        self._soon.set()
+
+    def at_once(self) -> None:
+        """And there is nothing to wait for that could go with it."""
+        self._at_once.set()
+        self.now()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._now.is_set():
+                await self._soon.wait()
+                # `wait_for` would forget to be cancelled where somebody says `now` at that moment.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._now.wait()
+            if self._now.is_set() and not self._at_once.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._urgent_s):
+                        await self._at_once.wait()
+            self._at_once.clear()
+            self._now.clear()
+            self._soon.clear()
+            if (batch := self._collect()) is None:
+                continue
+            await loop.run_in_executor(self.thread, self._write, batch)
+            self.count += 1
+            self._committed(batch)
+
+    async def last(self) -> None:
+        """What is left, after `run` was ended."""
+        if (batch := self._collect()) is not None:
+            await asyncio.get_running_loop().run_in_executor(self.thread, self._write, batch)
+
+    def close(self) -> None:
+        self.thread.shutdown()

@@ -1,0 +1,343 @@
+"""The trainer's side of the rollout plane: ask for groups, get them when they are whole, publish policies.
+
+The connection lives on a thread of its own and comes back by itself. What was asked for and not answered is asked
+again after each reconnect, which is harmless: purpose and group id name a request.
+
+Invariants:
+- *asked until answered*: a request is forgotten when its group came;
+- *delivered until taken*: a group may come more than once, until `taken` told that it is in the trainer's ledger.
+
+This module must not know about Ray, graphs or training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gyre.errors import Fenced, GyreError, Unauthorized
+from gyre.rollouts.protocol.frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Attach,
+    Attached,
+    DevicesReturned,
+    Done,
+    Failed,
+    Frame,
+    FrameError,
+    LendDevices,
+    Publish,
+    Pulse,
+    ReclaimDevices,
+    Reject,
+    Request,
+    Taken,
+    WindowStatus,
+    decode,
+    encode,
+)
+from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+
+TLS_CLOSES_S = 0.25
+"""aiohttp leaves the end of a TLS connection to the loop, and tells nobody when it is over."""
+
+REDIAL_S = 0.1
+"""Between two dials: a manager that was killed is back in a second or two, and training waits for it."""
+
+
+PORTION_TOKENS = 1 << 20
+"""Of prompts in one request: far below the frame limit."""
+
+
+class CannotGenerate(GyreError):
+    """A sample of the groups `details["ids"]` of `details["purpose"]` failed wherever it was tried."""
+
+    code = "rollouts.cannot_generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A group that was asked for, and how."""
+
+    purpose: str
+    group: Group
+    n: int
+    sampling: dict[str, Any]
+    seed: int
+    min_version: int
+    pinned: bool
+
+
+class RolloutClient:
+    """`endpoint()` gives (URL, token), or None while unknown. `on_groups(purpose, groups)` and `on_error(error)` are
+    called on the client's thread: Fenced where a newer trainer has attached, CannotGenerate for groups that nobody
+    can, Unauthorized once for each token that is not accepted."""
+
+    def __init__(
+        self,
+        endpoint: Callable[[], tuple[str, str] | None],
+        *,
+        term: int,
+        on_groups: Callable[[str, list[Group]], None],
+        on_error: Callable[[GyreError], None],
+        on_window: Callable[[DevicesReturned | WindowStatus], None] = lambda frame: None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
+        """`tls`, asked before each dial of an https URL: what to trust; None for the machine's own authorities."""
+        self._endpoint = endpoint
+        self._term = term
+        self._on_groups = on_groups
+        self._on_error = on_error
+        self._on_window = on_window
+        self._tls = tls
+        self._lent: LendDevices | ReclaimDevices | None = None
+        """Devices that the plane has, or is to give back."""
+        self._asked: dict[tuple[str, int], Asked] = {}
+        self._published: dict[int, Publish] = {}
+        """The newest, and those before it that a pinned request still needs."""
+        self._not_accepted: tuple[str, str] | None = None
+        self._outbox: list[Frame] = []
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._wake = asyncio.Event()
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="gyre-rollout-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    def request(
+        self,
+        purpose: str,
+        groups: Sequence[Group],
+        *,
+        n: int,
+        sampling: dict[str, Any],
+        seed: int,
+        min_version: int,
+        pinned: bool = False,
+    ) -> None:
+        """Ask for `n` samples of each group. Thread-safe; returns at once."""
+        asked = [Asked(purpose, group, n, sampling, seed, min_version, pinned) for group in groups]
+        with self._lock:
+            self._asked.update({(purpose, one.group.id): one for one in asked})
+            self._outbox += _requests(asked)
+        self._nudge()
+
+    def taken(self, purpose: str, ids: Sequence[int]) -> None:
+        """These groups are in the trainer's own ledger, or are not wanted any more."""
+        with self._lock:
+            for group_id in ids:
+                self._asked.pop((purpose, group_id), None)
+            self._outbox.append(Taken(purpose=purpose, ids=list(ids)))
+        self._nudge()
+
+    def publish(
+        self, version: int, checksum: str, path: Path, *, sources: Sequence[str] = (), model: str = ""
+    ) -> None:
+        """A policy version in a folder that stays until two newer ones are there, and at `sources` (host:port).
+        `model` is its fingerprint, for a manager that cannot read the folder."""
+        with self._lock:
+            frame = Publish(
+                version=version, checksum=checksum, path=str(path), sources=list(sources), model=model
+            )
+            needed = {one.min_version for one in self._asked.values() if one.pinned}
+            self._published = {old: it for old, it in self._published.items() if old in needed} | {
+                version: frame
+            }
+            self._outbox.append(frame)
+        self._nudge()
+
+    def pulse(self, pulse: Pulse) -> None:
+        """How the trainer fares. Of those that wait for a connection only the newest is sent."""
+        with self._lock:
+            self._outbox = [frame for frame in self._outbox if not isinstance(frame, Pulse)]
+            if self.connected:
+                self._outbox.append(pulse)
+        self._nudge()
+
+    def lend(self, frame: LendDevices | ReclaimDevices) -> bool:
+        """Lend the trainer's devices, or ask for them. False where no manager is connected; one that comes hears it
+        again. What it answers goes to `on_window`, on the client's thread."""
+        with self._lock:
+            if not self.connected:
+                return False
+            self._lent = frame
+            self._outbox.append(frame)
+        self._nudge()
+        return True
+
+    def close(self) -> None:
+        self._closing = True
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._wake.set)
+        self._thread.join(timeout=5.0)
+
+    # -- the client's thread ------------------------------------------------------------------------
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: nothing is sent any more
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._stay())
+            if self._tls() is not None:
+                self._loop.run_until_complete(asyncio.sleep(TLS_CLOSES_S))
+        finally:
+            self._loop.close()
+
+    async def _stay(self) -> None:
+        while not self._closing:
+            try:
+                await self._session()
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                self._look(error)  # away or gone: it is dialled again
+            except GyreError as error:
+                self._on_error(error)
+                if isinstance(error, Fenced):
+                    return
+            if not self._closing:
+                await asyncio.sleep(REDIAL_S)
+
+    def _look(self, error: BaseException) -> None:
+        if not isinstance(error, aiohttp.WSServerHandshakeError) or error.status not in (401, 403):
+            return
+        where = self._endpoint()
+        if where is not None and where != self._not_accepted:
+            self._not_accepted = where
+            self._on_error(Unauthorized(f"The rollout manager at {where[0]} does not accept the token."))
+
+    async def _session(self) -> None:
+        where = self._endpoint()
+        if where is None:
+            return
+        url, token = where
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+            session.ws_connect(
+                f"{url.rstrip('/')}/v1/trainer",
+                max_msg_size=MAX_FRAME_BYTES,
+                compress=0,
+                ssl=self._tls() or True,
+            ) as socket,
+        ):
+            await socket.send_bytes(encode(Attach(protocol=PROTOCOL, term=self._term)))
+            writer: asyncio.Task[None] | None = None
+            try:
+                async for message in socket:
+                    if message.type is not aiohttp.WSMsgType.BINARY:
+                        return
+                    frame = decode(message.data)
+                    if isinstance(frame, Attached):
+                        self._again()
+                        self._socket = socket
+                        writer = asyncio.create_task(self._write(socket))
+                    elif isinstance(frame, Done):
+                        self._groups_came(frame)
+                    elif isinstance(frame, Failed):
+                        self._on_error(
+                            CannotGenerate(
+                                frame.message, details={"purpose": frame.purpose, "ids": list(frame.ids)}
+                            )
+                        )
+                    elif isinstance(frame, DevicesReturned | WindowStatus):
+                        self._window_changed(frame)
+                    elif isinstance(frame, Reject):
+                        if frame.code == "fenced":
+                            raise Fenced(frame.message)
+                        raise FrameError(frame.message, details={"reason": frame.code})
+            finally:
+                self._socket = None
+                if writer is not None:
+                    writer.cancel()
+
+    def _again(self) -> None:
+        """A new connection: everything that is not answered, then the policies. A pinned request goes before them, so
+        that no newer policy overtakes it."""
+        with self._lock:
+            taken = [frame for frame in self._outbox if isinstance(frame, Taken)]
+            published = [frame for _, frame in sorted(self._published.items())]
+            lent = [self._lent] if self._lent is not None else []
+            self._outbox = [*taken, *_requests(list(self._asked.values())), *published, *lent]
+        self._wake.set()
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            with self._lock:
+                frames, self._outbox = self._outbox, []
+            for at, frame in enumerate(frames):
+                try:
+                    await socket.send_bytes(encode(frame))
+                except (ConnectionError, RuntimeError, aiohttp.ClientError):
+                    with self._lock:
+                        self._outbox = [*frames[at:], *self._outbox]
+                    return
+            await self._wake.wait()
+            self._wake.clear()
+            if self._closing:
+                await socket.close()
+                return
+
+    def _window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
+        if isinstance(frame, DevicesReturned):
+            with self._lock:
+                if self._lent is not None and self._lent.window == frame.window:
+                    self._lent = None
+        self._on_window(frame)
+
+    def _groups_came(self, frame: Done) -> None:
+        groups = unpack_groups(frame.groups)
+        with self._lock:
+            for group in groups:
+                self._asked.pop((frame.purpose, group.id), None)
+        self._on_groups(frame.purpose, groups)
+
+
+def _requests(asked: Sequence[Asked]) -> list[Frame]:
+    """As few frames as there are different ways of asking."""
+    ways: dict[tuple[Any, ...], list[Asked]] = {}
+    for one in asked:
+        key = (one.purpose, one.n, repr(one.sampling), one.seed, one.min_version, one.pinned)
+        ways.setdefault(key, []).append(one)
+    return [
+        Request(
+            purpose=some[0].purpose,
+            groups=pack_groups([one.group for one in portion]),
+            n=some[0].n,
+            sampling=some[0].sampling,
+            seed=some[0].seed,
+            min_version=some[0].min_version,
+            pinned=some[0].pinned,
+        )
+        for some in ways.values()
+        for portion in _portions(some)
+    ]
+
+
+def _portions(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
+    portion: list[Asked] = []
+    tokens = 0
+    for one in asked:
+        portion.append(one)
+        tokens += len(one.group.prompt_ids) + 64
+        if tokens >= PORTION_TOKENS:
+            yield portion
+            portion, tokens = [], 0
+    if portion:
+        yield portion

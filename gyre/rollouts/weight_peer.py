@@ -1,0 +1,208 @@
+"""A party of the weight plane as a job's settings want it: a folder, its server, and the other ways to reach it.
+
+The actor and each instance have one. What the settings ask for by name must work here, or there is no party; what
+`auto` does without has its reason, which receivers tell of.
+
+Invariants:
+- *all or nothing*: a party that cannot be set up leaves no folder, no socket and no engine;
+- *trusted by declaration*: `auto` opens Mooncake's port, which asks nobody for a token, only where the settings say
+  that the network is to be trusted. Who may be served is another matter.
+
+This module must not know whether it publishes or fetches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gyre.config import WeightsSpec, port_range
+from gyre.errors import ConfigError
+from gyre.weights.codecs.encoding import Codec
+from gyre.weights.owned_dirs import OwnedDir
+from gyre.weights.transfer.encryption import Encryption
+from gyre.weights.transfer.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
+from gyre.weights.transfer.protocol import address_towards
+from gyre.weights.transfer.receiver import Receiver
+from gyre.weights.transfer.server import ChunkServer
+from gyre.weights.version.arena import Arena
+
+PORT_WITHIN_S = 10.0
+"""For a port of the settings to become free: who had it before may still be ending."""
+
+CODECS: dict[str, tuple[Sequence[Codec], Sequence[Codec]]] = {
+    "auto": (("none", "delta", "planes"), ()),
+    "none": (("none",), ("none",)),
+    "delta": (("none", "delta"), ("delta",)),
+    "planes": (("none", "planes"), ("planes",)),
+    "fp8": (("none", "delta", "fp8"), ("delta", "fp8")),
+}
+"""By setting: those that a receiver may ask for, and those that it asks for wherever it can, the first of them first.
+Of weights that are rounded to fp8 a delta is much smaller still."""
+
+
+class WeightPeer:
+    """`root` and `purpose` as of a Claim, `held` as of an Arena. `url` is the rollout manager's: who is to be reached
+    is on the way there. Raises ConfigError where the settings cannot be had on this machine."""
+
+    def __init__(
+        self, root: Path, purpose: str, token: str, settings: WeightsSpec, *, url: str, held: int = 2
+    ) -> None:
+        self.settings = settings
+        self._token = token
+        self.encryption = Encryption() if settings.encrypt else None
+        host, reach = where_to_listen(settings.bind, url)
+        with contextlib.ExitStack() as undo:
+            self._claim = OwnedDir(root, purpose)
+            undo.callback(self._claim.close)
+            self.arena = Arena(self._claim.path, held=held)
+            undo.callback(self.arena.close, remove=False)
+            self.server = _listen(
+                settings.ports,
+                host,
+                lambda port: ChunkServer(
+                    self.arena,
+                    token,
+                    host=host,
+                    port=port,
+                    networks=settings.receiver_networks,
+                    stall_s=settings.stall_timeout_s,
+                    reach=reach,
+                    encryption=self.encryption,
+                ),
+            )
+            undo.callback(self.server.close)
+            self.mooncake, self.without = _open_mooncake(settings, reach)  # last: an engine cannot be closed
+            undo.pop_all()
+        self._receivers: list[Receiver] = []
+        self.server.no_memory = self.without.get("mooncake", "")
+        if self.mooncake is not None:
+            self.server.memory = memory_of(self.mooncake, self.arena)
+
+    def receiver(self, *, give_up_s: float, incident: Callable[[str, dict[str, Any]], None]) -> Receiver:
+        """Fetches into this party's folder, and passes on from there."""
+        settings = self.settings
+        codecs, forced = CODECS[settings.codec]
+        receiver = Receiver(
+            self.arena,
+            self._token,
+            server=self.server,
+            address=self.server.address,
+            streams=settings.streams,
+            stall_s=settings.stall_timeout_s,
+            give_up_s=give_up_s,
+            codecs=codecs,
+            forced_codec=forced,
+            incident=incident,
+            mooncake=self.mooncake,
+            transports=settings.transports,
+            networks=settings.sender_networks,
+            encryption=self.encryption,
+        )
+        receiver.broken.update(self.without)
+        self._receivers.append(receiver)
+        return receiver
+
+    def settle(self) -> None:
+        """After a fetch: Mooncake lets go of the memory of versions that made room."""
+        if self.mooncake is not None:
+            self.mooncake.keep(view for slot in self.arena.slots() for view in slot.views)
+
+    def forsake(self) -> None:
+        """On any thread: remove the folder, for the process is about to be ended. Who fetches of it goes on."""
+        self._claim.forsake()
+
+    def close(self, *, keep: bool = False) -> None:
+        """With `keep` the folder is left to a successor of the same purpose."""
+        for receiver in self._receivers:
+            receiver.close()
+        self.server.close()
+        if self.mooncake is not None:
+            self.mooncake.keep(())
+        self.arena.close(remove=False)
+        self._claim.close(keep=keep)
+
+
+def check_transports(settings: WeightsSpec) -> None:
+    """Raises ConfigError where a transport is asked for by name that this machine has not."""
+    if "mooncake" not in settings.transports:
+        return
+    try:
+        load()
+    except MooncakeMissing as error:
+        raise ConfigError(
+            f"weights.transports: mooncake given, but {error.message}",
+            hint=error.hint + " Or leave mooncake out of weights.transports.",
+        ) from None
+
+
+def _open_mooncake(settings: WeightsSpec, reach: str) -> tuple[MooncakeEngine | None, dict[str, str]]:
+    """The engine, tested; or why there is none. Raises ConfigError where it was asked for by name."""
+    if "mooncake" in settings.transports:
+        check_transports(settings)
+    elif "auto" not in settings.transports:
+        return None, {}
+    elif settings.encrypt:
+        return None, {"mooncake": "it does not encrypt"}
+    elif not settings.trusted_network:
+        return None, {"mooncake": "weights.trusted_network does not say that the network is to be trusted"}
+    try:
+        engine = MooncakeEngine(reach, protocol=settings.mooncake_protocol, device=settings.mooncake_device)
+        self_test(engine)
+    except MooncakeMissing as error:
+        if "mooncake" not in settings.transports:
+            return None, {"mooncake": error.message.rstrip(".")}
+        raise ConfigError(
+            f"weights.transports: mooncake given with weights.mooncake_protocol {settings.mooncake_protocol}, but "
+            f"{error.message}",
+            hint=error.hint or "Is there such a device? Else take tcp.",
+        ) from None
+    return engine, {}
+
+
+def where_to_listen(bind: str, url: str) -> tuple[str, str]:
+    """The address to listen on, and the one under which others reach it. Raises ConfigError for a network that this
+    machine is not in."""
+    if "/" in bind:
+        network = ipaddress.ip_network(bind)
+        some = str(network[min(1, network.num_addresses - 1)])
+        own = address_towards(f"http://[{some}]" if ":" in some else f"http://{some}")
+        if ipaddress.ip_address(own) not in network:
+            raise ConfigError(
+                f"weights.bind: this machine has no address in {bind}; its address on the way there is {own}.",
+                hint="Give a network that every machine of the job is in, or leave it out.",
+            )
+        return own, own
+    if bind in ("", "0.0.0.0", "::"):
+        own = address_towards(url)
+        return bind or own, own
+    return bind, bind
+
+
+def _listen(ports: str, host: str, make: Callable[[int], ChunkServer]) -> ChunkServer:
+    first, last = port_range(ports) if ports else (0, 0)
+    until = time.monotonic() + PORT_WITHIN_S
+    while True:
+        for port in range(first, last + 1):
+            try:
+                return make(port)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise ConfigError(
+                        f"weights.bind: this machine has not the address {host}.",
+                        hint="Give a network in CIDR notation, or leave it out.",
+                    ) from None
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                taken = error
+        if time.monotonic() > until or taken.errno == errno.EACCES:
+            raise ConfigError(
+                f"weights.ports: none of {ports} can be listened on at {host}: {taken.strerror}.",
+                hint="The actor and each instance on a machine take one: give a wider range.",
+            )
+        time.sleep(0.1)

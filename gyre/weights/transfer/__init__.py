@@ -1,0 +1,1 @@
+"""How a version's bytes travel between machines: connections, servers, upload slots, receivers, transports."""

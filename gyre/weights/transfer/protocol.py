@@ -1,0 +1,290 @@
+"""A TCP connection of the weight plane: who is there, small JSON frames, and bytes that must keep coming.
+
+Invariants:
+- *no token in clear*: each side proves that it has the token by an HMAC over both sides' random numbers; nothing is
+  said before both have;
+- *progress, not patience*: a wait ends `stall_s` after the last byte, however much is still to come;
+- *bounded*: a frame says its length, and one that is too long ends the connection. Nothing is unpickled;
+- *one connection, one proof*: where it is encrypted (`gyre.weights.transfer.encryption`), the proofs cover its very
+  handshake, so that
+  nobody can stand in between. Else it is for private networks only.
+
+This module must not know what is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import secrets
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from gyre.errors import GyreError, Unauthorized
+from gyre.weights.transfer.encryption import Encryption, binding
+
+MAGIC = b"gyre-weights/1\n\0"
+_NONCE = 32
+_PROOF = 32
+
+HANDSHAKE_S = 5.0
+REQUEST_LIMIT = 1 << 16
+REPLY_LIMIT = 1 << 26
+"""The manifest of a model with a hundred thousand tensors has about 15 MB."""
+
+BLOCK = 4 << 20
+"""Bytes that are received between two looks at whether to go on, and then checked: larger ones would have left the
+cache by then, and for smaller ones threads wake and wait for the interpreter's lock more often."""
+
+SEND_BLOCK = 16 << 20
+"""The same of a sender, who reads nothing twice."""
+
+PACED_BLOCK = 1 << 20
+"""Of both, on a link that is paced."""
+
+TLS_BLOCK = 64 << 10
+"""What an encrypted line sends at once: it says that something moved only when all of a block has."""
+
+WAKE_BYTES = 2 << 20
+"""A receiver in mid-chunk is woken for so many bytes, not for each packet."""
+
+_LOOK_S = 0.25
+"""How soon a wait notices that it is to end."""
+
+
+class Stalled(GyreError):
+    """The other side is there and does not move."""
+
+    code = "weights.stalled"
+
+
+class Abandoned(GyreError):
+    """This side has no more use for what it was doing."""
+
+    code = "weights.abandoned"
+
+
+class PeerConnection:
+    """One connection. `abandoned()` is asked often; once it is true, waits end by Abandoned. `pace(nbytes)` is called
+    after each part that went or came, and may wait: a link that is to be left to others."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        *,
+        stall_s: float,
+        abandoned: Callable[[], bool] = lambda: False,
+        pace: Callable[[int], None] | None = None,
+    ) -> None:
+        self._link = link
+        self.stall_s = stall_s
+        self.abandoned = abandoned
+        self._pace = pace
+        self._wakes_at = 1
+        self._flags = int(socket.MSG_WAITALL)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(link, ssl.SSLSocket):  # knows no flags, and would read on over the kernel's timeouts
+            self._flags = 0
+            link.settimeout(_LOOK_S)
+            return
+        # The kernel's own timeouts: Python's would ask `poll` before each part, and take parts as small as they come.
+        link.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, int(_LOOK_S * 1e6)))
+
+    def send(
+        self,
+        data: memoryview | bytes,
+        idle: Callable[[], None] = lambda: None,
+        went_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """All of it; each quarter of a second, or more often, `idle` is told that nothing moved, or `went_on` that
+        something did. Raises Stalled, Abandoned, OSError."""
+        view = memoryview(data).cast("B")
+        block = SEND_BLOCK if self._pace is None else PACED_BLOCK
+        if not self._flags:
+            block = TLS_BLOCK
+        at, moved = 0, time.monotonic()
+        while at < view.nbytes:
+            try:
+                sent = self._link.send(view[at : at + block])
+            except (BlockingIOError, TimeoutError):
+                idle()
+                self._look(moved)
+                continue
+            if self._pace is not None:
+                self._pace(sent)
+            at += sent
+            moved = time.monotonic()
+            went_on()
+            if self.abandoned():
+                raise Abandoned("no more use for it.")
+
+    def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] | None = None) -> None:
+        """Exactly `view`'s length; `seen` gets each part as it came. Raises Stalled, Abandoned, ConnectionError."""
+        at, told, moved = 0, 0, time.monotonic()
+        end = view.nbytes
+        block = BLOCK if self._pace is None else PACED_BLOCK
+        while at < end:
+            self._wake_at(WAKE_BYTES if end - at >= block + WAKE_BYTES else 1)
+            try:
+                got = self._link.recv_into(view[at : min(end, at + block)], 0, self._flags)
+            except (BlockingIOError, TimeoutError):
+                self._look(moved)
+                continue
+            if not got:
+                raise ConnectionResetError("the other side has closed the connection")
+            at += got
+            if self._pace is not None:
+                self._pace(got)
+            moved = time.monotonic()
+            if seen is not None and (at - told >= block or at == end):
+                seen(view[told:at])
+                told = at
+            if self.abandoned():
+                raise Abandoned("no more use for it.")
+
+    def send_json(self, frame: dict[str, Any]) -> None:
+        body = json.dumps(frame, separators=(",", ":")).encode()
+        self.send(len(body).to_bytes(4, "little") + body)
+
+    def receive_json(self, *, limit: int, idle_s: float | None = None) -> dict[str, Any]:
+        """One frame, begun within `idle_s` (None: `stall_s`). Raises ConnectionError for what is none."""
+        head = bytearray(4)
+        stall_s, self.stall_s = self.stall_s, idle_s if idle_s is not None else self.stall_s
+        try:
+            self.receive_into(memoryview(head))
+        finally:
+            self.stall_s = stall_s
+        size = int.from_bytes(head, "little")
+        if size > limit:
+            raise ConnectionAbortedError(f"a frame of {size} bytes")
+        body = bytearray(size)
+        self.receive_into(memoryview(body))
+        try:
+            frame = json.loads(body)
+        except ValueError as error:
+            raise ConnectionAbortedError(f"no frame: {error}") from error
+        if not isinstance(frame, dict):
+            raise ConnectionAbortedError("no frame")
+        return frame
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing has come that nobody asked for, its end included."""
+        watched = select.poll()  # knows descriptors of any number
+        watched.register(self._link, select.POLLIN)
+        return not watched.poll(0)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _wake_at(self, nbytes: int) -> None:
+        """No more than are still to come after the next block: the kernel does not wake for less."""
+        if nbytes != self._wakes_at and self._flags:  # TLS polls first, and would see a slow link stand still
+            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._wakes_at = nbytes
+
+    def _look(self, moved: float) -> None:
+        if self.abandoned():
+            raise Abandoned("no more use for it.")
+        waited = time.monotonic() - moved
+        if waited >= self.stall_s:
+            raise Stalled(f"nothing moved for {waited:.1f} s.")
+
+
+def dial(
+    address: str,
+    token: str,
+    *,
+    stall_s: float,
+    abandoned: Callable[[], bool] = lambda: False,
+    pace: Callable[[int], None] | None = None,
+    encryption: Encryption | None = None,
+) -> PeerConnection:
+    """A connection to `host:port`, both sides proven. Raises OSError, Stalled, Unauthorized."""
+    host, _, port = address.rpartition(":")
+    within_s = min(HANDSHAKE_S, stall_s)
+    link = socket.create_connection((host.strip("[]"), int(port)), timeout=within_s)
+    if encryption is not None:
+        link = encryption.dial(link, within_s)
+    line = PeerConnection(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned, pace=pace)
+    try:
+        hello = bytearray(len(MAGIC) + _NONCE)
+        line.receive_into(memoryview(hello))
+        if hello[: len(MAGIC)] != MAGIC:
+            raise ConnectionAbortedError(f"{address} is no source of weights")
+        theirs, ours = bytes(hello[len(MAGIC) :]), secrets.token_bytes(_NONCE)
+        bound = binding(link)
+        line.send(ours + _proof(token, b"receiver", theirs, ours, bound))
+        answer = bytearray(_PROOF)
+        try:
+            line.receive_into(memoryview(answer))
+        except ConnectionError:
+            raise Unauthorized(f"{address} does not accept the token.") from None
+        if not hmac.compare_digest(bytes(answer), _proof(token, b"source", theirs, ours, bound)):
+            raise Unauthorized(f"{address} does not know the token: it is not of this job.")
+    except BaseException:
+        link.close()
+        raise
+    line.stall_s = stall_s
+    return line
+
+
+def receive_caller(
+    link: socket.socket, token: str, *, stall_s: float, encryption: Encryption | None = None, **options: Any
+) -> PeerConnection:
+    """The accepting side of `dial`. Raises OSError, Stalled, Unauthorized; the caller hears nothing but an end. `link`
+    is the line's from now on, and closed where there is none."""
+    if encryption is not None:
+        link = encryption.accept(link, HANDSHAKE_S)
+    try:
+        line = PeerConnection(link, stall_s=HANDSHAKE_S, **options)
+        ours, bound = secrets.token_bytes(_NONCE), binding(link)
+        line.send(MAGIC + ours)
+        answer = bytearray(_NONCE + _PROOF)
+        line.receive_into(memoryview(answer))
+        theirs, proof = bytes(answer[:_NONCE]), bytes(answer[_NONCE:])
+        if not hmac.compare_digest(proof, _proof(token, b"receiver", ours, theirs, bound)):
+            raise Unauthorized("the token is wrong.")
+        line.send(_proof(token, b"source", ours, theirs, bound))
+    except BaseException:
+        link.close()
+        raise
+    line.stall_s = stall_s
+    return line
+
+
+def _proof(token: str, side: bytes, source: bytes, receiver: bytes, bound: bytes) -> bytes:
+    return hmac.new(token.encode(), MAGIC + side + source + receiver + bound, hashlib.sha256).digest()
+
+
+def is_allowed(host: str, networks: Sequence[str]) -> bool:
+    """Whether `host`, an address, is in one of these networks in CIDR notation. No networks: everybody."""
+    if not networks:
+        return True
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in ipaddress.ip_network(network, strict=False) for network in networks)
+
+
+def address_towards(url: str) -> str:
+    """This machine's address on the way to `url`: where to listen for those who are on that network. Nothing is sent.
+    Loopback where the way is not known."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 9
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

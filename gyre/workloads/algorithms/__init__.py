@@ -1,0 +1,1 @@
+"""Losses and advantages as pure functions of log-probs, rewards and values. No model, no back end."""

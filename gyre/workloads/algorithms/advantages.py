@@ -1,0 +1,136 @@
+"""Advantages: how much better a token was than expected, from rewards and, with a critic, from values.
+
+Invariants:
+- *one group at a time*: a group's advantages depend on that group alone, so they are the same however a mini-batch is
+  cut; what needs the whole batch (whitening) is not done;
+- *exact zeros*: a group whose samples earned the same has advantages of exactly 0, and no gradient.
+
+Sources: GRPO (arXiv 2402.03300); Dr. GRPO (arXiv 2503.20783); RLOO (Kool et al., "Buy 4 REINFORCE samples, get a
+baseline for free!", 2019; arXiv 2402.14740); GAE (arXiv 1506.02438); a KL penalty in the reward as in InstructGPT
+(arXiv 2203.02155).
+
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gyre.rollouts.samples import Group, Sample
+from gyre.workloads.algorithms.settings import LossSettings
+
+STD_EPS = 1e-6
+
+Values = NDArray[np.float64]
+
+
+def group_normalised(rewards: ArrayLike) -> Values:
+    """GRPO: `(r - mean) / (deviation + 1e-6)` of float64 `[n]`, the deviation over `n`."""
+    centred = mean_only(rewards)
+    deviation = float(np.sqrt(np.square(centred).mean())) if centred.size else 0.0
+    return centred / (deviation + STD_EPS)
+
+
+def mean_only(rewards: ArrayLike) -> Values:
+    """Dr. GRPO: `r - mean`."""
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.size == 0 or (values == values[0]).all():
+        return np.zeros_like(values)
+    centred: Values = values - values.mean()
+    return centred
+
+
+def leave_one_out(rewards: ArrayLike) -> Values:
+    """RLOO: what a sample earned beyond the mean of the others; of a group of one, what it earned."""
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.size < 2:
+        return values.copy()
+    return mean_only(values) * (values.size / (values.size - 1))
+
+
+def gae(rewards: ArrayLike, values: ArrayLike, *, gamma: float, lam: float) -> tuple[Values, Values]:
+    """Advantages and returns, both float64 `[t]`, of a trajectory's rewards and values `[t]`.
+
+    The value after the last token is 0: a sample ends there, also one that was cut off by its length.
+    """
+    earned, expected = np.asarray(rewards, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    following = np.append(expected[1:], 0.0) if expected.size else expected
+    deltas = earned + gamma * following - expected
+    advantages = np.zeros_like(deltas)
+    carried = 0.0
+    for at in range(deltas.size - 1, -1, -1):
+        carried = deltas[at] + gamma * lam * carried
+        advantages[at] = carried
+    return advantages, advantages + expected
+
+
+def token_rewards(sample: Sample, settings: LossSettings) -> Values:
+    """float64 `[t]`: the sample's reward at its last token, and the KL penalty at every one.
+
+    Raises ValueError for a sample without reward, or without `ref_logprobs` where the penalty is on.
+    """
+    if sample.reward is None:
+        raise ValueError("a sample has no reward: score it before training on it")
+    rewards = np.zeros(len(sample.token_ids))
+    if settings.kl_reward_coef > 0:
+        rewards -= settings.kl_reward_coef * (sample.logprobs.astype(np.float64) - reference_of(sample))
+    if rewards.size:
+        rewards[-1] += sample.reward
+    return rewards
+
+
+def reference_of(sample: Sample) -> NDArray[np.float32]:
+    """`extras["ref_logprobs"]`. Raises ValueError where there are none."""
+    return _extra(sample, "ref_logprobs", "a KL term is on", "add a reference role")
+
+
+def values_of(sample: Sample) -> NDArray[np.float32]:
+    """`extras["values"]`. Raises ValueError where there are none."""
+    return _extra(sample, "values", "loss.adv_estimator is gae", "add a critic role (recipe ppo)")
+
+
+def _extra(sample: Sample, name: str, why: str, what: str) -> NDArray[np.float32]:
+    found = sample.extras.get(name)
+    if found is None:
+        raise ValueError(f"{why}, but a sample has no {name}: {what}")
+    if len(found) != len(sample.token_ids):
+        raise ValueError(f"a sample of {len(sample.token_ids)} tokens came with {len(found)} {name}")
+    return np.asarray(found, dtype=np.float32)
+
+
+def advantages_of(groups: Sequence[Group], settings: LossSettings) -> list[NDArray[np.float32]]:
+    """Token by token, float32 `[t]` each, for every sample in the order of groups and samples.
+
+    Raises ValueError for a sample without reward, or without what the estimator needs.
+    """
+    found: list[NDArray[np.float32]] = []
+    for group in groups:
+        if any(sample.reward is None for sample in group.samples):
+            raise ValueError(f"group {group.id} has samples without a reward: score it before training on it")
+        if settings.adv_estimator == "gae":
+            found += [gae_of(sample, settings)[0] for sample in group.samples]
+            continue
+        estimate = _GROUP_ESTIMATORS[settings.adv_estimator]
+        if settings.kl_reward_coef > 0:
+            totals = [float(token_rewards(sample, settings).sum()) for sample in group.samples]
+        else:
+            totals = [float(sample.reward or 0.0) for sample in group.samples]
+        found += [
+            np.full(len(sample.token_ids), advantage, dtype=np.float32)
+            for sample, advantage in zip(group.samples, estimate(totals), strict=True)
+        ]
+    return found
+
+
+def gae_of(sample: Sample, settings: LossSettings) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A sample's advantages and returns, float32 `[t]`, by the values in its extras."""
+    advantages, returns = gae(
+        token_rewards(sample, settings), values_of(sample), gamma=settings.gamma, lam=settings.lam
+    )
+    return advantages.astype(np.float32), returns.astype(np.float32)
+
+
+_GROUP_ESTIMATORS = {"grpo": group_normalised, "dr_grpo": mean_only, "rloo": leave_one_out}

@@ -1,0 +1,213 @@
+"""Policy and value losses as pure functions of log-probs; whatever model they come from.
+
+Every function takes tensors of one shape, padded rows `[rows, t]` or packed tokens `[tokens]`, with a bool `mask`
+of the tokens that count, and keeps the dtype that it is given.
+
+Invariants:
+- *sums, not means*: a loss is a sum over tokens and comes with the weight to divide by, so that a mini-batch may be
+  cut into micro-batches of any sizes and spread over ranks in any way and still has one gradient: add the losses,
+  add the weights, divide at the end;
+- *padding does not matter*: what stands where `mask` is False, infinities included, changes neither loss nor gradient.
+
+Sources: PPO (arXiv 1707.06347) for the clipped objective and the clipped value loss; DeepSeekMath (arXiv 2402.03300)
+for GRPO; DAPO (arXiv 2503.14476) for the higher upper clip and token-level aggregation; Dr. GRPO (arXiv 2503.20783)
+for the constant normaliser; RLOO (arXiv 2402.14740); Schulman, "Approximating KL divergence" (2020,
+joschu.net/blog/kl-approx.html) for k1, k2 and k3; Yao et al., "Your efficient RL framework secretly brings you
+off-policy RL training" (2025), and IMPALA (arXiv 1802.01561), for truncated importance sampling.
+
+This module must not know about models, samples, groups or ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gyre.workloads.algorithms.settings import LossSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """`loss`: scalar with a gradient, a sum. `weight`: what the mini-batch's sum of losses is divided by is the sum of
+    these. `metrics`: detached scalars, each a sum over tokens, to be divided by the sum of `metrics["tokens"]`."""
+
+    loss: Tensor
+    weight: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+def policy_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    settings: LossSettings,
+    *,
+    old_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    entropies: Tensor | None = None,
+    rows: Tensor | None = None,
+    norm_length: float = 0.0,
+) -> LossSum:
+    """The clipped surrogate of the policy's `logprobs`, with the terms that `settings` turns on.
+
+    `old_logprobs` are what the ratio is taken to; None means the policy's own as they are now, for which the ratio is
+    1 and only its gradient counts. `rollout_logprobs` are the engine's, for truncated importance sampling.
+    `ref_logprobs` are the reference's, `entropies` those of the policy's distributions. `rows` (int64) says of packed
+    tokens which sequence each belongs to. `norm_length` is the constant of `seq-mean-token-sum-norm`.
+
+    Metrics: `tokens`, `policy_loss`, `ratio`, `clipped_low`, `clipped_high` (counts), `old_kl` (k3 of the policy to
+    the old one), and where the term is on `kl` (by `kl_loss_type`), `entropy`, `tis_weight`, `tis_capped` (count) and
+    `rollout_kl` (k3 of the old policy to the engine's). Raises ValueError for a term without its tensor.
+    """
+    log_ratio = logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
+    log_ratio = _within(mask, log_ratio)
+    advantages = _within(mask, advantages)
+    ratio = log_ratio.exp()
+    unclipped = ratio * advantages
+    bounded = ratio.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high) * advantages
+    per_token = -torch.minimum(unclipped, bounded)
+    gain = (mask & (bounded < unclipped)).detach()
+    metrics = {
+        "ratio": ratio,
+        "clipped_low": gain & (advantages < 0),
+        "clipped_high": gain & (advantages > 0),
+        "old_kl": log_ratio.expm1() - log_ratio,  # k3 under the old policy's samples
+    }
+    if settings.tis_imp_ratio_cap > 0:
+        old = logprobs.detach() if old_logprobs is None else old_logprobs
+        gap = _within(mask, old - _needed(rollout_logprobs, "tis_imp_ratio_cap", "rollout_logprobs"))
+        weight = gap.exp()
+        metrics["tis_capped"] = mask & (weight > settings.tis_imp_ratio_cap)
+        metrics["rollout_kl"] = gap.expm1() - gap
+        weight = weight.clamp(max=settings.tis_imp_ratio_cap).detach()
+        metrics["tis_weight"] = weight
+        per_token = per_token * weight
+    metrics["policy_loss"] = per_token
+    if settings.kl_loss_coef > 0:
+        reference = _needed(ref_logprobs, "kl_loss_coef", "ref_logprobs")
+        kl = kl_estimate(logprobs, reference, settings.kl_loss_type, mask=mask)
+        per_token = per_token + settings.kl_loss_coef * kl
+        metrics["kl"] = kl
+    if settings.entropy_coeff != 0:
+        entropies = _needed(entropies, "entropy_coeff", "entropies")
+        per_token = per_token - settings.entropy_coeff * _within(mask, entropies)
+    if entropies is not None:
+        metrics["entropy"] = entropies
+    return _summed(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    settings: LossSettings,
+    *,
+    rows: Tensor | None = None,
+    norm_length: float = 0.0,
+) -> LossSum:
+    """The clipped squared error of a critic's `values` to `returns`, half of it, by the pessimistic one of the two.
+
+    `old_values` are those that the advantages were made from. Metrics: `tokens`, `value_loss`, `value`, `return`,
+    `return_square`, `value_error` (squared, unclipped) and `value_clipped` (count).
+    """
+    values, old_values, returns = (_within(mask, given) for given in (values, old_values, returns))
+    reach = settings.cliprange_value
+    held = old_values + (values - old_values).clamp(-reach, reach)
+    error, held_error = (values - returns).square(), (held - returns).square()
+    per_token = 0.5 * torch.maximum(error, held_error)
+    metrics = {
+        "value_loss": per_token,
+        "value": values,
+        "return": returns,
+        "return_square": returns.square(),
+        "value_error": error,
+        "value_clipped": mask & (held_error > error),
+    }
+    return _summed(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tensor | None = None) -> Tensor:
+    """An estimate, token by token, of KL(policy ‖ reference) from the policy's own samples.
+
+    `k1`: `log p - log q`, unbiased, of high variance, may be negative; its gradient in a loss has the expectation 0,
+    so it belongs into the reward. `k2`: half its square, biased; its gradient is that of the divergence. `k3`:
+    `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False.
+    """
+    log_ratio = ref_logprobs - logprobs
+    if mask is not None:
+        log_ratio = _within(mask, log_ratio)
+    if kind == "k1":
+        return -log_ratio
+    if kind == "k2":
+        return 0.5 * log_ratio.square()
+    if kind == "k3":
+        return log_ratio.expm1() - log_ratio
+    raise ValueError(f"KL estimator {kind!r} is none of k1, k2, k3")
+
+
+def token_weights(
+    mask: Tensor, mode: str, *, dtype: torch.dtype, rows: Tensor | None = None, norm_length: float = 0.0
+) -> Tensor:
+    """What each token's loss counts, in the shape of `mask` `[rows, t]`, or `[tokens]` with `rows` `[tokens]`."""
+    weights = mask.to(dtype)
+    if mode in ("token-mean", "seq-mean-token-sum"):
+        return weights
+    if mode == "seq-mean-token-sum-norm":
+        if norm_length <= 0:
+            raise ValueError("seq-mean-token-sum-norm needs a norm_length above 0")
+        return weights / norm_length
+    if mode != "seq-mean-token-mean":
+        raise ValueError(f"loss_agg_mode {mode!r} is not known")
+    if rows is None:
+        return weights / weights.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    return weights / _row_lengths(weights, rows).clamp(min=1.0)[rows]
+
+
+def mini_batch_weight(mode: str, *, tokens: float, sequences: float) -> float:
+    """What the summed loss of a mini-batch of so many tokens in so many sequences is divided by. Sequences without a
+    token are not counted."""
+    return float(tokens if mode == "token-mean" else sequences)
+
+
+def _summed(
+    per_token: Tensor,
+    mask: Tensor,
+    mode: str,
+    metrics: dict[str, Tensor],
+    *,
+    rows: Tensor | None,
+    norm_length: float,
+) -> LossSum:
+    weights = token_weights(mask, mode, dtype=per_token.dtype, rows=rows, norm_length=norm_length)
+    if mode == "token-mean":
+        weight = mask.sum()
+    elif rows is None:
+        weight = mask.any(dim=-1).sum()
+    else:
+        weight = (_row_lengths(weights, rows) > 0).sum()
+    sums = {name: _within(mask, value.detach().to(per_token.dtype)).sum() for name, value in metrics.items()}
+    return LossSum(
+        loss=(_within(mask, per_token) * weights).sum(),
+        weight=weight.to(per_token.dtype),
+        metrics={"tokens": mask.sum().to(per_token.dtype), **sums},
+    )
+
+
+def _row_lengths(weights: Tensor, rows: Tensor) -> Tensor:
+    count = int(rows.max()) + 1 if rows.numel() else 0
+    return torch.zeros(count, dtype=weights.dtype, device=weights.device).index_add(0, rows, weights)
+
+
+def _within(mask: Tensor, value: Tensor) -> Tensor:
+    """Zero outside the mask, in the value and in the gradient, whatever stands there."""
+    return torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
+
+
+def _needed(value: Tensor | None, setting: str, name: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"loss.{setting} is on, but {name} were not given")
+    return value

@@ -1,0 +1,157 @@
+"""Calls to a gang: every rank at once, all of them or none.
+
+The ranks of a gang are peers of a collective, so one call goes to all of them and has ended when all have
+answered. If one of them dies the others fail too, with whatever their collective library raises; those
+failures are symptoms, and the death, which may be heard of a moment later, is the cause. If one of them raises and
+lives, the others may wait for it in a collective for as long as their library likes: nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from gyre.errors import Fenced, VertexLost
+from gyre.workloads.vertex.membership import Member, Membership
+from gyre.workloads.vertex.messages import Failure
+from gyre.workloads.vertex.transport import Transport
+
+SETTLE_S = 2.0
+"""How long a failed gang call waits to hear of a dead peer before a surviving rank is blamed."""
+
+PEERS_S = 5.0
+"""How long the others of a rank that failed have to end the same call. Those that fail for the same reason do so
+together; one that takes longer is taken to wait in a collective."""
+
+Outcome = tuple[str, Any]
+
+
+class GangLost(Exception):
+    """The gang cannot go on as it is. `blamed` is None where a rank died: the master knows of that by itself."""
+
+    def __init__(self, blamed: tuple[Member, str, Failure] | None = None) -> None:
+        super().__init__(blamed)
+        self.blamed = blamed
+
+
+def operator_failed(member: Member, operator: str, failure: Failure) -> dict[str, Any]:
+    """The body of the event `OperatorFailed` that tells the master whom to replace."""
+    return {
+        "vertex": member[0],
+        "vertex_incarnation": member[1],
+        "operator": operator,
+        "error": failure.error,
+        "traceback": failure.traceback,
+        "user_code": failure.user_code,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A role's ranks, in rank order, as one caller sees them. `number` tells one gang from its successors."""
+
+    number: int
+    role: str
+    members: tuple[Member, ...]
+    roster: Membership
+    transport: Transport
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def submit(
+        self, method: str, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any
+    ) -> list[Future[Outcome]]:
+        """To every rank. The call's number goes with it, by which a rank that was not given it is found out."""
+        kwargs["_gyre_gang_call"] = (self.number, next(self._numbers))
+        return [
+            self.transport.submit(*member, method, *args, **kwargs)
+            for member, args in zip(self.members, per_rank, strict=True)
+        ]
+
+    def call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
+        """The same arguments to every rank; results in rank order. Raises GangLost and Fenced."""
+        return self.gather(method, self.submit(method, [args] * self.size, **kwargs), timeout_s=timeout_s)
+
+    def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        """Rank 0 alone: for what is equal on every rank."""
+        future = self.transport.submit(*self.members[0], method, *args, **kwargs)
+        return self.gather(method, [future], timeout_s=timeout_s)[0]
+
+    def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
+        """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to
+        blame where no rank died, and Fenced."""
+        deadline, missing = time.monotonic() + timeout_s, [*futures]
+        with self.waiting():
+            while missing and (left_s := deadline - time.monotonic()) > 0:
+                wait(missing, left_s, return_when=FIRST_COMPLETED)
+                if any(_has_failed(future) for future in missing):
+                    deadline = min(deadline, time.monotonic() + PEERS_S)
+                missing = [future for future in missing if not future.done()]
+        outcomes = [outcome_of(future) if future.done() else None for future in futures]
+        if missing and not any(is_failure(got) for got in outcomes):
+            late = self.members[outcomes.index(None)]
+            text = f"{method} did not return within {timeout_s:g} s"
+            raise GangLost((late, method, Failure(error=text, traceback="", user_code=False)))
+        return self.settle(method, outcomes)
+
+    def settle(self, method: str, outcomes: Sequence[Outcome | VertexLost | None]) -> list[Any]:
+        """The values of a call that has ended on every rank; or, where it is None on some, that has failed on others.
+        Raises as `gather`."""
+        members = self.members[: len(outcomes)]
+        lost = [member for member, got in zip(members, outcomes, strict=True) if isinstance(got, VertexLost)]
+        for member in lost:
+            self.roster.doubt(*member)
+        if lost:
+            raise GangLost
+        failures = [
+            (member, method, got[1])
+            for member, got in zip(members, outcomes, strict=True)
+            if isinstance(got, tuple) and got[0] == "error"
+        ]
+        if not failures:
+            return [got[1] for got in outcomes if isinstance(got, tuple)]
+        for _, _, failure in failures:
+            if failure.fenced:
+                raise Fenced(failure.error)
+        if all(failure.collective or not failure.user_code for _, _, failure in failures):
+            self._await_a_death()
+        # A rank with an error of its own explains more than one that only lost its peer.
+        raise GangLost(min(failures, key=lambda found: found[2].collective))
+
+    def _await_a_death(self) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            if not self.is_current():
+                raise GangLost
+            time.sleep(0.05)
+
+    def is_current(self) -> bool:
+        """Whether the roster still has exactly these incarnations."""
+        return tuple(self.roster.members(self.role)) == self.members
+
+
+def is_failure(got: Outcome | VertexLost | None) -> bool:
+    return isinstance(got, VertexLost) or (got is not None and got[0] == "error")
+
+
+def _has_failed(future: Future[Outcome]) -> bool:
+    return future.done() and is_failure(outcome_of(future))
+
+
+def outcome_of(future: Future[Outcome]) -> Outcome | VertexLost:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, VertexLost):
+        return error
+    raise error

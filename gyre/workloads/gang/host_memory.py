@@ -1,0 +1,516 @@
+"""One rank's state in its machine's memory, where it outlives the rank.
+
+    /dev/shm/gyre-state-<job and role>/rank_00000/lock
+                                                  slot_0, slot_0.json
+                                                  slot_1, slot_1.json
+
+A slot is a file of plain bytes, mapped; its record says what is where in it, of which step, and has its checksum. There
+are two, so that while one is written the other is whole. Nothing holds them but the file system: no process, no
+resource tracker, no socket, so whatever dies, they stay.
+
+Invariants:
+- *bytes before record*: a slot has a record only after all its bytes are there and were hashed, and the record goes
+  before the first of them is written anew. Who is killed in between leaves the other slot, and nothing torn;
+- *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
+- *pinned while mapped*: what pinned a slot is undone before the slot is unmapped;
+- *one owner*: whoever holds the lock. The kernel lets go of it, however its owner dies;
+- *room or nothing*: space is taken before it is mapped, and not the machine's last;
+- *not for ever*: `close` without `keep` removes it, and so does `forsake`; what nobody has held for `KEPT_S` goes when
+  the next one comes.
+
+This module must not know what the tensors are, or who agrees with whom about a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import mmap
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import xxhash
+from torch import Tensor
+
+from gyre.errors import GyreError
+from gyre.weights.owned_dirs import default_root
+
+PREFIX = "gyre-state-"
+FORMAT = 1
+ALIGNMENT = 256
+
+KEPT_S = 3600.0
+"""For a job that comes back: longer than any budget of restarts lasts."""
+
+LOCK_WITHIN_S = 5.0
+"""For the one before to be gone: it was killed a moment ago, or will not go at all."""
+
+LEFT_FREE = 0.1
+"""Of the machine's memory: what a checkpoint takes must not bring the kernel to kill somebody for it."""
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+class NoHostMemory(GyreError):
+    """There is no room for a state in memory, or somebody else has the place."""
+
+    code = "checkpoint.no_host_memory"
+
+
+class HostMemoryDamaged(GyreError):
+    """What is in memory is not what was written, or is of other tensors."""
+
+    code = "checkpoint.host_memory_damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is in a slot."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a slot holds. `lineage` and `step` name it; `book` is the caller's own, as JSON has it."""
+
+    slot: int
+    lineage: str
+    step: int
+    digest: str
+    size_bytes: int
+    places: tuple[Place, ...]
+    book: dict[str, Any]
+
+
+class HostMemory:
+    """Of rank `rank` of what `purpose` names: a text that is the same for every process that takes this rank's place,
+    and for nobody else. Raises NoHostMemory where the place is held by another process."""
+
+    def __init__(
+        self,
+        purpose: str,
+        rank: int,
+        *,
+        root: Path | None = None,
+        lock_within_s: float = LOCK_WITHIN_S,
+        copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+        pin: Callable[[Tensor], Callable[[], None]] | None = None,
+        available: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        """`available()` gives available and total memory in bytes, of the machine or its container. `pin(bytes)` makes
+        a slot's memory fit for a device to write to, and returns what undoes it."""
+        root = root or default_root()
+        key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
+        self._home = root / f"{PREFIX}{key}"
+        self.path = self._home / f"rank_{rank:05d}"
+        self._copy = copy
+        self._pin = pin
+        self._unpin: dict[int, Callable[[], None]] = {}
+        """Of the slots that are pinned as they are mapped."""
+        self._available = available or _available
+        _sweep(root, but=self._home)
+        self._lock: int | None = self._claim(lock_within_s)
+        self._views: dict[int, Tensor] = {}
+        self._sealing: threading.Thread | None = None
+        self._seal_error: OSError | None = None
+        found = self.records()
+        self._newest = found[0].slot if found else 1
+        """The slot that the next `save` leaves alone."""
+        self.hold_s = 0.0
+        """What the last `save` took of its caller's time."""
+
+    def _claim(self, within_s: float) -> int:
+        """The lock of this rank's place. Another rank's `close` may remove the folder between any two steps here, so
+        it counts only if the file that was locked is still the one that has the name. Raises NoHostMemory."""
+        until = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                _make_private(self._home)
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                descriptor = _lock(self.path / "lock", until - time.monotonic())
+                try:
+                    if os.path.samestat(os.fstat(descriptor), (self.path / "lock").stat()):
+                        return descriptor
+                    os.close(descriptor)
+                except FileNotFoundError:
+                    os.close(descriptor)
+            if time.monotonic() > until:
+                raise NoHostMemory(f"{self.path} is removed again and again.", hint="Who else uses it?")
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def make_room(self, tensors: Named) -> int:
+        """Take the space for two states like this one, and pin it; the size of one in bytes. What was saved goes if
+        its size is another. Raises NoHostMemory; space that it took for one of the two goes with `close`."""
+        self._settle()
+        _, size = plan(tensors)
+        for slot in (0, 1):
+            view = self._map(slot, size)
+            if self._pin is not None and slot not in self._unpin:
+                self._unpin[slot] = self._pin(view)
+        return size
+
+    def save(self, tensors: Named, *, lineage: str, step: int, book: dict[str, Any]) -> None:
+        """Copy the tensors. They may be changed when this returns; the copy counts a moment later, when a thread has
+        hashed it. Raises NoHostMemory, and OSError where the one before could not be recorded."""
+        began = time.monotonic()
+        self._settle()
+        error, self._seal_error = self._seal_error, None
+        if error is not None:
+            raise error
+        places, size = plan(tensors)
+        slot = 1 - self._newest
+        self._record_path(slot).unlink(missing_ok=True)
+        view = self._map(slot, size)
+        for place, (_, tensor) in zip(places, tensors, strict=True):
+            self._copy(_at(view, place), tensor.detach())
+        self._newest = slot
+        self._sealing = threading.Thread(
+            target=self._seal,
+            args=(slot, view, {"lineage": lineage, "step": step, "book": book}, places),
+            name="gyre-host-memory",
+            daemon=True,
+        )
+        self._sealing.start()
+        self.hold_s = time.monotonic() - began
+
+    def _seal(self, slot: int, view: Tensor, told: dict[str, Any], places: Sequence[Place]) -> None:
+        content = {
+            "format": FORMAT,
+            **told,
+            "digest": _digest(view),
+            "size_bytes": view.numel(),
+            "places": [[place.name, place.dtype, list(place.shape), place.offset] for place in places],
+        }
+        path = self._record_path(slot)
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(content))
+            partial.rename(path)
+        except OSError as error:  # told to the next `save`; the slot has no record, and counts for nothing
+            self._seal_error = error
+            self._newest = 1 - slot  # the other one stays whole
+
+    def settle(self) -> None:
+        """Wait until what was saved counts."""
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._sealing is not None:
+            self._sealing.join()  # ends with the hash of what is in memory
+            self._sealing = None
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def records(self) -> list[Record]:
+        """Of the slots that are whole, the newest step first. Their bytes are not looked at."""
+        self._settle()
+        found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
+        return sorted(found, key=lambda record: -record.step)
+
+    def _read(self, slot: int) -> Record | None:
+        try:
+            content = json.loads(self._record_path(slot).read_text())
+            if content["format"] != FORMAT or content["size_bytes"] != self._file(slot).stat().st_size:
+                return None
+            places = [
+                Place(name, dtype, tuple(shape), offset) for name, dtype, shape, offset in content["places"]
+            ]
+            return Record(
+                slot,
+                content["lineage"],
+                content["step"],
+                content["digest"],
+                content["size_bytes"],
+                tuple(places),
+                content["book"],
+            )
+        except (OSError, ValueError, KeyError, TypeError):  # none, or none that this Gyre wrote
+            return None
+
+    def is_right(self, record: Record) -> bool:
+        """Whether the slot's bytes are those that the record was written of."""
+        return _digest(self._map(record.slot, record.size_bytes)) == record.digest
+
+    def load(self, record: Record, tensors: Named) -> None:
+        """Copy what `record` has into the tensors, which are the same as they were saved by name, dtype and shape.
+        Raises HostMemoryDamaged; none of them is changed then. It does not look at the bytes: see `is_right`."""
+        places, _ = plan(tensors)
+        if tuple(places) != record.places:
+            raise HostMemoryDamaged(f"{self._file(record.slot)} is of other tensors than this rank has.")
+        view = self._map(record.slot, record.size_bytes)
+        with torch.no_grad():
+            for place, (_, tensor) in zip(places, tensors, strict=True):
+                tensor.detach().copy_(_at(view, place))
+        self._newest = record.slot
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """What was saved is of no use any more; the place is kept."""
+        self._settle()
+        for slot in (0, 1):
+            self._record_path(slot).unlink(missing_ok=True)
+
+    def close(self, *, keep: bool) -> None:
+        """Leave it to whoever comes next in this rank's place, or remove it, with what other ranks have left behind.
+        Safe to call twice.
+
+        The names go first: a process that has not the time for the rest leaves nothing."""
+        if self._lock is None:
+            return
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._settle()
+        for slot in (0, 1):
+            self._unmap(slot)
+        if not keep:
+            self._remove_all()
+        os.close(self._lock)
+        self._lock = None
+
+    def forsake(self) -> None:
+        """Remove it beside whoever is at work in it: this process is about to be ended, and nobody comes in its place.
+        Nothing is unmapped, so nobody is torn from what they read or write; the memory is free when the process is."""
+        self._remove_all()
+
+    def _remove_all(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # other ranks close at the same time, and one is the last
+            self._remove_the_rest()
+
+    def _remove_the_rest(self) -> None:
+        for other in self._home.glob("rank_*"):
+            with _held_if_free(other / "lock") as held:
+                if held:
+                    shutil.rmtree(other, ignore_errors=True)
+        if not any(self._home.glob("rank_*")):
+            (self._home / "lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a rank has come since, and stays
+                self._home.rmdir()
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def _file(self, slot: int) -> Path:
+        return self.path / f"slot_{slot}"
+
+    def _record_path(self, slot: int) -> Path:
+        return self.path / f"slot_{slot}.json"
+
+    def _map(self, slot: int, size: int) -> Tensor:
+        """The slot's bytes, `size` of them. Raises NoHostMemory."""
+        view = self._views.get(slot)
+        if view is not None and view.numel() == size:
+            return view
+        self._unmap(slot)
+        path = self._file(slot)
+        if not path.exists() or path.stat().st_size != size:
+            self._record_path(slot).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            self._take_space(path, size)
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
+        finally:
+            os.close(descriptor)
+        self._views[slot] = torch.frombuffer(mapped, dtype=torch.uint8)
+        return self._views[slot]
+
+    def _unmap(self, slot: int) -> None:
+        """Whoever pinned it is told first: the device must not know memory that is something else's by then."""
+        unpin = self._unpin.pop(slot, None)
+        if unpin is not None:
+            unpin()
+        self._views.pop(slot, None)
+
+    def _take_space(self, path: Path, size: int) -> None:
+        """One after another, for ranks of one machine ask at the same time."""
+        if not hasattr(os, "posix_fallocate"):
+            raise NoHostMemory("states are kept in memory on Linux alone.")
+        gate = _lock(self._home / "lock", LOCK_WITHIN_S + size / 2**28)
+        partial = path.with_suffix(".partial")
+        try:
+            available, total = self._available()
+            if available - size < LEFT_FREE * total:
+                raise NoHostMemory(
+                    f"a state of {size} bytes would leave less than {LEFT_FREE:.0%} of the machine's memory: "
+                    f"{available} of {total} bytes are available.",
+                    hint="Set memory_checkpoint_share to 0, or give the machine more memory.",
+                )
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+            partial.rename(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise NoHostMemory(
+                f"{path.parent} has no room for {size} bytes of a rank's state: {error}.",
+                hint="Give the machine a larger /dev/shm (--shm-size of a container).",
+            ) from error
+        finally:
+            os.close(gate)
+
+
+def plan(tensors: Named) -> tuple[list[Place], int]:
+    """Where each tensor comes to stand, and how large a slot is."""
+    places = []
+    offset = 0
+    for name, tensor in tensors:
+        place = Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
+        places.append(place)
+        offset += -(-place.size_bytes // ALIGNMENT) * ALIGNMENT
+    return places, max(offset, ALIGNMENT)
+
+
+def _at(view: Tensor, place: Place) -> Tensor:
+    part = view[place.offset : place.offset + place.size_bytes]
+    return part.view(getattr(torch, place.dtype)).view(place.shape)
+
+
+def _digest(view: Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(view.numpy().data)
+
+
+def _available() -> tuple[int, int]:
+    """The machine's, or its container's where that is allowed less."""
+    memory = psutil.virtual_memory()
+    return min([(memory.available, memory.total), *allowed()])
+
+
+def allowed(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> list[tuple[int, int]]:
+    """What the control groups that this process is in leave it, and their limits, in bytes; without those that have no
+    limit. Files that were read and not used again are no use of memory: they go when it is wanted."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:  # no such system
+        return []
+    found = []
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if not controllers:
+            found += _left_by(mounted, inside, _Group("memory.max", "memory.current", "inactive_file"))
+        elif "memory" in controllers.split(","):
+            # Of the first version, whose groups have no limit where they say 2**63, to a page.
+            old = _Group("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            found += [one for one in _left_by(mounted / "memory", inside, old) if one[1] < 2**62]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The names of a control group's files, and of a line in its `memory.stat`."""
+
+    limit: str
+    used: str
+    inactive: str
+
+
+def _left_by(root: Path, inside: str, names: _Group) -> list[tuple[int, int]]:
+    """By the group `inside` and those above it, as far as they are mounted at `root`: a container may see no more than
+    its own, there."""
+    found = []
+    group = root / inside.strip("/")
+    for path in (group, *group.parents):
+        if not path.is_relative_to(root):
+            break
+        try:
+            limit = int((path / names.limit).read_text())
+            used = int((path / names.used).read_text())
+            facts = dict(line.split() for line in (path / "memory.stat").read_text().splitlines())
+            found.append((max(0, limit - used + int(facts[names.inactive])), limit))
+        except (OSError, ValueError, KeyError):  # "max", or the root, which has none
+            continue
+    return found
+
+
+def _make_private(path: Path) -> None:
+    """A folder that only this user can look into, whoever else may write beside it. Raises NoHostMemory."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NoHostMemory(
+            f"{path} is there and is not a private folder of this user.", hint="Have its owner remove it."
+        )
+
+
+def _lock(path: Path, within_s: float) -> int:
+    """A descriptor that holds the lock. Raises NoHostMemory where another process has it for so long."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise NoHostMemory(
+                    f"another process holds {path.parent}.", hint="Has the one before it ended?"
+                ) from None
+            time.sleep(0.05)
+
+
+def _sweep(root: Path, *, but: Path) -> None:
+    """Remove what other jobs of this user left behind."""
+    for home in root.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another one removes it, too, or it is another user's
+            if home != but and home.lstat().st_uid == os.getuid() and _is_left(home):
+                shutil.rmtree(home, ignore_errors=True)
+
+
+def _is_left(home: Path) -> bool:
+    """Nobody holds any of it, and nobody has written into it for long."""
+    files = [*home.rglob("*"), home]
+    if time.time() - max(path.stat().st_mtime for path in files) < KEPT_S:
+        return False
+    for lock in home.rglob("lock"):
+        with _held_if_free(lock) as held:
+            if not held:
+                return False
+    return True
+
+
+@contextlib.contextmanager
+def _held_if_free(path: Path) -> Iterator[bool]:
+    """Whether nobody else holds the lock; nobody else gets it meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:  # it is gone, or another user's
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""A gang as a script's `fit()` calls it: every rank at once, and again as a whole on the gang that replaces it.
+
+Invariants:
+- *in step*: before this trainer's first call to a gang, and after a call that failed, the ranks are mustered
+  (`gyre.workloads.gang.alignment`). A call that an earlier trainer, or this one, could not send to all of them is
+  found, the
+  master is told and replaces the gang, and the script's call waits for the next one;
+- *one order*: calls that are made at the same time reach every rank in the same order;
+- *a call is repeated whole*: where a rank dies, all ranks of the next gang are called.
+
+This module must not know what the calls do, or how a script words them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gyre.errors import Unreachable
+from gyre.workloads.gang.alignment import muster
+from gyre.workloads.gang.gang import Gang, GangLost, Outcome, operator_failed
+from gyre.workloads.vertex.membership import Membership
+from gyre.workloads.vertex.transport import Transport
+
+Arguments = Sequence[tuple[Any, ...]]
+"""Of each rank."""
+
+
+class ScriptGang:
+    """`numbers` are drawn for gangs, growing; `report` tells the journal of an event; `waiting` is as in `Gang`."""
+
+    def __init__(
+        self,
+        role: str,
+        roster: Membership,
+        transport: Transport,
+        *,
+        numbers: Iterator[int],
+        report: Callable[..., None],
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._role = role
+        self._roster = roster
+        self._transport = transport
+        self._numbers = numbers
+        self._report = report
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._gang: Gang | None = None
+        """In step, as far as is known."""
+
+    def call(
+        self, method: str, arguments: Callable[[int], Arguments], kwargs: Mapping[str, Any], deadline: float
+    ) -> list[Any]:
+        """Results in rank order. `arguments(size)` are those of each rank; `deadline` is of the monotonic clock. Raises
+        GangLost, with whom to blame, where a rank raised; Unreachable past the deadline; and Fenced."""
+        while True:
+            gang, futures = self._send(method, arguments, kwargs, deadline)
+            try:
+                return gang.gather(method, futures, timeout_s=deadline - time.monotonic())
+            except GangLost as lost:
+                self._distrust(gang)
+                if time.monotonic() >= deadline:
+                    raise self._late(f"{method} did not return") from None
+                if lost.blamed is not None:
+                    raise
+
+    def _send(
+        self, method: str, arguments: Callable[[int], Arguments], kwargs: Mapping[str, Any], deadline: float
+    ) -> tuple[Gang, list[Future[Outcome]]]:
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise self._late(f"there was no gang to send {method} to")
+        try:
+            gang = self._gang
+            if gang is None or not gang.is_current():
+                gang = self._gang = self._mustered(deadline)
+            try:
+                return gang, gang.submit(method, arguments(gang.size), **kwargs)
+            except BaseException:
+                self._gang = None  # some ranks may have been given it
+                raise
+        finally:
+            self._lock.release()
+
+    def _mustered(self, deadline: float) -> Gang:
+        self._gang = None
+        while True:
+            members = self._roster.wait_for(self._role, None, deadline)
+            if members is None or time.monotonic() >= deadline:
+                raise self._late("it did not become whole")
+            number = next(self._numbers)
+            gang = Gang(number, self._role, tuple(members), self._roster, self._transport, self._waiting)
+            try:
+                muster(gang, timeout_s=deadline - time.monotonic())
+                return gang
+            except GangLost as lost:
+                if lost.blamed is None:
+                    continue  # a rank died, and is doubted
+                self._report("OperatorFailed", **operator_failed(*lost.blamed))
+                self._roster.doubt(*lost.blamed[0])  # until the master has replaced it, and its peers
+
+    def _distrust(self, gang: Gang) -> None:
+        """Without the lock, which somebody may hold for as long as a gang takes to come up. If a new one is forgotten
+        with it, it is mustered once more."""
+        if self._gang is gang:
+            self._gang = None
+
+    def _late(self, what: str) -> Unreachable:
+        return Unreachable(
+            f"Gang {self._role!r}: {what} within run.call_timeout_s.",
+            hint="See `gyre events` for what keeps it from running, or raise run.call_timeout_s if such calls are "
+            "meant to take longer.",
+        )

@@ -1,0 +1,107 @@
+"""Calls to every rank of a gang, each with its share of the groups, whose answers are put together: a critic's values.
+
+Invariants:
+- *one gang's*: a call belongs to the gang that it was sent to; when that is dropped nobody waits for it any more, and
+  its firings are free to be sent to the next;
+- *whole*: groups come back when every rank has answered, all of them, in the order in which they were given.
+
+This module must not know what is called, or what comes of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gyre.errors import VertexLost
+from gyre.graph.flow import Firing
+from gyre.rollouts.samples import Group
+from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
+
+CALLS_PER_GANG = 2
+"""One in work, one waiting, so that the ranks never idle for a round trip."""
+
+
+@dataclass(slots=True, eq=False)
+class SpreadCall:
+    """`ids` are the groups that the firings take, in order."""
+
+    method: str
+    firings: list[Firing]
+    ids: list[int]
+    gang: Gang
+    outcomes: list[Outcome | VertexLost | None]
+    failed_at: float | None = None
+    """When the first rank failed, in monotonic seconds, while others have not ended."""
+
+
+class SpreadCalls:
+    """`hear(call, rank, outcome)` is called on the transport's thread."""
+
+    def __init__(self, *, hear: Callable[[SpreadCall, int, Outcome | VertexLost], None]) -> None:
+        self._hear = hear
+        self._calls: list[SpreadCall] = []
+
+    def has_room(self, role: str) -> bool:
+        return sum(call.gang.role == role for call in self._calls) < CALLS_PER_GANG
+
+    def send(
+        self,
+        gang: Gang,
+        method: str,
+        firings: Sequence[Firing],
+        ids: Sequence[int],
+        shares: Sequence[list[Group]],
+        *,
+        step: int,
+    ) -> None:
+        """`shares` are the ranks' groups, together those of `ids`. Some may be empty: their ranks are called all the
+        same, for they may be peers of the others in what the call does."""
+        call = SpreadCall(method, list(firings), list(ids), gang, [None] * gang.size)
+        self._calls.append(call)
+        per_rank = [(share,) for share in shares]
+        futures = gang.submit(method, per_rank, _gyre_step=step, _gyre_index=firings[0].index)
+        for rank, future in enumerate(futures):
+            future.add_done_callback(partial(self._heard, call, rank))
+
+    def _heard(self, call: SpreadCall, rank: int, done: Future[Outcome]) -> None:
+        """On the transport's thread."""
+        self._hear(call, rank, outcome_of(done))
+
+    def is_current(self, call: SpreadCall) -> bool:
+        """Whether anybody waits for it."""
+        return call in self._calls
+
+    def ended(self, call: SpreadCall) -> Any:
+        """What the ranks returned, put together: the groups in the order of `ids`, as far as they are groups; None
+        while some have not answered. Raises as `Gang.settle`."""
+        if any(got is None for got in call.outcomes):
+            if call.failed_at is None and any(is_failure(got) for got in call.outcomes):
+                call.failed_at = time.monotonic()
+            return None
+        values = call.gang.settle(call.method, call.outcomes)
+        self._calls.remove(call)
+        if not all(isinstance(value, list) for value in values):
+            return values  # whoever takes it says what is wrong with it
+        order = {group_id: at for at, group_id in enumerate(call.ids)}
+
+        def place(group: Any) -> int:
+            return order.get(group.id, len(order)) if isinstance(group, Group) else len(order)
+
+        return sorted((group for value in values for group in value), key=place)
+
+    def check_failed(self, now: float) -> None:
+        """Raises as `Gang.settle` for a call in which a rank failed, and others do not come out."""
+        for call in self._calls:
+            if call.failed_at is not None and now - call.failed_at >= PEERS_S:
+                call.gang.settle(call.method, call.outcomes)
+
+    def give_up(self) -> list[Firing]:
+        """The gangs are no more: the firings that were on their way."""
+        firings = [firing for call in self._calls for firing in call.firings]
+        self._calls.clear()
+        return firings

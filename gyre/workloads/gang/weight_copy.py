@@ -1,0 +1,142 @@
+"""A policy version that rollout instances have: found by asking their manager, fetched from their chunk servers.
+
+Invariants:
+- *acknowledged*: only a version that an instance has loaded counts, under the checksum that it acknowledged;
+- *verified*: what comes out of a `FetchedCopy` had that checksum, chunk by chunk.
+
+This module must not know who trains on it, or in which layout.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gyre.config import WeightsSpec
+from gyre.errors import Unreachable
+from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
+from gyre.rollouts.weight_dirs import of_copy
+from gyre.rollouts.weight_peer import WeightPeer
+from gyre.weights.owned_dirs import default_root
+from gyre.weights.transfer.transport import Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ASK_WITHIN_S = 5.0
+"""For the rollout manager to say who has what. It answers in a millisecond, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCopy:
+    """`sources` are host:port of instances that acknowledged `version` with this checksum; `newest` is the newest
+    version that was published."""
+
+    version: int
+    checksum: str
+    sources: tuple[str, ...]
+    newest: int
+
+
+def newest_copy(directory: Path) -> WeightCopy | None:
+    """Of the job whose directory this is. None where nobody has a version, or nobody can be asked."""
+    where = read_endpoint(directory)
+    if where is None:
+        return None
+    url, token = where
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"}
+    )
+    # No proxy, whatever the environment says: the token is the manager's alone.
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=read_trust(directory))
+    )
+    try:
+        with opener.open(request, timeout=ASK_WITHIN_S) as reply:
+            return copy_of(json.loads(reply.read()))
+    except (urllib.error.URLError, OSError, ValueError):  # away for a moment: it is asked again
+        return None
+
+
+def copy_of(status: dict[str, Any]) -> WeightCopy | None:
+    """The same from what the manager says of itself."""
+    able = [
+        one
+        for one in status["instances"]
+        if one["state"] != "cut" and one["source"] and one["checksum"] and one["version"] >= 0
+    ]
+    if not able:
+        return None
+    best = max(able, key=lambda one: one["version"])
+    sources = [one["source"] for one in able if one["checksum"] == best["checksum"]]
+    return WeightCopy(best["version"], best["checksum"], tuple(sources), status["version"])
+
+
+class FetchedCopy:
+    """The version as a folder in Hugging Face's layout at `path`, served to others at `address` (any port), until
+    `close`. `sources` are (host:port, folder): the folder counts where it is on this machine, and is linked then.
+
+    `purpose` tells the ranks of a machine apart. Raises Unreachable, WeightsUnreachable, ArenaFull, and WeightMismatch.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        purpose: str,
+        *,
+        version: int,
+        checksum: str,
+        sources: Sequence[tuple[str, str]],
+        settings: WeightsSpec | None = None,
+        root: Path | None = None,
+        give_up_s: float = 60.0,
+    ) -> None:
+        where = read_endpoint(directory)
+        if where is None:
+            raise Unreachable(
+                f"{directory} does not say where the rollout manager is, whose token instances want.",
+                hint="Has the job's directory been lost on this machine?",
+            )
+        url, token = where
+        self.checksum = checksum
+        # Whose networks the settings name is the instances' matter: the manager says who has it. The ports are
+        # for the actor and the instances, one each; a rank that cannot reach this copy has the instances.
+        plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": [], "ports": ""})
+        self._party = WeightPeer(root or default_root(), of_copy(purpose, directory), token, plane, url=url)
+        self.address = self._party.server.address
+        try:
+            receiver = self._party.receiver(give_up_s=give_up_s, incident=_say)
+            able = [Source(address, path) for address, path in sources]
+            manifest = receiver.manifest_of(version, checksum, lambda: able)
+            self.path = receiver.fetch(manifest, lambda: able).slot.path
+        except BaseException:
+            self.close()
+            raise
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by their Hugging Face names. They are of their own memory."""
+        from safetensors.torch import load_file
+
+        return {
+            name: tensor
+            for file in sorted(self.path.glob("*.safetensors"))
+            for name, tensor in load_file(file).items()
+        }
+
+    def forsake(self) -> None:
+        """As of a Party."""
+        self._party.forsake()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._party.close()
+
+
+def _say(kind: str, evidence: dict[str, Any]) -> None:
+    """Into the rank's log: what went wrong and was mended concerns this fetch alone."""
+    print(f"{kind} {json.dumps(evidence)[:2000]}", flush=True)

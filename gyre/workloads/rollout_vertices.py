@@ -1,0 +1,297 @@
+"""The rollout plane as vertices: the manager's process, and instances that Gyre places.
+
+Both run an asyncio loop on a thread of their own beside the vertex's host. Where the manager listens stands in
+`rollouts.json` in the job's directory; instances and the trainer look there before each dial, so it may move.
+
+Invariants:
+- *the vertex dies with its loop*: a loop that ended by an error makes `health()` raise, and the vertex is replaced;
+- *an instance leaves in order*: `teardown()` drains it, so what it generated is handed over.
+
+This module must not know how samples are routed, or what an engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import ssl
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from gyre.config import Elastic, RolloutsSpec, WeightsSpec
+from gyre.engines.process import EngineCommand
+from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.manager.server import ManagerSettings, RolloutManager, calm_collector
+from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust, write_endpoint
+from gyre.rollouts.protocol.tls import server_context
+from gyre.rollouts.scheduling.elasticity import ElasticSettings
+from gyre.rollouts.trainer.sample_ledger import rollout_ledger
+from gyre.rollouts.weight_peer import check_transports
+from gyre.weights.owned_dirs import default_root
+from gyre.workloads.base import BaseWorkload, operator
+
+START_TIMEOUT_S = 60.0
+"""For the manager to read its ledger and listen: gigabytes of deltas at a few hundred megabytes a second."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""For sockets whose handlers have ended already: at once, where the machine is not busy."""
+
+STOP_TIMEOUT_S = 20.0
+"""For an engine to end by itself: SGLang takes ten seconds."""
+
+JOURNALLED = frozenset(
+    (
+        "InstanceJoined",
+        "InstanceLeft",
+        "InstanceDraining",
+        "EngineDied",
+        "WindowClosed",
+        "MemoryNotReleased",
+        "SampleSetAside",
+        "WeightsRefused",
+        "WeightsTrouble",
+        "TransferChosen",
+        "PeerRefused",
+    )
+)
+"""Of what the manager tells, what the job's journal keeps. The rest comes with every step, and is in the log."""
+
+
+class _Loop:
+    """An asyncio loop on its own thread, and the first error that ended something in it."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.error: BaseException | None = None
+        self._main: asyncio.Task[None] | None = None
+        self.closing: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Closes the sockets that the loop holds, however it ended: a test's vertex shares its process with others."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            with contextlib.suppress(SystemExit):  # a vertex that a test killed: what it started ends with it
+                self.loop.run_forever()
+            main = [self._main] if self._main is not None else []
+            for tasks in (main, asyncio.all_tasks(self.loop)):  # the main one first: it ends others in order
+                for task in tasks:
+                    task.cancel()
+                    with contextlib.suppress(BaseException):  # its error was told, or is the death of a test
+                        self.loop.run_until_complete(task)
+            if self.closing is not None:
+                self.loop.run_until_complete(asyncio.wait_for(self.closing(), CLOSE_TIMEOUT_S))
+        finally:
+            self.loop.close()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """What this loop is for: it runs until it ends by itself or by `stop`."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except (asyncio.CancelledError, SystemExit):
+                raise
+            except BaseException as error:
+                self.fail(error)
+
+        async def start() -> None:
+            self._main = asyncio.create_task(guarded())
+
+        self.call(start(), 5.0)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until what `begin` began has ended, at most so long."""
+        if self._main is not None:
+            self.call(asyncio.wait([self._main], timeout=timeout_s), timeout_s + 1.0)
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+            traceback.print_exception(error)
+
+    def stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=STOP_TIMEOUT_S)
+
+
+class RolloutManagerVertex(BaseWorkload):
+    """The process of the rollout manager. Its term is the vertex's incarnation."""
+
+    def setup(self) -> None:
+        spec = RolloutsSpec.model_validate(self.context.rollouts)
+        before = read_endpoint(self.context.directory)
+        token = before[1] if before is not None else secrets.token_urlsafe(24)
+        port = spec.port or (int(before[0].rpartition(":")[2]) if before is not None else 0)
+        calm_collector()
+        self._loop = _Loop("gyre-rollouts")
+        self._store = contextlib.ExitStack()
+        ledger = self._store.enter_context(rollout_ledger(self.context.store_url, self.context.job_id))
+        self.manager = RolloutManager(
+            ledger,
+            term=self.context.incarnation,
+            token=token,
+            settings=ManagerSettings(
+                report_interval_s=spec.report_interval_s,
+                silence_timeout_s=spec.silence_timeout_s,
+                reconnect_grace_s=spec.reconnect_grace_s,
+                update_mode=spec.update_mode,
+                rebalance_every_s=spec.rebalance_every_s,
+                weights=WeightsSpec.model_validate(self.context.weights),
+                elastic=_elastic(self.context.elastic),
+            ),
+            on_event=self._tell,
+            on_fatal=self._loop.fail,
+        )
+        self._loop.closing = self.manager.let_go
+        tls, certificate = None, ""
+        if spec.tls_cert:
+            tls = server_context(Path(spec.tls_cert), Path(spec.tls_key))
+            certificate = Path(spec.tls_cert).read_text()
+        port = self._listen(spec.host, port, tls)
+        host = _reachable(spec.host)
+        write_endpoint(
+            self.context.directory,
+            {
+                "url": f"{'https' if tls is not None else 'http'}://{host}:{port}",
+                "token": token,
+                **({"certificate": certificate} if certificate else {}),
+                "pid": os.getpid(),
+                "term": self.context.incarnation,
+            },
+        )
+
+    def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """On the port of before, if nobody has taken it meanwhile: others may have no other way to find this one."""
+        try:
+            return int(self._loop.call(self.manager.start(host, port, tls), START_TIMEOUT_S))
+        except OSError:
+            if not port or RolloutsSpec.model_validate(self.context.rollouts).port:
+                raise
+            return int(self._loop.call(self.manager.start(host, 0, tls), START_TIMEOUT_S))
+
+    def _tell(self, what: str, details: dict[str, Any]) -> None:
+        print(f"{what} {json.dumps(details)[:2000]}", flush=True)
+        teller = {"vertex": f"{self.role}-{self.rank}", "incarnation": self.context.incarnation}
+        if what == "ScaleAdvised":
+            self.context.report(what, {**teller, **details})
+        elif what in JOURNALLED:
+            self.context.report(
+                "RolloutsChanged",
+                {**teller, "what": what, "details": details},
+            )
+
+    def health(self) -> dict[str, Any]:
+        if self._loop.error is not None:
+            raise RuntimeError("the rollout manager has stopped") from self._loop.error
+        return self._loop.call(self._status(), 5.0)  # type: ignore[no-any-return]
+
+    async def _status(self) -> dict[str, Any]:
+        return self.manager.status()
+
+    @operator(kind="control", control=True)
+    def status(self) -> dict[str, Any]:
+        """How the plane is: instances, queue, the account in tokens."""
+        return self.health()
+
+    def teardown(self) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # the process ends either way, and the ledger has what was acknowledged
+            self._loop.call(self.manager.stop(), 10.0)
+        self._loop.stop()
+        self._store.close()
+
+
+class RolloutInstance(BaseWorkload):
+    """An engine and its agent. It has no operators: work comes from the rollout manager."""
+
+    def setup(self) -> None:
+        spec = RolloutsSpec.model_validate(self.context.rollouts)
+        check_transports(WeightsSpec.model_validate(self.context.weights))
+        self._loop = _Loop("gyre-agent")
+        self.agent = Agent(
+            AgentSettings(
+                name=f"{self.role}-{self.rank}",
+                max_running=spec.max_running,
+                kv_tokens=spec.kv_tokens,
+                cache=default_root(),
+                engine=spec.engine,
+                ready_within_s=spec.ready_timeout_s,
+                local=self.context.local,
+            ),
+            lambda: read_endpoint(self.context.directory),
+            engine_command(spec, local=self.context.local),
+            on_progress=lambda fields: self.context.progress.tick(**fields),
+            tls=lambda: read_trust(self.context.directory),
+        )
+        self._loop.begin(self.agent.run())
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that the engine serves; None before the first."""
+        return self.agent.version if self.agent.version >= 0 else None
+
+    def health(self) -> dict[str, Any]:
+        if self._loop.error is not None:
+            raise RuntimeError("the agent has stopped") from self._loop.error
+        return {"version": self.version, "connected": self.agent.connected, "tokens": self.agent.tokens}
+
+    def teardown(self) -> None:
+        with contextlib.suppress(Exception):  # its deadline passed: the samples go on elsewhere all the same
+            self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
+            self._loop.wait(8.0)
+        self._loop.stop()
+
+
+def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
+    if bounds is None:
+        return None
+    elastic = Elastic.model_validate(bounds)
+    if not elastic.auto:
+        return None
+    return ElasticSettings(
+        min=elastic.min,
+        max=elastic.max,
+        up_cooldown_s=elastic.up_cooldown_s,
+        down_cooldown_s=elastic.down_cooldown_s,
+    )
+
+
+def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path, str], EngineCommand]:
+    """How the job's engine is started over a model folder. A `local` one can give its memory back."""
+    saver = ["--enable-memory-saver"] if local and spec.engine == "sglang" else []
+    context = ["--context-length", str(spec.context_length)] if spec.context_length is not None else []
+    return engine_commands(
+        spec.engine,
+        max_running=spec.max_running,
+        kv_tokens=spec.kv_tokens,
+        python=spec.engine_python or None,
+        extra=[*context, *saver, *spec.engine_args],
+    )
+
+
+def _reachable(host: str) -> str:
+    """An address under which others reach a socket that listens on `host`."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks the kernel which address it would use
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,44 @@
+"""What a job is about, as its workloads see it: the tokenizer, and texts of prompts and samples.
+
+A job whose `config` has a section `data` is about a prepared data set (`gyre.data`); any other is about arithmetic.
+
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gyre.rollouts.samples import Group, Sample
+
+
+class TaskTokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_id(self) -> int: ...
+
+
+class Task(Protocol):
+    """Prompts by index, and what their tokens say."""
+
+    @property
+    def tokenizer(self) -> TaskTokenizer: ...
+    @property
+    def stop_token_ids(self) -> Sequence[int]: ...
+    def prompt(self, index: int) -> Group: ...
+    def held_out(self, count: int) -> list[Group]: ...
+    def prompt_text(self, group: Group) -> str: ...
+    def answer_of(self, sample: Sample) -> str: ...
+
+
+def task_of(config: Mapping[str, Any]) -> Task:
+    """By the job's `config`. Raises ConfigError."""
+    if "data" in config:
+        from gyre.data.prepared import PreparedData
+
+        return PreparedData(config)
+    from gyre.workloads.tasks.arithmetic import ArithmeticTask
+
+    return ArithmeticTask(config)

@@ -1,0 +1,129 @@
+"""The trainer lends its devices to the rollout plane while it has nothing to train, and waits until it has them back.
+
+Invariants:
+- *never both*: from `Lend` until `DevicesReturned` nothing is trained and no rank is brought up;
+- *nothing waits for ever*: a manager that says nothing for `SILENT_S` while it has the devices is taken to be gone;
+- *its own first*: a new trainer asks for the devices before it uses them, for the one before may have lent them.
+
+This module must not know how windows are planned, nor read the time: `now` is an argument, in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+from gyre.rollouts.protocol.frames import DevicesReturned, LendDevices, ReclaimDevices, WindowStatus
+from gyre.rollouts.scheduling.device_windows import TrainTime
+
+SILENT_S = 30.0
+"""A manager that was killed is back in a few seconds, and says every half second how its window stands."""
+
+AGAIN_S = 1.0
+"""After devices came back, before they are lent again within a step: the plan will not have changed at once."""
+
+
+class DeviceLending:
+    """`send` tells the rollout manager, and says whether it could. `last_share`: the part of a step's training that can
+    begin only when its last sample is there. `hear` may be called from any thread, everything else from one."""
+
+    def __init__(
+        self, send: Callable[[LendDevices | ReclaimDevices], bool], *, last_share: float, now: float
+    ) -> None:
+        self.lent_s = 0.0
+        """For how long devices were lent, in all windows that ended."""
+        self.closed_because = ""
+        """What was said of the last one."""
+        self._send = send
+        self._last_share = last_share
+        self._lock = threading.Lock()
+        self._window = 0
+        self._lent = True
+        self._lent_at = now
+        self._heard = False
+        self._heard_at = now
+        self._back: DevicesReturned | None = None
+        self._reclaimed = False
+        self._not_before = now
+        self._time = TrainTime()
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+        self._arrived = self._trained = 0
+
+    @property
+    def is_lent(self) -> bool:
+        return self._lent
+
+    # -- what is measured ---------------------------------------------------------------------------
+
+    def arrived(self, tokens: int) -> None:
+        """Samples of so many tokens came, to be trained."""
+        self._arrived += tokens
+
+    def step_done(self) -> None:
+        """All that had arrived for it is trained."""
+        if self._busy_s > 0 and self._arrived:
+            self._time.observe(self._arrived, self._busy_s)
+        self._arrived, self._busy_s, self._trained = 0, 0.0, 0
+        self._not_before = -math.inf
+
+    # -- lending ------------------------------------------------------------------------------------
+
+    def hear(self, frame: DevicesReturned | WindowStatus) -> None:
+        with self._lock:
+            if frame.window != self._window:
+                return
+            self._heard = True
+            if isinstance(frame, DevicesReturned):
+                self._back = frame
+
+    def look(self, now: float, *, training: bool, could_train: bool, waits: bool) -> None:
+        """Every turn of the trainer's loop. `training`: a gang is at work. `could_train`: something is there for it to
+        do, or there is no gang. `waits`: samples were asked for and have not come."""
+        self._clock(now, training)
+        with self._lock:
+            heard, back = self._heard, self._back
+            self._heard, self._back = False, None
+        if heard:
+            self._heard_at = now
+        if self._lent:
+            if back is not None:
+                self._returned(now, back.reason)
+            elif now - self._heard_at > SILENT_S:
+                self._send(ReclaimDevices(window=self._window))
+                self._returned(now, f"the rollout manager said nothing for {SILENT_S:g} s")
+        elif waits and not training and not could_train and now >= self._not_before:
+            window = self._window + 1
+            lend = LendDevices(
+                window=window,
+                begun=self._trained > 0,
+                arrived_tokens=self._arrived,
+                train_s_per_token=self._time.predict_s(1.0),
+                last_share=self._last_share,
+            )
+            with self._lock:
+                self._window, self._back, self._heard = window, None, False
+            if self._send(lend):
+                self._lent, self._reclaimed = True, False
+                self._lent_at = self._heard_at = now
+
+    def need(self, now: float) -> bool:
+        """The trainer wants to use its devices for something that does not wait: True once it has them."""
+        if self._lent and not self._reclaimed:
+            self._reclaimed = self._send(ReclaimDevices(window=self._window))
+        return not self._lent
+
+    def _returned(self, now: float, why: str) -> None:
+        self._lent = False
+        if self._window:
+            self.lent_s += now - self._lent_at
+            self.closed_because = why
+        self._not_before = -math.inf if self._reclaimed else now + AGAIN_S
+
+    def _clock(self, now: float, training: bool) -> None:
+        if self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+        self._busy_since = now if training else None
+        if training:
+            self._trained = 1

@@ -1,0 +1,53 @@
+"""Calls to any one vertex of a role: who has room, and which policy it holds.
+
+Invariant *no old weights*: a vertex is given the newest version together with the call that needs it, and is believed
+to hold it only until a call of its fails.
+
+This module must not know what is called, or what comes of it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from gyre.workloads.gang.gang import Outcome
+from gyre.workloads.trainer.learning.publishing import Published
+from gyre.workloads.vertex.membership import Member, Membership
+from gyre.workloads.vertex.transport import Transport
+
+CALLS_PER_VERTEX = 2
+"""Calls sent to one vertex at a time: one in work, one waiting, so that it never idles for a round trip."""
+
+
+class VertexCalls:
+    def __init__(self, roster: Membership, transport: Transport) -> None:
+        self._roster = roster
+        self._transport = transport
+        self._in_flight: dict[Member, int] = {}
+        self._loaded: dict[Member, tuple[int, str]] = {}
+
+    def free_member(self, role: str) -> Member | None:
+        """The running vertex of the role with the fewest calls on it, if one has room."""
+        members = self._roster.members(role)
+        if not members:
+            return None
+        best = min(members, key=lambda member: self._in_flight.get(member, 0))
+        return best if self._in_flight.get(best, 0) < CALLS_PER_VERTEX else None
+
+    def submit(
+        self, member: Member, method: str, *args: Any, policy: Published | None = None, **kwargs: Any
+    ) -> Future[Outcome]:
+        """The policy is sent along unless the vertex has it."""
+        if policy is not None and self._loaded.get(member) != policy.identity:
+            kwargs["bundle"] = policy.bundle
+            self._loaded[member] = policy.identity
+        self._in_flight[member] = self._in_flight.get(member, 0) + 1
+        return self._transport.submit(*member, method, *args, **kwargs)
+
+    def ended(self, member: Member) -> None:
+        self._in_flight[member] = max(0, self._in_flight.get(member, 0) - 1)
+
+    def distrust(self, member: Member) -> None:
+        """Something went wrong there: nobody knows which policy it holds."""
+        self._loaded.pop(member, None)

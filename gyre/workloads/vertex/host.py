@@ -1,0 +1,482 @@
+"""The process of one vertex: it holds the user's workload and answers the master and the trainer.
+
+The master watches it through one pending `watch` call, which returns when there is something to tell and at
+least every so often; the vertex itself never calls anybody. What it wants the master to know goes into an
+outbox and stays there until acknowledged, so a master that is away loses nothing.
+
+Invariants:
+- *fenced*: a control call with an older epoch, or a data call with an older term, is refused;
+- *one at a time*: the workload's methods run one after another, except operators marked `control`;
+- *where it stands*: which call of its gang began here last is known, also while the rank is inside of it;
+- *no zombie*: without a master for `orphan_timeout_s` the process ends itself; a master that hangs it ends first.
+
+The class is an ordinary one: Ray makes an actor of it, tests call it directly. Calls marked (control) below
+come on the control threads, the others on the work thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gyre.errors import Fenced
+from gyre.rollouts.weight_dirs import remove_left_by_job
+from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
+from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
+from gyre.workloads.vertex.messages import Binding, Failure, Report, Standing, failure_of, thread_stacks
+
+OUTBOX_LIMIT = 100_000
+"""Reports kept for a master that is away; at one a step this is weeks."""
+
+COALESCE_S = 0.02
+"""How long a watch call waits for further reports once there is one: halves the calls of a fast job."""
+
+HEALTH_EVERY_S = 5.0
+"""Between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
+
+RENDEZVOUS_PORTS = range(20_000, 32_768)
+"""Above the ports of Ray's workers, and below those that Linux gives to outgoing connections."""
+
+ORPHANED = 17
+"""Exit status of a vertex that stopped itself because no master came back."""
+
+
+class VertexHost:
+    def __init__(
+        self,
+        vertex: str,
+        incarnation: int,
+        epoch: int,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        exit_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.vertex = vertex
+        self.incarnation = incarnation
+        self.progress = Progress()
+        self._monotonic = monotonic
+        self._exit_process = exit_process
+        self._fence = threading.Lock()
+        self._epoch = epoch
+        self._term = 0
+        self._standing = Standing()
+        self._heard_at = monotonic()
+        self._condition = threading.Condition()
+        self._outbox: list[tuple[int, str, dict[str, Any]]] = []
+        self._outbox_next = 1
+        self._busy = ""
+        self._health_at = -math.inf
+        self._unhealthy = ""
+        self._last_ticks = 0
+        self._moved_at = monotonic()
+        self._work = threading.Lock()
+        self._workload: Any = None
+        self._control_methods: frozenset[str] = frozenset()
+        self._runtime: Any = None
+        self._address: tuple[str, int] | None = None
+        self._guard: MasterWatchdog | None = None
+
+    # -- the master's calls (control) ---------------------------------------------------------------
+
+    def hello(self, epoch: int) -> dict[str, Any]:
+        """Answers at once, whatever the vertex is doing."""
+        self._hear(epoch)
+        return {"pid": os.getpid(), "bound": self._workload is not None, "incarnation": self.incarnation}
+
+    def address(self, epoch: int) -> tuple[str, int]:
+        """(control) An address and a free port of this host, for a gang's rendezvous. Always the same one, so
+        that a master that takes over in the middle of a start tells the other ranks what its predecessor did."""
+        self._hear(epoch)
+        if self._address is None:
+            host = _own_address()
+            self._address = (host, _free_port(host))
+        return self._address
+
+    def watch(
+        self, epoch: int, acknowledged: int, timeout_s: float, master: Identity | None = None
+    ) -> Report:
+        """(control) Returns when there is something to tell, at the latest after `timeout_s`. `master` is who asks."""
+        self._hear(epoch)
+        if master is not None and self._guard is not None:
+            self._guard.master = master
+        with self._condition:
+            self._outbox = [entry for entry in self._outbox if entry[0] > acknowledged]
+            if not self._outbox:
+                self._condition.wait(timeout_s)
+                if self._outbox:
+                    self._condition.wait(COALESCE_S)
+            outbox = list(self._outbox[:1000])
+        ticks, fields = self.progress.read()
+        now = self._monotonic()
+        if ticks != self._last_ticks:
+            self._last_ticks, self._moved_at = ticks, now
+        self._ask_health(now)
+        version = getattr(self._workload, "version", None)
+        return Report(
+            ticks=ticks,
+            fields=fields,
+            busy=self._busy or (self._runtime.busy if self._runtime is not None else ""),
+            still_s=now - self._moved_at,
+            version=version if isinstance(version, int) else None,
+            unhealthy=self._unhealthy,
+            outbox=outbox,
+        )
+
+    def _ask_health(self, now: float) -> None:
+        """Between calls only, for the workload's methods run one at a time; and not at every report."""
+        ask = getattr(self._workload, "health", None)
+        if (
+            not callable(ask)
+            or now - self._health_at < HEALTH_EVERY_S
+            or not self._work.acquire(blocking=False)
+        ):
+            return
+        try:
+            self._health_at = now
+            self.progress.note(health=ask())
+            self._unhealthy = ""
+        except Exception as error:  # whatever it raises is the finding
+            self._unhealthy = failure_of(error, module=type(self._workload).__module__).traceback
+        finally:
+            self._work.release()
+
+    def stacks(self, epoch: int) -> str:
+        """(control)"""
+        self._hear(epoch)
+        return thread_stacks()
+
+    def bind(self, epoch: int, binding: Binding) -> tuple[str, Any]:
+        """Import, construct and set up the workload. Done once; a repeated call returns the same."""
+        self._hear(epoch)
+        with self._work:
+            if self._workload is not None:
+                return "ok", {"pid": os.getpid()}
+            self._begin("setup")
+            try:
+                redirect_output(Path(binding.log_path))
+                os.environ.update(binding.env)
+                _extend_path(binding.python_path)
+                workload = _load_class(binding)()
+                context = WorkloadContext(
+                    job=binding.job_name,
+                    role=binding.role,
+                    rank=binding.rank,
+                    world_size=binding.world_size,
+                    local_rank=binding.local_rank,
+                    incarnation=binding.incarnation,
+                    config=binding.config,
+                    directory=Path(binding.directory),
+                    master_addr=binding.master_addr,
+                    master_port=binding.master_port,
+                    progress=self.progress,
+                    job_id=binding.job_id,
+                    rollouts=binding.rollouts,
+                    weights=binding.weights,
+                    elastic=binding.elastic,
+                    local=binding.local,
+                    store_url=binding.store_url,
+                    report=self.report,
+                )
+                if isinstance(workload, BaseWorkload):
+                    workload.context = context
+                else:
+                    _offer(workload, context)
+                self._bind_runtime(binding, workload, context)
+                if callable(getattr(workload, "setup", None)):
+                    workload.setup()
+                self._control_methods = frozenset(
+                    name for name, info in operators_of(workload).items() if info.control
+                )
+                self._workload = workload
+            except (Exception, SystemExit) as error:  # whatever the user's setup raises is told, not lost
+                return "error", failure_of(error, module=binding.module)
+            finally:
+                self._end()
+        if math.isfinite(binding.orphan_timeout_s):
+            threading.Thread(
+                target=self._mind_the_master,
+                args=(binding,),
+                name="gyre-orphan",
+                daemon=True,
+            ).start()
+        return "ok", {"pid": os.getpid()}
+
+    def shutdown(self, epoch: int, grace_s: float, job_ends: bool = False) -> None:
+        """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards."""
+        self._hear(epoch)
+        if self._work.acquire(timeout=max(0.0, grace_s)):
+            try:
+                if isinstance(self._workload, BaseWorkload):
+                    self._workload.context.job_ends = job_ends
+                if callable(getattr(self._workload, "teardown", None)):
+                    self._workload.teardown()
+            except Exception as error:  # the process ends either way; what went wrong belongs in its log
+                print(f"teardown raised: {failure_of(error).traceback}", file=sys.stderr)
+            finally:
+                self._work.release()
+        elif job_ends:
+            self._abandon()
+        if job_ends and isinstance(self._workload, BaseWorkload):
+            # Of dead ones that were on this machine; the master does it on its own.
+            remove_left_by_job(self._workload.context.directory, [self.vertex])
+
+    def _abandon(self) -> None:
+        """A call that does not end has the workload."""
+        if isinstance(self._workload, BaseWorkload):
+            try:
+                self._workload.abandoned()
+            except Exception as error:  # as of `teardown`
+                print(f"abandoned raised: {failure_of(error).traceback}", file=sys.stderr)
+
+    # -- the trainer's calls ------------------------------------------------------------------------
+
+    def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+        """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_`
+        are offered: the method is given those that its signature names. `_gyre_gang_call` is the host's own: the
+        gang and the number of a call that every rank is given."""
+        refused = self._check_term(term)
+        if refused is not None:
+            return "error", refused
+        gang_call = kwargs.pop("_gyre_gang_call", None)
+        with self._work:
+            refused = self._check_term(term)
+            if refused is not None:
+                return "error", refused
+            self._begin(method)
+            if gang_call is not None:
+                self._standing = Standing((term, *gang_call), method, inside=True)
+            failed = True
+            try:
+                function = getattr(self._workload, method)
+                value = function(*args, **_accepted(function, kwargs))
+                failed = False
+                return "ok", value
+            except (Exception, SystemExit) as error:  # told to the caller, who decides
+                return "error", failure_of(error, module=type(self._workload).__module__)
+            finally:
+                if gang_call is not None:
+                    self._standing = replace(self._standing, inside=False, failed=failed)
+                self._end()
+
+    def call_with_weights(
+        self, term: int, bundle: tuple[Any, Any], method: str, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
+        """`load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one put
+        into the object store is passed by reference."""
+        if hasattr(self._workload, "load_weights"):  # a reference may bring weights of its own
+            number = {key: value for key, value in kwargs.items() if key == "_gyre_gang_call"}
+            status, value = self.call(term, "load_weights", *bundle, **number)
+            if status == "error":
+                return status, value
+        return self.call(term, method, *args, **kwargs)
+
+    def control_call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+        """(control) Run an operator that is marked `control`, beside whatever else runs."""
+        refused = self._check_term(term)
+        if refused is not None:
+            return "error", refused
+        if method not in self._control_methods:
+            return self.call(term, method, *args, **kwargs)
+        try:
+            function = getattr(self._workload, method)
+            return "ok", function(*args, **_accepted(function, kwargs))
+        except (Exception, SystemExit) as error:  # as in `call`
+            return "error", failure_of(error, module=type(self._workload).__module__)
+
+    def standing(self, term: int) -> tuple[str, Any]:
+        """(control) The rank's `Standing`, whatever it is inside of. The question fences nobody: calls of an older
+        term that were sent to all ranks may still begin on all of them."""
+        with self._fence:
+            if term < self._term:
+                return "error", self._older(term)
+        return "ok", self._standing
+
+    def settle(self, term: int) -> tuple[str, Any]:
+        """The rank's `Standing` when the calls that were sent to it before have ended. None of an older term begins
+        after this."""
+        with self._work:
+            refused = self._check_term(term)
+            return ("ok", self._standing) if refused is None else ("error", refused)
+
+    # -- the trainer vertex (control) ---------------------------------------------------------------
+
+    def start_fit(
+        self, epoch: int, serial: int, running: dict[str, int], roles: dict[str, int], paused: bool
+    ) -> None:
+        self._hear(epoch)
+        self._runtime.announce(serial, running, roles)
+        self._runtime.start(paused=paused)
+
+    def announce(self, epoch: int, serial: int, running: dict[str, int], roles: dict[str, int]) -> None:
+        self._hear(epoch)
+        if self._runtime is not None:
+            self._runtime.announce(serial, running, roles)
+
+    def set_paused(self, epoch: int, paused: bool) -> None:
+        self._hear(epoch)
+        self._runtime.set_paused(paused)
+
+    def stop_fit(self, epoch: int) -> None:
+        self._hear(epoch)
+        self._runtime.stop()
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def report(self, kind: str, body: dict[str, Any]) -> None:
+        """Tell the master something, when it next asks. Thread-safe."""
+        with self._condition:
+            if len(self._outbox) >= OUTBOX_LIMIT:
+                raise RuntimeError(f"{OUTBOX_LIMIT} reports wait for a master: it has been away too long")
+            self._outbox.append((self._outbox_next, kind, body))
+            self._outbox_next += 1
+            self._condition.notify_all()
+
+    def _bind_runtime(self, binding: Binding, workload: Any, context: WorkloadContext) -> None:
+        if binding.spec is None:
+            return
+        from gyre.workloads.runtime import TrainerRuntime
+
+        self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
+
+    def _hear(self, epoch: int) -> None:
+        with self._fence:
+            if epoch < self._epoch:
+                raise Fenced(f"{self.vertex} obeys epoch {self._epoch}; a call came with epoch {epoch}.")
+            self._epoch = epoch
+            self._heard_at = self._monotonic()
+
+    def _check_term(self, term: int) -> Failure | None:
+        with self._fence:
+            if term < self._term:
+                return self._older(term)
+            self._term = term
+        if self._workload is None:
+            return Failure(error=f"{self.vertex} is not set up yet", traceback="", user_code=False)
+        return None
+
+    def _older(self, term: int) -> Failure:
+        text = f"{self.vertex} works for term {self._term}; a call came with term {term}."
+        return Failure(error=text, traceback="", user_code=False, fenced=True)
+
+    def _begin(self, what: str) -> None:
+        self._moved_at = self._monotonic()
+        self._busy = what
+        self.progress.tick()
+
+    def _end(self) -> None:
+        self._moved_at = self._monotonic()
+        self._busy = ""
+        self.progress.tick()
+
+    def _mind_the_master(self, binding: Binding) -> None:
+        """Without a master: end one that hangs, and in the end leave."""
+        timeout_s = binding.orphan_timeout_s
+        guard = self._guard = MasterWatchdog(binding.master_hung_after_s)
+        while True:
+            time.sleep(min(1.0, timeout_s / 4))
+            now = self._monotonic()
+            silent_s = now - self._heard_at
+            if silent_s > timeout_s:
+                print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
+                self._exit_process(ORPHANED)
+                return
+            found = guard.look(silent_s)
+            if found is not None:
+                self.report("MasterHung", {"vertex": self.vertex, **found})
+
+
+def _accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Offered arguments lose their prefix and stay only where the signature names them."""
+    if not any(key.startswith("_gyre_") for key in kwargs):
+        return kwargs
+    parameters = inspect.signature(function).parameters
+    out = {}
+    for key, value in kwargs.items():
+        name = key.removeprefix("_gyre_")
+        if name == key or name in parameters:
+            out[name] = value
+    return out
+
+
+def _offer(workload: Any, context: WorkloadContext) -> None:
+    """A plain class sees its place in the job too, where it has not set those names itself."""
+    for name in ("config", "rank", "world_size", "local_rank", "role"):
+        if not hasattr(workload, name):
+            setattr(workload, name, getattr(context, name))
+
+
+def _extend_path(folders: list[str]) -> None:
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def _load_class(binding: Binding) -> type:
+    if binding.file is not None:
+        spec = importlib.util.spec_from_file_location("gyre_user_script", binding.file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{binding.file} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["gyre_user_script"] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(binding.module)
+    found: Any = module
+    for part in binding.name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        raise TypeError(f"{binding.module}:{binding.name} is not a class")
+    return found
+
+
+def redirect_output(path: Path) -> None:
+    """Send this process's stdout and stderr to its own log file, so that `gyre logs` finds it by vertex."""
+    if not path.name:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _free_port(host: str) -> int:
+    """One that nobody listens on now, and that no outgoing connection is given before the rendezvous listens there,
+    which on a busy machine is many seconds later."""
+    for port in random.sample(RENDEZVOUS_PORTS, 64):
+        with socket.socket() as probe, contextlib.suppress(OSError):  # in use
+            probe.bind((host, port))
+            return port
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _own_address() -> str:
+    """This host's address on the cluster's network; loopback where it has no other."""
+    try:
+        import ray
+
+        if ray.is_initialized():
+            address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            return address
+    except ImportError:
+        pass  # a host without Ray is a test's, on this machine
+    return "127.0.0.1"

@@ -1,0 +1,168 @@
+"""What passes between a vertex's host, the master and the trainer: plain data, the same for every transport.
+
+A call's outcome is a tuple, `("ok", value)` or `("error", Failure)`: exceptions of user classes would need
+those classes to unpickle, and a failure must be readable anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from gyre.errors import ConfigError, UserCodeError
+
+GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+_COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception, told. `user_code`: it came out of code that is not Gyre's own."""
+
+    error: str
+    traceback: str
+    user_code: bool
+    collective: bool = False
+    """A peer of a collective went away: a symptom, whose cause is elsewhere."""
+    fenced: bool = False
+
+
+def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
+    """Tell an exception. Frames of Gyre's own host are left out of the traceback.
+
+    `module` is the workload's. One from outside of Gyre answers for whatever is raised in it, loading it included:
+    a SyntaxError or a missing class leaves no frame of the user's.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not _is_gyre(frame.filename)]
+    shown = frames[_first_beyond_host(frames) :] or frames
+    text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
+    text += "".join(traceback.format_exception_only(error))
+    theirs = any(not _is_library(frame.filename) for frame in outside)
+    if isinstance(error, ConfigError | UserCodeError) or not module.startswith("gyre."):
+        theirs = True
+    if isinstance(error, UserCodeError) and "traceback" in error.details:  # it was raised in another process
+        text = f"{error.details['traceback']}\n{text}"
+    message = f"{type(error).__name__}: {_text_of(error)}"
+    sign = message.lower()
+    return Failure(
+        error=message,
+        traceback=text,
+        user_code=theirs,
+        collective=not isinstance(error, ValueError | TypeError | KeyError)
+        and any(word in sign for word in _COLLECTIVE_SIGNS),
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    """A user's exception may do anything when it is asked for its text; telling it must not fail."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its text cannot be told: str() raised {type(second).__name__})"
+
+
+def _is_gyre(filename: str) -> bool:
+    return os.path.abspath(filename).startswith(GYRE_ROOT + os.sep)
+
+
+def _is_library(filename: str) -> bool:
+    return (
+        filename.startswith("<")
+        or "site-packages" in filename
+        or os.path.abspath(filename).startswith(os.path.dirname(os.__file__))
+    )
+
+
+def _first_beyond_host(frames: list[traceback.FrameSummary]) -> int:
+    for index, frame in enumerate(frames):
+        if os.path.basename(frame.filename) not in ("host.py", "runtime.py") or not _is_gyre(frame.filename):
+            return index
+    return len(frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Everything that a vertex is told when it is bound. Plain data, so that a journal could hold it."""
+
+    job_id: str
+    job_name: str
+    role: str
+    rank: int
+    world_size: int
+    local_rank: int
+    incarnation: int
+    module: str
+    name: str
+    file: str | None
+    config: dict[str, Any]
+    env: dict[str, str]
+    python_path: list[str]
+    directory: str
+    log_path: str
+    orphan_timeout_s: float
+    """Infinite for a host whose process goes on without a master."""
+    master_hung_after_s: float = math.inf
+    master_addr: str | None = None
+    master_port: int | None = None
+    spec: dict[str, Any] | None = None
+    """The whole job, for the trainer only."""
+    store_url: str = ""
+    """For the trainer and the rollout manager, which write there."""
+    rollouts: dict[str, Any] = field(default_factory=dict)
+    """The job's `rollouts` section."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """The job's `weights` section."""
+    elastic: dict[str, Any] | None = None
+    """For the rollout manager: the rollout role's `elastic` section."""
+    local: bool = False
+    """For a rollout instance: it stands on the trainer's devices, and generates in windows."""
+
+
+GangCallId = tuple[int, int, int]
+"""The trainer's term, the number of its gang, the number of the call among that gang's. They grow in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a rank stands in the calls that its gang was given: the last one that began there."""
+
+    call: GangCallId = (0, 0, 0)
+    """Zeros where none has begun."""
+    method: str = ""
+    inside: bool = False
+    """It has not ended."""
+    failed: bool = False
+    """It raised."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a watch call returns. `outbox` holds what the master has not yet acknowledged."""
+
+    ticks: int
+    fields: dict[str, Any]
+    busy: str
+    still_s: float
+    """Seconds since progress last moved or a call last began or ended."""
+    version: int | None
+    unhealthy: str = ""
+    """What the workload's `health()` raised, if it did."""
+    outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+
+
+def thread_stacks() -> str:
+    """The Python stack of every thread of this process, the busiest last."""
+    import threading
+
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        head = f"Thread {names.get(ident, ident)}:\n"
+        parts.append(head + "".join(traceback.format_stack(frame)))
+    return "\n".join(parts)

@@ -1,0 +1,137 @@
+"""How the trainer's calls reach the other vertices. One small interface; Ray's is the one in use.
+
+`submit` never blocks for the call and never raises for its outcome: the future's result is the `("ok", value)`
+or `("error", Failure)` of the vertex's host, and its only exception is VertexLost.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from gyre.errors import VertexLost
+from gyre.workloads.vertex.messages import Failure
+
+NAMESPACE = "gyre"
+
+
+def actor_name(job_id: str, vertex: str, incarnation: int) -> str:
+    """The Ray name of one incarnation of a vertex. A replacement has another name: no call reaches the wrong one."""
+    return f"{job_id}/{vertex}/{incarnation}"
+
+
+class Transport(Protocol):
+    def submit(
+        self,
+        vertex: str,
+        incarnation: int,
+        method: str,
+        *args: Any,
+        bundle: Any = None,
+        control: bool = False,
+        **kwargs: Any,
+    ) -> Future[tuple[str, Any]]:
+        """With a `bundle` made by `share`, the vertex first does `load_weights(*bundle)`. With `control` an
+        operator that is marked so runs beside whatever else the vertex does."""
+        ...
+
+    def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        """The vertex's `Standing`, behind every call that was sent to it before."""
+        ...
+
+    def standing(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        """The vertex's `Standing`, at once and beside whatever it does."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Something that stands for `value` and is cheap to pass to many."""
+        ...
+
+
+class RayTransport:
+    """Calls VertexHost actors by name. `term` is the trainer's incarnation, which fences its predecessors."""
+
+    def __init__(self, job_id: str, term: int) -> None:
+        self._job_id = job_id
+        self._term = term
+        self._lock = threading.Lock()
+        self._handles: dict[tuple[str, int], Any] = {}
+
+    def submit(
+        self,
+        vertex: str,
+        incarnation: int,
+        method: str,
+        *args: Any,
+        bundle: Any = None,
+        control: bool = False,
+        **kwargs: Any,
+    ) -> Future[tuple[str, Any]]:
+        def call(handle: Any) -> Any:
+            if control:
+                beside = handle.control_call.options(concurrency_group="control")
+                return beside.remote(self._term, method, *args, **kwargs)
+            if bundle is not None:
+                return handle.call_with_weights.remote(self._term, bundle, method, *args, **kwargs)
+            return handle.call.remote(self._term, method, *args, **kwargs)
+
+        return self._send(vertex, incarnation, call)
+
+    def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        return self._send(vertex, incarnation, lambda handle: handle.settle.remote(self._term))
+
+    def standing(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        def ask(handle: Any) -> Any:
+            return handle.standing.options(concurrency_group="control").remote(self._term)
+
+        return self._send(vertex, incarnation, ask)
+
+    def share(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def _send(self, vertex: str, incarnation: int, call: Any) -> Future[tuple[str, Any]]:
+        from ray.exceptions import RayError, RayTaskError
+
+        out: Future[tuple[str, Any]] = Future()
+        try:
+            reference = call(self._handle(vertex, incarnation))
+        except (ValueError, RayError) as error:
+            # ValueError: no actor of that name, for it is dead and its name is free.
+            out.set_exception(_lost(vertex, incarnation, error))
+            return out
+
+        def finish(inner: Future[Any]) -> None:
+            error = inner.exception()
+            if error is None:
+                out.set_result(inner.result())
+            elif isinstance(error, RayTaskError):
+                # The host tells every exception as an outcome: what is left is a value that does not pickle.
+                text = str(error.cause or error)
+                out.set_result(("error", Failure(f"it cannot be sent: {text}", str(error), user_code=True)))
+            else:
+                out.set_exception(_lost(vertex, incarnation, error))
+
+        reference.future().add_done_callback(finish)
+        return out
+
+    def _handle(self, vertex: str, incarnation: int) -> Any:
+        import ray
+
+        key = (vertex, incarnation)
+        with self._lock:
+            if key not in self._handles:
+                name = actor_name(self._job_id, vertex, incarnation)
+                self._handles[key] = ray.get_actor(name, namespace=NAMESPACE)
+                for old in [known for known in self._handles if known[0] == vertex and known != key]:
+                    del self._handles[old]
+            return self._handles[key]
+
+
+def _lost(vertex: str, incarnation: int, error: BaseException) -> VertexLost:
+    return VertexLost(
+        f"{vertex} (incarnation {incarnation}) was lost during a call: {type(error).__name__}.",
+        details={"vertex": vertex, "incarnation": incarnation, "cause": str(error)[:500]},
+    )

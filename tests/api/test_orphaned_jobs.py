@@ -1,0 +1,97 @@
+"""Jobs whose cluster is gone: what ends them, as what, and that history and snapshot stay equal."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gyre.api.orphaned_jobs import end_lost_job, is_lost
+from gyre.api.replaying import replay_job
+from gyre.failover import VertexPhase, state_from
+from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequested, VertexStarted
+from gyre.graph import compile_job
+from gyre.master.job_context import entry_of
+from gyre.store import Store, open_store
+from gyre.testing.fake_master import small_spec
+from tests.ports import nobody_listens
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path / 'g.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    with nobody_listens() as address:
+        yield address
+
+
+def written(store: Store, *events: Event, address: str | None = None, node: str = "") -> None:
+    """A live job `j-1` with this history."""
+    from gyre.api.replaying import coordinator_of
+    from gyre.failover import JobState
+
+    spec = small_spec()
+    store.create_job(
+        job_id="j-1", name="small", spec=spec.model_dump(mode="json"), now=1.0, ray_address=address
+    )
+    journal, coordinator, state = store.journal("j-1"), coordinator_of(spec), JobState()
+    epoch = journal.take_over(now=1.0, pid=1)
+    roles = {name: role.total for name, role in compile_job(spec).spec.roles.items()}
+    first: list[Event] = [JobSubmitted("j-1", "small", roles), MasterStarted(1, 1, node)] if node else []
+    for seq, event in enumerate([*first, *events], start=1):
+        decision = coordinator.decide(state, event, float(seq))
+        state = decision.state
+        entry = entry_of(decision, event, seq=seq, event_id=f"e{seq}", at=float(seq), actor="test")
+        journal.append(epoch, [entry])
+
+
+@pytest.mark.parametrize(
+    ("events", "phase", "reason"),
+    [
+        ((), "failed", "cluster_lost"),
+        ((VertexStarted("rollout-0", 1, pid=11, node="n"),), "failed", "cluster_lost"),
+        ((StopRequested("enough"),), "stopped", "stop_requested"),
+    ],
+)
+def test_a_lost_job_ends_as_it_would_have(
+    store: Store, nowhere: str, events: tuple[Event, ...], phase: str, reason: str
+) -> None:
+    written(store, *events, address=nowhere, node=socket.gethostname())
+    row = store.job("j-1")
+    assert is_lost(store, row)
+    end_lost_job(store, row)
+    end_lost_job(store, store.job("j-1"))  # once is enough
+    row = store.job("j-1")
+    assert (row.live, row.phase, row.reason, row.epoch) == (False, phase, reason, 2)
+    state = state_from(store.journal("j-1").snapshot())
+    assert {vertex.phase for vertex in state.vertices.values()} == {VertexPhase.STOPPED}
+    assert replay_job(store, "j-1").differences == []
+
+
+def test_a_job_whose_master_never_wrote_anything_ends_too(store: Store, nowhere: str) -> None:
+    written(store, address=nowhere)
+    end_lost_job(store, store.job("j-1"))
+    assert not store.job("j-1").live
+    assert replay_job(store, "j-1").differences == []
+
+
+def test_what_may_live_elsewhere_is_not_taken_for_lost(store: Store) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        written(
+            store, address=f"127.0.0.1:{server.getsockname()[1]}", node=socket.gethostname()
+        )  # its cluster answers
+        assert not is_lost(store, store.job("j-1"))
+    assert is_lost(store, store.job("j-1"))
+    store.update_job("j-1", ray_address="203.0.113.7:6379")  # not an address of this machine
+    assert not is_lost(store, store.job("j-1"))
+
+
+def test_a_job_of_another_machine_is_not_taken_for_lost(store: Store, nowhere: str) -> None:
+    written(store, address=nowhere, node="another-machine")
+    assert not is_lost(store, store.job("j-1"))

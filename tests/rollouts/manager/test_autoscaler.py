@@ -1,0 +1,127 @@
+"""What the manager makes of its fleet, in virtual time: whole steps, nothing asked twice, and back to none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gyre.rollouts.manager.autoscaler import ASK_AGAIN_S, Advice, Autoscaler, Fleet
+from gyre.rollouts.protocol.frames import Pulse
+from gyre.rollouts.scheduling.elasticity import ElasticSettings
+
+SETTINGS = ElasticSettings(min=0, max=8, up_cooldown_s=30.0, down_cooldown_s=60.0)
+WORKING = Fleet(placed=2, others=0, serving=2, busy=2, queued_tokens=1e5, rate_tokens_s=1000.0)
+IDLE = replace(WORKING, busy=0, queued_tokens=0.0)
+TICK_S = 0.5
+
+
+class World:
+    """Instances come as fast as they are asked for, unless `room` ends."""
+
+    def __init__(self, settings: ElasticSettings = SETTINGS, *, wanted: int = 2, room: int = 99) -> None:
+        self.watch = Autoscaler(settings)
+        self.now = 1000.0
+        self.trainer_s = 50.0
+        self.waited_s = 0.0
+        self.wanted = wanted
+        self.room = room
+        self.advices: list[Advice] = []
+
+    def run(
+        self,
+        seconds: float,
+        fleet: Fleet,
+        *,
+        waits: bool = False,
+        attached: bool = True,
+        window: bool = False,
+    ) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            if attached:
+                self.trainer_s += TICK_S
+                self.waited_s += TICK_S if waits else 0.0
+                pulse = Pulse(at_s=self.trainer_s, waited_s=self.waited_s, wanted=self.wanted)
+                self.watch.pulse(pulse, self.now)
+            placed = min(fleet.placed, self.wanted)
+            there = replace(
+                fleet,
+                placed=placed,
+                serving=placed + fleet.others,
+                busy=min(fleet.busy, placed + fleet.others),
+            )
+            advice = self.watch.look(there, self.now, window_open=window)
+            if advice is not None:
+                self.advices.append(advice)
+                self.wanted = min(advice.count, self.room)
+
+    def step(self, generate_s: float, train_s: float, fleet: Fleet = WORKING) -> None:
+        """As a synchronous job has it: the one waits for the other."""
+        self.run(generate_s, fleet, waits=True)
+        self.run(train_s, replace(fleet, busy=0, queued_tokens=0.0))
+        self.watch.step_done(self.now)
+
+
+def test_a_trainer_that_waits_gets_more_and_the_advice_says_why() -> None:
+    world = World()
+    for _ in range(6):
+        world.step(8.0, 8.0)
+    assert [(advice.seen, advice.count) for advice in world.advices][:1] == [(2, 4)]
+    first = world.advices[0]
+    assert "waited" in first.reason
+    assert 0.4 < first.observed.trainer_wait_share < 0.6
+
+
+def test_the_trainer_s_turn_in_a_step_is_no_idleness_of_the_fleet() -> None:
+    """A part of a step alone, in which instances stand still, would tell to give them back."""
+    world = World()
+    for _ in range(20):
+        world.step(1.0, 40.0, replace(WORKING, queued_tokens=500.0))
+    shares = {advice.observed.idle_share for advice in world.advices}
+    assert all(0.8 < share < 1.0 for share in shares)
+    assert [advice.count for advice in world.advices] == [1]  # of two, one in forty seconds busy
+
+
+def test_where_nothing_moves_a_minute_is_looked_at_and_idleness_drains_to_none() -> None:
+    world = World()
+    world.run(1200, IDLE)
+    assert world.wanted == 0
+    assert all("idle" in advice.reason for advice in world.advices)
+    world.run(1.0, replace(IDLE, placed=0, serving=0, queued_tokens=10.0))
+    assert world.wanted == 1  # at once
+    assert world.advices[-1].reason == "No instance is there, and samples wait."
+
+
+def test_a_change_that_does_not_come_about_is_asked_for_again_but_not_at_every_look() -> None:
+    world = World(wanted=0, room=0)
+    world.run(2.5 * ASK_AGAIN_S, replace(IDLE, placed=0, serving=0, queued_tokens=10.0))
+    assert [advice.count for advice in world.advices] == [1, 1, 1]
+
+
+def test_without_a_trainer_nothing_is_learnt() -> None:
+    world = World()
+    world.run(5.0, IDLE)
+    world.watch.detached()
+    world.run(2000.0, IDLE, attached=False)
+    assert world.advices == []
+
+
+def test_what_the_trainer_s_own_devices_generate_is_not_waited_for() -> None:
+    world = World()
+    for _ in range(6):
+        world.run(8.0, WORKING, waits=True, window=True)
+        world.run(8.0, IDLE)
+        world.watch.step_done(world.now)
+    observed = world.advices[0].observed
+    assert observed.trainer_wait_share == 0.0
+    assert 0.4 < observed.local_share < 0.6
+
+
+def test_machines_that_joined_by_themselves_are_counted_and_not_given_back() -> None:
+    world = World(wanted=1)
+    joined = replace(IDLE, placed=1, others=3, serving=4, busy=3)
+    world.run(1200, joined)
+    assert world.wanted == 1  # one idle of four is what is permitted
+    world.run(1200, replace(joined, busy=1))
+    assert world.wanted == 0
+    world.run(60, replace(joined, queued_tokens=10.0))
+    assert world.wanted == 0  # the others do it

@@ -1,0 +1,954 @@
+"""The manager, over real sockets and a real database, against peers that do what they like."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from gyre.errors import Fenced
+from gyre.rollouts import manager as manager_module
+from gyre.rollouts import peers
+from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
+from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.protocol.frames import (
+    PROTOCOL,
+    Asleep,
+    Assign,
+    Attach,
+    Cancel,
+    DevicesReturned,
+    Done,
+    Draining,
+    EngineDied,
+    Failed,
+    Hello,
+    LendDevices,
+    Loaded,
+    LoadFailed,
+    Publish,
+    ReclaimDevices,
+    Reject,
+    Sleep,
+    Taken,
+    Weights,
+    WeightsTrouble,
+    empty_progress,
+    encode,
+)
+from tests.rollouts.plane import QUICK, TOKEN, Plane, ScriptedAgent, live_plane, until, within
+
+
+@pytest.fixture(autouse=True)
+def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
+    async with live_plane(tmp_path) as plane:
+        yield plane
+        plane.exact()
+
+
+# -- who is let in ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "secret2", "sécret"])
+async def test_without_the_token_nothing_is_open(plane: Plane, token: str) -> None:
+    for route in ("agent", "trainer"):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await plane.dial(route, token)
+        assert caught.value.status == 401
+    assert (await plane.get("/v1/status", token))[0] == 401
+    status, body = await plane.post("/v1/drain", {"instance": "a"}, token)
+    assert (status, body["code"]) == (401, "unauthorised")
+    assert not plane.manager.sessions
+
+
+def hello(**changed: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "instance": "bad",
+        "incarnation": "1",
+        "model": "unset",
+        "engine": "scripted",
+        "max_running": 8,
+        "kv_tokens": 1024,
+    }
+    return encode(Hello(**(fields | changed)))
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        (b"\xff\xff", "malformed"),
+        (hello()[:-4], "malformed"),
+        (encode(Attach(protocol=PROTOCOL, term=1)), "no_hello"),
+        (hello(protocol=0), "protocol"),
+        (hello(protocol=1), "protocol"),
+        (hello(protocol=PROTOCOL + 1), "protocol"),
+        (hello(model="qwen3-00"), "model"),
+        (hello(version=9), "unknown_version"),
+    ],
+)
+async def test_who_is_not_one_of_ours_is_told_why_and_harms_nobody(
+    plane: Plane, first: bytes, code: str
+) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    good = await plane.working("good")
+    await trainer.ask([0])
+    (sample,) = await good.work(1)
+    bad = await plane.dial()
+    await bad.send(first)
+    assert (await bad.expect(Reject)).code == code
+    await bad.closed()
+    assert [told["reason"] for told in plane.told("PeerRefused")] == [code]
+    await good.report({sample.work.row: 3}, {sample.work.row: "stop"})
+    assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "what", ["garbage", "text", "a trainer's frame", "a gap", "another's row", "a newer policy"]
+)
+async def test_a_joined_peer_that_breaks_the_protocol_is_cut_and_its_samples_go_on(
+    plane: Plane, what: str
+) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    bad = await plane.working("bad")
+    await trainer.ask([0], n=2)
+    samples = await bad.work(2)
+    row = samples[0].work.row
+    seq = await bad.report({row: 4})
+    await bad.acknowledged(seq)
+    code, other = "malformed", None
+    match what:
+        case "garbage":
+            await bad.wire.send(b"\x92\xa8progress\x90")
+        case "text":
+            await bad.wire.socket.send_str("hello")
+        case "a trainer's frame":
+            await bad.wire.send(Taken(purpose="train", ids=[0]))
+            code = "unexpected"
+        case "a gap":
+            bad.samples[row].tokens += [0, 0]
+            await bad.report({row: 1})
+            code = "gap"
+        case "another's row":
+            other = await plane.working("other")
+            await trainer.ask(range(1, 10))
+            (theirs, *_) = await other.work(1)
+            bad.samples[theirs.work.row] = theirs
+            await bad.report({theirs.work.row: 3})  # its lease, from another instance: discarded, no more
+            await until(lambda: plane.manager.book.account.discarded["superseded"] == 3)
+            await bad.wire.send(b"")
+        case _:
+            await bad.report({row: 1}, version=3)
+            code = "unknown_version"
+    assert (await bad.wire.expect(Reject)).code == code
+    await until(lambda: "bad" not in plane.manager.sessions)
+    good = other or await plane.working("good")
+    again = await good.work(1)
+    while not any(sample.work.key == samples[0].work.key for sample in again):
+        again += await good.work(1)
+    (first,) = [sample for sample in again if sample.work.key == samples[0].work.key]
+    assert first.tokens == [1, 2, 3, 4]
+    assert len(plane.told("PeerRefused")) == 1
+
+
+async def test_who_says_nothing_is_let_go(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, hello_timeout_s=0.1) as plane:
+        wire = await plane.dial()
+        assert (await wire.expect(Reject)).code == "no_hello"
+        await wire.closed()
+
+
+async def test_an_oversized_message_ends_its_connection_alone(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = await plane.agent("good")
+    monkeypatch.setattr(manager_module, "MAX_FRAME_BYTES", 1000)
+    bad = await plane.dial()
+    await bad.send(b"\0" * 2000)
+    await bad.closed()
+    assert not good.wire.socket.closed
+    assert list(plane.manager.sessions) == ["good"]
+
+
+# -- versions ---------------------------------------------------------------------------------------
+
+
+async def test_no_work_before_the_right_weights_are_loaded(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.ask([0])
+    agent = await plane.agent("a")
+    await agent.wire.nothing(Assign)
+    await trainer.publish(0)
+    weights = await agent.wire.expect(Weights)
+    await agent.wire.nothing(Assign)
+    await agent.loaded(weights.model_copy(update={"checksum": "wrong"}))
+    assert (await agent.wire.expect(Reject)).code == "checksum"
+    agent = await plane.working("a")
+    await agent.work(1)
+
+
+async def test_a_local_instance_fetches_between_windows_and_loads_and_works_within_one(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a", local=True)
+    ahead = await agent.wire.expect(Weights)
+    assert ahead.ahead
+    assert plane.manager.sessions["a"].loading is None  # it may take as long as the trainer trains
+    await trainer.ask([0])
+    await agent.wire.nothing(Weights)  # once
+    lend = LendDevices(window=1, begun=False, arrived_tokens=0, train_s_per_token=0.0, last_share=1.0)
+    await trainer.wire.send(lend)
+    weights = await agent.wire.expect(Weights)
+    assert not weights.ahead
+    await agent.loaded(weights)
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 100}, {sample.work.row: "length"})
+    await agent.wire.expect(Sleep)
+    await trainer.groups(1)
+    await trainer.publish(1)
+    assert (await agent.wire.expect(Weights)).ahead
+    await agent.wire.send(Asleep(seconds=0.0))
+    assert (await trainer.wire.expect(DevicesReturned)).window == 1
+    await trainer.publish(2)
+    assert (await agent.wire.expect(Weights)).version == 2
+    back = await agent.back(local=True, asleep=True)  # over a new connection it is told again
+    assert back.weights is None
+    assert (await agent.wire.expect(Weights)).ahead
+    plane.exact()
+
+
+async def test_what_a_local_instance_loads_when_its_window_ends_is_not_overtaken(plane: Plane) -> None:
+    """It would never say that it is loaded, and the trainer would wait for it."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a", local=True)
+    await agent.wire.expect(Weights)
+    await trainer.ask([0])
+    lend = LendDevices(window=1, begun=False, arrived_tokens=0, train_s_per_token=0.0, last_share=1.0)
+    await trainer.wire.send(lend)
+    weights = await agent.wire.expect(Weights)
+    await trainer.wire.send(ReclaimDevices(window=1))
+    await trainer.publish(1)
+    await agent.wire.nothing(Weights)
+    await agent.loaded(weights)
+    assert (await agent.wire.expect(Weights)).ahead
+    await agent.wire.expect(Sleep)
+    await agent.wire.send(Asleep(seconds=0.0))
+    assert (await trainer.wire.expect(DevicesReturned)).window == 1
+
+
+async def test_the_last_group_and_a_new_policy_wait_for_no_others(tmp_path: Path) -> None:
+    """With nothing under way that could be written along; by intervals that would never end."""
+    async with live_plane(tmp_path, urgent_commit_s=3600.0, commit_interval_s=3600.0) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        await trainer.ask([0, 1])
+        first, second = await agent.work(2)
+        await agent.report({first.work.row: 100}, {first.work.row: "length"})
+        await trainer.wire.nothing(Done)  # it may as well go with the other one's
+        await agent.report({second.work.row: 100}, {second.work.row: "length"})
+        assert len(await trainer.groups(2)) == 2
+        await trainer.publish(1)
+        assert (await agent.wire.expect(Weights)).version == 1
+
+
+async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_has_a_newer_one(
+    plane: Plane,
+) -> None:
+    """What it started with is forgotten by then; that is no lie."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a")
+    first = agent.weights or await agent.wire.expect(Weights)  # with its welcome, if it was durable by then
+    newest = CHECKSUMS_KEPT + 1
+    for version in range(1, newest + 1):
+        plane.manager.weights.add(
+            first.model_copy(update={"version": version, "checksum": f"{version:032x}"})
+        )
+    await agent.loaded(first)
+    await trainer.publish(newest + 1)
+    weights = await agent.wire.expect(Weights)
+    while weights.version <= newest:
+        weights = await agent.wire.expect(Weights)
+    await agent.wire.nothing(Reject)
+    await agent.loaded(weights)
+    await trainer.ask([0])
+    await agent.work(1)
+
+
+async def test_a_policy_is_in_the_ledger_before_anybody_hears_of_it(plane: Plane) -> None:
+    write = plane.manager._store.write
+
+    def slow(*args: Any, **named: Any) -> None:
+        time.sleep(0.1)
+        write(*args, **named)
+
+    plane.manager._store.write = slow  # type: ignore[method-assign]
+    agent = await plane.agent("a")
+    trainer = await plane.trainer()
+    folder = await trainer.publish(0)
+    weights = await agent.wire.expect(Weights)
+    assert weights.checksum == folder.checksum
+    assert [known["version"] for known in plane.store.load().counters["weights"]] == [0]
+
+
+async def test_a_version_that_was_published_stays_what_it_was(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    folder = await trainer.publish(1)
+    await until(
+        lambda: plane.manager.weights.served is not None and plane.manager.weights.served.version == 1
+    )
+    await trainer.publish(0)  # said again after a reconnect: nothing happens
+    await trainer.publish(1)
+    (folder.path / "model.safetensors").write_bytes(b"other")
+    from gyre.weights.version.model_folder import list_model_folder
+
+    list_model_folder(folder.path, version=1)
+    await trainer.publish(1)
+    assert (await trainer.wire.expect(Reject)).code == "checksum"
+    assert plane.manager.weights.served is not None
+    assert plane.manager.weights.served.checksum == folder.checksum
+
+
+async def test_a_folder_that_is_none_is_refused(plane: Plane, tmp_path: Path) -> None:
+    trainer = await plane.trainer()
+    (tmp_path / "v0").mkdir()
+    (tmp_path / "v0" / "gyre.json").write_text("[]")
+    await trainer.wire.send(Publish(version=0, checksum="a", path=str(tmp_path / "v0")))
+    assert (await trainer.wire.expect(Reject)).code == "weights"
+
+
+async def test_a_group_that_came_before_it_was_asked_for_comes_again(plane: Plane) -> None:
+    """A trainer that starts anew asks for one firing after the other, and lays aside what it has not asked for yet."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0, 1])
+    samples = await agent.work(2)
+    await agent.report({s.work.row: 1 for s in samples}, dict.fromkeys(agent.samples, "stop"))
+    await trainer.groups(2)
+    successor = await plane.trainer(term=2)
+    await successor.ask([0])
+    assert (await successor.groups(2)).keys() == {0, 1}
+    await successor.ask([1])
+    assert (await successor.groups(1)).keys() == {1}
+
+
+async def test_a_pinned_request_never_sees_a_newer_policy(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await until(lambda: plane.manager.weights.served is not None)
+    await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
+    (sample,) = await agent.work(1)
+    await trainer.publish(1)
+    await trainer.ask([1], min_version=1)  # which must wait, and must not keep the pinned one from going on
+    await agent.wire.nothing(Weights)
+    agent.wire.seen.clear()
+    # Nor does a manager that starts anew send it.
+    await agent.acknowledged(await agent.report({sample.work.row: 2}))
+    await plane.kill()
+    await plane.start(restart_grace_s=60.0)
+    welcome = await agent.back()
+    plane.end_restart_grace()
+    assert welcome.weights is None
+    assert plane.manager.weights.published is not None
+    assert plane.manager.weights.published.version == 1
+    await agent.report({sample.work.row: 1}, {next(iter(agent.samples)): "stop"})
+    weights = await agent.wire.expect(Weights)
+    assert weights.version == 1
+    await agent.loaded(weights)
+    await agent.work(1)
+
+
+async def test_a_pinned_request_that_comes_too_late_is_told_so(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    await trainer.publish(1)
+    await until(
+        lambda: plane.manager.weights.served is not None and plane.manager.weights.served.version == 1
+    )
+    await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
+    failed = await trainer.wire.expect(Failed)
+    assert (failed.purpose, failed.ids) == ("eval", [0])
+
+
+async def test_a_failed_load_is_told_and_given_again(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a")
+    await until(lambda: plane.manager.weights.served is not None)
+    await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
+    await agent.wire.closed()
+    assert plane.told("WeightsRefused")[0]["error"] == "a byte was flipped"
+    await trainer.ask([0])
+    welcome = await agent.dial()
+    assert welcome.weights is not None
+    await agent.load()
+    await agent.work(1)
+
+
+async def test_an_instance_that_does_not_load_in_time_is_let_go(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, load_timeout_s=0.1) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.agent("a")
+        await agent.wire.closed()
+        assert [told["reason"] for told in plane.told("InstanceLeft")] == ["weights_not_loaded"]
+
+
+async def test_in_handover_mode_nothing_is_given_while_weights_are_loaded(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, update_mode="handover") as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        await trainer.ask([0])
+        (sample,) = await agent.work(1)
+        await trainer.publish(1)
+        weights = await agent.wire.expect(Weights)
+        await agent.report({sample.work.row: 2}, {sample.work.row: "released"})
+        await agent.wire.nothing(Assign)
+        await agent.loaded(weights)
+        (again,) = await agent.work(1)
+        assert again.tokens == [1, 2]
+        plane.exact()
+
+
+# -- who comes and goes -----------------------------------------------------------------------------
+
+
+async def test_a_short_cut_moves_nothing(plane: Plane) -> None:
+    plane.change(reconnect_grace_s=60.0)
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent, other = await plane.working("a"), None
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 5})
+    await until(lambda: plane.manager.book.account.generated == 5)
+    agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+    other = await plane.working("b")
+    await until(lambda: plane.manager.sessions["a"].peer is None)
+    sample.tokens += [6, 7]  # it went on meanwhile
+    welcome = await agent.back()
+    (keep,) = welcome.keep
+    assert keep.known == 5
+    sample.tokens = sample.tokens[:5]
+    row = next(iter(agent.samples))
+    await agent.report({row: 4}, {row: "stop"})
+    assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == list(range(1, 10))
+    await other.wire.nothing(Assign)
+    assert not plane.told("InstanceLeft")
+
+
+async def test_after_a_long_cut_the_sample_comes_back_to_who_has_more(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 5})
+    await until(lambda: plane.manager.book.account.generated == 5)
+    agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+    other = await plane.working("b")
+    (theirs,) = await other.work(1)
+    assert theirs.tokens == [1, 2, 3, 4, 5]
+    await other.report({theirs.work.row: 2})
+    await until(lambda: plane.manager.book.account.generated == 7)
+    sample.tokens += list(range(6, 21))
+    (keep,) = (await agent.back()).keep
+    assert keep.known == 7
+    assert (await other.wire.expect(Cancel)).rows == [(theirs.work.row, theirs.work.lease)]
+    # What the other made meanwhile is counted, and changes nothing.
+    await other.report({theirs.work.row: 3}, {theirs.work.row: "released"})
+    await until(lambda: plane.manager.book.account.discarded["superseded"] == 3)
+    agent.samples[keep.row].tokens = list(range(1, 8))
+    await agent.report({keep.row: 3}, {keep.row: "stop"})
+    assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == list(range(1, 11))
+
+
+async def test_who_dials_twice_is_there_once(plane: Plane) -> None:
+    first = await plane.agent("a")
+    second = ScriptedAgent(plane, "a")
+    await second.dial()
+    await first.wire.closed()
+    assert list(plane.manager.sessions) == ["a"]
+    assert not plane.told("InstanceLeft")
+    third = ScriptedAgent(plane, "a", incarnation="2")
+    await third.dial()
+    assert (await second.wire.expect(Reject)).code == "superseded"
+    assert plane.manager.sessions["a"].hello.incarnation == "2"
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["superseded"]
+
+
+async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gone(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, reconnect_grace_s=60.0) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        first = await plane.working("a")
+        await trainer.ask([0])
+        (sample,) = await first.work(1)
+        await first.report({sample.work.row: 5})
+        await until(lambda: plane.manager.book.account.generated == 5)
+        first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+        await until(lambda: plane.manager.sessions["a"].peer is None)
+        second = ScriptedAgent(plane, "a", incarnation="2")
+        await second.dial()
+        (left,) = plane.told("InstanceLeft")
+        assert (left["instance"], left["reason"], left["moved"], left["tokens"]) == ("a", "replaced", 1, 5)
+        (state,) = plane.manager.book.samples()
+        assert state.deaths == 1  # it may have been the sample that took the machine down
+        await second.load()
+        (again,) = await second.work(1)
+        assert again.tokens == [1, 2, 3, 4, 5]
+        plane.exact()
+
+
+async def test_a_restarted_agent_of_the_same_name_gets_the_work_from_the_last_token(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 5})
+    await until(lambda: plane.manager.book.account.generated == 5)
+    again = ScriptedAgent(plane, "a", incarnation="2")
+    assert (await again.dial()).keep == []
+    await again.load()
+    (theirs,) = await again.work(1)
+    assert theirs.tokens == [1, 2, 3, 4, 5]
+
+
+async def test_a_silent_agent_is_left_and_may_come_back(tmp_path: Path) -> None:
+    async with live_plane(tmp_path) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        await trainer.ask([0])
+        (sample,) = await agent.work(1)
+        await agent.report({sample.work.row: 3})
+        await until(lambda: plane.manager.book.account.generated == 3)
+        plane.change(silence_timeout_s=0.1)
+        await agent.wire.closed()
+        plane.change(silence_timeout_s=60.0)  # whoever comes now may take its time
+        assert [told["reason"] for told in plane.told("InstanceLeft")] == ["silent"]
+        other = await plane.working("b")
+        (theirs,) = await other.work(1)
+        assert theirs.tokens == [1, 2, 3]
+        await other.report({theirs.work.row: 1}, {theirs.work.row: "stop"})
+        await until(lambda: plane.manager.book.account.generated == 4)
+        sample.tokens += list(range(4, 9))
+        assert (await agent.back()).keep == []  # it is finished: no token of it is made again
+        assert plane.manager.book.account.discarded["superseded"] == 5
+        plane.exact()
+
+
+async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, silence_timeout_s=1e6) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        manager = plane.manager
+        await until(
+            lambda: plane.told("WeightsLoaded") and not (manager.book.is_dirty or manager.weights.changed)
+        )
+        await asyncio.get_running_loop().run_in_executor(manager._commits.thread, lambda: None)
+        await asyncio.sleep(0.01)  # what was being written has been counted
+        session = manager.sessions["a"]
+        heard_at, commits = session.heard_at, manager._commits.count
+        for seq in range(1, 21):
+            report = empty_progress(seq)
+            report.running = seq
+            await agent.wire.send(report)
+        await until(lambda: session.running == 20)
+        await asyncio.sleep(5 * plane.settings.commit_interval_s)  # a commit that is not to come
+        assert session.heard_at > heard_at
+        assert manager._commits.count == commits
+        # What an instance of nothing says of samples that it has not is refused all the same.
+        wrong = empty_progress(21)
+        wrong.tokens = np.zeros(1, np.int32)
+        await agent.wire.send(wrong)
+        assert (await agent.wire.expect(Reject)).code == "lengths"
+
+
+async def test_no_instance_at_all_is_normal(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.ask([0, 1], n=2)
+    await until(lambda: plane.manager.book.queued == 4)
+    status, _ = await plane.get("/v1/status")
+    assert status == 200
+    await trainer.publish(0)
+    agent = await plane.working("late")
+    samples = await agent.work(4)
+    rows = [sample.work.row for sample in samples]
+    await agent.report(dict.fromkeys(rows, 2), dict.fromkeys(rows, "stop"))
+    assert set(await trainer.groups(2)) == {0, 1}
+
+
+async def test_a_drain_hands_over_within_a_second(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0, 1])
+    samples = await agent.work(2)
+    rows = [sample.work.row for sample in samples]
+    other = await plane.working("b")
+    from gyre.rollouts.protocol.frames import Drain
+
+    with within(1.0):
+        status, body = await plane.post("/v1/drain", {"instance": "a", "deadline_s": 5, "reason": "spot"})
+        assert (status, body) == (200, {"instance": "a", "draining": True})
+        drain = await agent.wire.expect(Drain)
+        assert (drain.deadline_s, drain.reason) == (5.0, "spot")
+        await agent.wire.send(Draining(reason="spot", deadline_s=5.0))
+        seq = await agent.report(dict.fromkeys(rows, 3), dict.fromkeys(rows, "released"))
+        theirs = await other.work(2)
+        assert [sample.tokens for sample in theirs] == [[1, 2, 3]] * 2
+        await agent.acknowledged(seq)
+    await agent.wire.socket.close()
+    await until(lambda: "a" not in plane.manager.sessions)
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drained"]
+    assert len(plane.told("InstanceDraining")) == 1
+
+
+async def test_who_does_not_drain_in_time_is_left(plane: Plane) -> None:
+    agent = await plane.agent("a")
+    await agent.wire.send(Draining(reason="SIGTERM", deadline_s=0.0))
+    await agent.wire.closed()
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drain_deadline"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b"\xff", 422),
+        ([], 422),
+        ({}, 422),
+        ({"instance": "a", "deadline_s": "soon"}, 422),
+        ({"instance": "a", "deadline_s": -1}, 422),
+        (b'{"instance": "a", "deadline_s": NaN}', 422),
+        (b'{"instance": "a", "deadline_s": 1e999}', 422),
+        ({"instance": "nobody"}, 404),
+    ],
+)
+async def test_a_drain_that_makes_no_sense_is_refused(plane: Plane, body: Any, status: int) -> None:
+    agent = await plane.agent("a")
+    assert (await plane.post("/v1/drain", body))[0] == status
+    assert not plane.manager.sessions["a"].draining
+    assert not agent.wire.socket.closed
+
+
+async def test_an_instance_is_told_who_else_has_the_version(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    folder = await trainer.publish(0)
+    first = await plane.agent("a")
+    if first.weights is None:
+        await first.wire.expect(Weights)
+    await first.wire.send(
+        Loaded(version=0, checksum=folder.checksum, fetch_s=0.0, load_s=0.0, source="10.0.0.7:4000")
+    )
+    await until(lambda: plane.told("WeightsLoaded"))
+    second = await plane.agent("b")
+    assert second.weights is not None
+    assert second.weights.sources == ["10.0.0.7:4000"]
+
+
+async def test_a_publisher_that_has_moved_is_told_to_those_who_fetch(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    agent = await plane.agent("a")
+    for port in (1000, 2000):
+        frame = Publish(version=0, checksum="abc", path="", sources=[f"10.0.0.5:{port}"], model="qwen3-1234")
+        await trainer.wire.send(frame)
+        told = await agent.wire.expect(Weights)
+        assert told.sources == [f"10.0.0.5:{port}"]
+    assert plane.manager.weights.model == "qwen3-1234"
+    assert not plane.told("PeerRefused")
+
+
+async def test_what_went_wrong_with_weights_is_told(plane: Plane) -> None:
+    agent = await plane.agent("a")
+    await agent.wire.send(WeightsTrouble(version=3, what="chunk_damaged", evidence='{"chunk": 4}'))
+    await until(lambda: plane.told("WeightsTrouble"))
+    assert plane.told("WeightsTrouble")[0]["what"] == "chunk_damaged"
+
+
+# -- failures ---------------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_dies_is_told_with_its_last_words_and_its_samples_go_on(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 4}, {sample.work.row: "died"}, message="out of memory")
+    await agent.wire.send(EngineDied(message="killed by SIGKILL", tail="CUDA error"))
+    weights = await agent.wire.expect(Weights)
+    assert not any(
+        isinstance(frame, Assign) and agent.wire.seen.index(frame) > 3 for frame in agent.wire.seen
+    )
+    assert plane.told("EngineDied") == [{"instance": "a", "error": "killed by SIGKILL", "tail": "CUDA error"}]
+    await agent.loaded(weights)
+    while True:
+        (again,) = await agent.work(1)
+        if again.tokens == [1, 2, 3, 4]:
+            break
+    assert plane.manager.book.account.discarded == {}
+
+
+async def test_a_sample_that_fails_everywhere_is_set_aside_with_its_evidence_and_told_in_the_end(
+    plane: Plane,
+) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agents = [await plane.working(name) for name in ("a", "b")]
+    await trainer.ask([5])
+    tries = 0
+    seeds = set()
+
+    async def fail(agent: ScriptedAgent) -> None:
+        nonlocal tries
+        while True:
+            (sample,) = await agent.work(1)
+            tries += 1
+            seeds.add(sample.work.seed)
+            await agent.report(
+                {sample.work.row: 1}, {sample.work.row: "failed"}, message=f"{agent.name} said no"
+            )
+
+    failing = [asyncio.create_task(fail(agent)) for agent in agents]
+    failed = await trainer.wire.expect(Failed)
+    for task in failing:
+        task.cancel()
+    await asyncio.gather(*failing, return_exceptions=True)
+    assert (failed.purpose, failed.ids) == ("train", [5])
+    assert "a said no" in failed.message
+    assert "b said no" in failed.message
+    assert tries == 6
+    assert len(seeds) == 4  # another one after each time
+    aside = plane.told("SampleSetAside")
+    assert len(aside) == 4
+    assert aside[0]["prompt"] == [7, 8]
+    assert plane.manager.book.account.discarded == {"poison": 6}
+    # And not delivered as if it were data; the trainer may give it up.
+    assert not any(isinstance(frame, Assign) for frame in trainer.wire.seen)
+    await trainer.wire.send(Taken(purpose="train", ids=[5]))
+    await until(lambda: not plane.manager.book.tickets)
+
+
+async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, send_timeout_s=0.3) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a", max_running=512, kv_tokens=1 << 30)
+        # The one that does not read: it asks, and then its receive buffer is full.
+        raw = socket.create_connection(("127.0.0.1", plane.port))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await trainer.ask(range(64), limit=20_000)
+        samples = await agent.work(64)
+        key = "dGhlIHNhbXBsZSBub25jZQ=="
+        raw.sendall(
+            f"GET /v1/trainer HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Authorization: Bearer {TOKEN}\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        attach = encode(Attach(protocol=PROTOCOL, term=2))
+        raw.sendall(bytes([0x82, 0x80 | len(attach), 0, 0, 0, 0]) + attach)
+        await until(lambda: plane.manager._trainer_term == 2)
+        slow = plane.manager._trainer
+        rows = [sample.work.row for sample in samples]
+        for row in rows:
+            await agent.report({row: 20_000}, {row: "length"})
+        seq = agent.seq
+        with within(2.0):
+            await agent.acknowledged(seq)
+        assert slow is not None
+        await until(lambda: plane.manager._trainer is not slow)
+        raw.close()
+        plane.change(send_timeout_s=60.0)
+        # A trainer that reads gets all of it.
+        good = await plane.trainer(term=3)
+        await good.ask(range(64), limit=20_000)
+        groups = await good.groups(64)
+        assert sum(group.token_count for group in groups.values()) == 64 * 20_000
+        plane.exact()
+
+
+async def test_an_agent_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "SEND_LIMIT_BYTES", 10_000)
+    async with live_plane(tmp_path) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a", max_running=4096, kv_tokens=1 << 30)
+        await trainer.ask(range(1000))
+        await agent.wire.closed()
+        await until(lambda: "a" not in plane.manager.sessions)
+        plane.exact()
+
+
+# -- the manager's own death ------------------------------------------------------------------------
+
+
+async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    folder = await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0, 1])
+    samples = await agent.work(2)
+    one, two = (sample.work.row for sample in samples)
+    await agent.acknowledged(await agent.report({one: 4, two: 2}))
+    await until(lambda: not plane.manager.book.is_dirty)
+    kept = {sample.work.key: list(sample.tokens) for sample in samples}
+    # These come in, and are gone with the manager before they are committed.
+    plane.manager._write = lambda batch: time.sleep(0.05)  # type: ignore[method-assign]
+    await agent.report({one: 3, two: 1})
+    await until(lambda: plane.manager.book.account.generated == 10)
+    await plane.kill()
+    with pytest.raises((aiohttp.ClientError, AssertionError)):
+        await agent.back()
+    await plane.start(restart_grace_s=60.0)
+    welcome = await agent.back()
+    assert {keep.key: keep.known for keep in welcome.keep} == {
+        key: len(tokens) for key, tokens in kept.items()
+    }
+    assert welcome.weights is None  # it has what is served, which the new manager knows
+    assert plane.manager.weights.served is not None
+    assert plane.manager.weights.served.checksum == folder.checksum
+    for row, sample in agent.samples.items():
+        sample.tokens = sample.tokens[: len(kept[sample.work.key])]
+        await agent.report({row: 3})
+    ends = dict.fromkeys(agent.samples, "stop")
+    seq = await agent.report(dict.fromkeys(ends, 1), ends)
+    await agent.acknowledged(seq)
+    trainer = await plane.trainer(term=2)
+    await trainer.ask([0, 1])
+    groups = await trainer.groups(2)
+    assert {len(group.samples[0].token_ids) for group in groups.values()} == {8, 6}
+    # Delivered until taken: a third manager delivers them again, and after that nobody.
+    await plane.kill()
+    await plane.start()
+    trainer = await plane.trainer(term=3)
+    await trainer.ask([0, 1])
+    assert set(await trainer.groups(2)) == {0, 1}
+    await trainer.wire.send(Taken(purpose="train", ids=[0, 1]))
+    await until(lambda: not plane.store.load().groups)
+    assert plane.store.load().deltas == []
+    assert plane.manager.book.account.delivered == 14
+    assert plane.manager.book.account.samples_delivered == 2
+
+
+async def test_after_a_restart_nothing_is_given_out_before_its_holder_had_time_to_come(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.acknowledged(await agent.report({sample.work.row: 4}))
+    await plane.kill()
+    await plane.start(restart_grace_s=60.0)
+    other = await plane.working("b")
+    await other.wire.nothing(Assign, 0.2)
+    (keep,) = (await agent.back()).keep
+    assert keep.known == 4
+    plane.end_restart_grace()
+    await until(lambda: not plane.manager._hold_until)
+    await other.wire.nothing(Assign, 0.3)
+
+
+async def test_who_does_not_come_back_loses_its_samples(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.acknowledged(await agent.report({sample.work.row: 4}))
+    await plane.kill()
+    await plane.start()
+    other = await plane.working("b")
+    (theirs,) = await other.work(1)
+    assert theirs.tokens == [1, 2, 3, 4]
+
+
+async def test_a_sample_goes_on_elsewhere_after_its_tokens_are_committed(plane: Plane) -> None:
+    """Else the death of the manager and of the first holder together would lose them."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    other = await plane.working("b")
+    await until(lambda: not plane.manager.book.is_dirty)
+    write = plane.manager._store.write
+
+    def slow(*args: Any, **named: Any) -> None:
+        time.sleep(0.15)
+        write(*args, **named)
+
+    plane.manager._store.write = slow  # type: ignore[method-assign]
+    await plane.post("/v1/drain", {"instance": "a"})
+    await agent.report({sample.work.row: 4}, {sample.work.row: "released"})
+    (theirs,) = await other.work(1)
+    rows = plane.store.load()
+    again = OpenGroups(epoch=99)
+    again.newest_version = 0
+    again.promote(0)
+    again.restore(rows.counters, rows.groups, rows.deltas)
+    assert theirs.tokens == [1, 2, 3, 4]
+    assert [state.length for state in again.samples()] == [4]
+
+
+async def test_a_newer_manager_fences_the_older_one(plane: Plane) -> None:
+    fatal: list[BaseException] = []
+    older = plane.manager
+    older._on_fatal = fatal.append
+    newer = RolloutManager(plane.store, term=7, token=TOKEN, settings=QUICK)
+    await newer.start("127.0.0.1", 0)
+    trainer = await plane.trainer()
+    await trainer.ask([0])
+    await until(lambda: fatal)
+    assert isinstance(fatal[0], Fenced)
+    with pytest.raises(Fenced):
+        await RolloutManager(plane.store, term=6, token=TOKEN).start("127.0.0.1", 0)
+    await newer.stop()
+    plane.manager.book._unwritten.clear()
+
+
+async def test_a_port_that_is_taken_may_be_tried_again_elsewhere(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0, 1], n=2)
+    samples = await agent.work(4)
+    await agent.acknowledged(await agent.report({samples[0].work.row: 4}))
+    await plane.kill()
+    taken = socket.create_server(("127.0.0.1", 0))
+    with contextlib.closing(taken):
+        manager = RolloutManager(plane.store, term=50, token=TOKEN, settings=replace(QUICK))
+        with pytest.raises(OSError, match="in use"):
+            await manager.start("127.0.0.1", taken.getsockname()[1])
+        await manager.start("127.0.0.1", 0)
+    assert [state.length for state in manager.book.samples()] == [4, 0, 0, 0]
+    assert manager.book.missing_tokens() == 0
+    assert manager.book.queued == 4
+    await manager.stop()
+    plane.term = 50
+    await plane.start()

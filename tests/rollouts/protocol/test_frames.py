@@ -1,0 +1,405 @@
+"""Frames: what is one comes back as it was, and what is none is refused with a code and does nothing.
+
+The fuzz runs a few thousand frames. `GYRE_FUZZ_FRAMES=200000 pytest tests/rollouts/protocol/test_frames.py -k fuzz`
+runs as
+many as that, half of them against a live Book.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gyre.rollouts import frames
+from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.protocol.frames import (
+    Assign,
+    End,
+    Frame,
+    FrameError,
+    Held,
+    Hello,
+    Keep,
+    Loaded,
+    Progress,
+    Prompt,
+    Request,
+    Weights,
+    Welcome,
+    Work,
+    decode,
+    empty_progress,
+    encode,
+)
+from gyre.rollouts.samples import Group, pack_groups
+
+FUZZED = int(os.environ.get("GYRE_FUZZ_FRAMES", "4000"))
+
+
+def progress(**changed: Any) -> Progress:
+    columns: dict[str, Any] = {
+        "seq": 7,
+        "rows": np.array([2, 5, 9], np.uint32),
+        "leases": np.array([1 << 40, 3, 4], np.uint64),
+        "starts": np.array([0, 4, 9], np.uint32),
+        "counts": np.array([1, 2, 1], np.uint32),
+        "versions": np.array([0, 3, 3], np.int32),
+        "tokens": np.array([7, 8, 9, 10], np.int32),
+        "logprobs": np.array([-0.5, -1.0, -0.0, -3.25], np.float32),
+        "ends": [End(5, 3, "stop", "", ((2, 1), (3, 1))), End(9, 4, "failed", "no")],
+        "running": 3,
+        "waiting": 1,
+        "used_tokens": 99,
+        "rate_tokens_s": 12.5,
+    }
+    return Progress(**(columns | changed))
+
+
+WEIGHTS = Weights(
+    version=3,
+    checksum="abc",
+    sources=["10.0.0.5:7001"],
+)
+HELLO = Hello(
+    protocol=1,
+    instance="r0",
+    incarnation="x",
+    model="unset",
+    engine="fake",
+    max_running=8,
+    kv_tokens=1024,
+    held=[Held(key=1, lease=2, start=0, length=5)],
+)
+SELDOM: list[Frame] = [
+    HELLO,
+    Welcome(
+        protocol=1,
+        epoch=2,
+        interval_s=0.25,
+        keep=[Keep(key=1, row=0, lease=9, known=4, lineage="a")],
+        weights=WEIGHTS,
+    ),
+    Assign(
+        prompts=[Prompt(ticket=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})],
+        work=[Work(row=0, lease=1, key=65536, ticket=1, prior=b"", seed=4)],
+    ),
+    Request(
+        purpose="train",
+        groups=pack_groups([Group(3, np.arange(4, dtype=np.int32))]),
+        n=2,
+        sampling={"max_new_tokens": 9, "temperature": 1.0, "ignore_eos": True},
+        seed=1,
+        min_version=0,
+    ),
+    frames.Cancel(rows=[(1, 2)]),
+    frames.Ack(seq=4),
+    frames.Drain(deadline_s=1.5, reason="spot"),
+    frames.Reject(code="model", message="another"),
+    WEIGHTS,
+    Loaded(version=1, checksum="a", fetch_s=0.5, load_s=0.25),
+    frames.LoadFailed(version=1, error="damaged"),
+    frames.Draining(reason="SIGTERM", deadline_s=30.0),
+    frames.EngineDied(message="it died", tail="boom"),
+    frames.Attach(protocol=1, term=3),
+    frames.Attached(protocol=1, epoch=3, version=-1),
+    frames.Taken(purpose="train", ids=[1, 2]),
+    frames.Publish(version=1, checksum="a", path="/tmp/x"),
+    frames.Done(purpose="train", groups=b""),
+    frames.Failed(purpose="train", ids=[4], message="no"),
+    frames.Status(body={"queued": 3}),
+    frames.Pulse(at_s=12.5, waited_s=3.0, wanted=2),
+    frames.LendDevices(window=3, begun=False, arrived_tokens=9, train_s_per_token=1e-4, last_share=0.25),
+    frames.ReclaimDevices(window=3),
+    frames.WindowStatus(window=3, left_s=None, reason="until done"),
+    frames.DevicesReturned(window=3, reason="nothing is left"),
+    frames.Sleep(),
+    frames.Asleep(seconds=0.5, error="no memory saver"),
+    frames.Wake(),
+    frames.Awake(seconds=0.5),
+    frames.WeightsTrouble(version=3, what="source_lost", evidence="{}"),
+]
+
+
+@pytest.mark.parametrize("frame", SELDOM, ids=lambda frame: type(frame).__name__)
+def test_every_kind_comes_back_as_it_was(frame: Frame) -> None:
+    assert decode(encode(frame)) == frame
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(frame) for frame in SELDOM} == set(frames.KINDS.values())
+
+
+def same(one: Progress, other: Progress) -> bool:
+    return all(
+        np.array_equal(getattr(one, field.name), getattr(other, field.name))
+        if isinstance(getattr(one, field.name), np.ndarray)
+        else getattr(one, field.name) == getattr(other, field.name)
+        for field in fields(Progress)
+    )
+
+
+def test_progress_comes_back_as_it_was() -> None:
+    for frame in (progress(), empty_progress(1)):
+        back = decode(encode(frame))
+        assert isinstance(back, Progress)
+        assert same(back, frame)
+
+
+def _has_code(error: FrameError) -> None:
+    assert error.details["reason"]
+
+
+def body_of(frame: Frame | Progress) -> list[Any]:
+    return msgpack.unpackb(encode(frame), raw=False)
+
+
+def packed(kind: Any, body: Any) -> bytes:
+    return bytes(msgpack.packb([kind, body], use_bin_type=True))
+
+
+def changed(frame: Frame, **other: Any) -> bytes:
+    kind, body = body_of(frame)
+    return packed(kind, body | other)
+
+
+NAN, INFINITE = float("nan"), float("inf")
+CUT = encode(progress())[:-3]
+MALFORMED: list[tuple[str, bytes, str]] = [
+    ("nothing", b"", "malformed"),
+    ("cut", CUT, "malformed"),
+    ("more behind it", encode(HELLO) + b"\0", "malformed"),
+    ("no text", b"\x92\xa1\xff\xc0", "malformed"),
+    ("a number", msgpack.packb(7), "malformed"),
+    ("a timestamp", b"\xd6\xff\0\0\0\0", "malformed"),
+    ("three parts", msgpack.packb([1, 2, 3]), "malformed"),
+    ("a list said to be long", b"\x92\xa8progress\xdd\xff\xff\xff\xff", "malformed"),
+    ("lists in lists", b"\x91" * 5000, "malformed"),
+    ("unknown kind", packed("nonsense", {}), "unknown_kind"),
+    ("kind of another type", packed([], {}), "unknown_kind"),
+    ("no map", packed("hello", []), "malformed"),
+    ("a field too many", changed(HELLO, more=1), "invalid"),
+    ("a field too few", packed("ack", {}), "invalid"),
+    ("text for a number", changed(frames.Ack(seq=1), seq="1"), "invalid"),
+    ("a truth for a number", changed(frames.Ack(seq=1), seq=True), "invalid"),
+    ("too large a number", changed(frames.Ack(seq=1), seq=2**63), "invalid"),
+    ("a negative count", changed(frames.Ack(seq=1), seq=-1), "invalid"),
+    ("a name with a space", changed(HELLO, instance="a b"), "invalid"),
+    ("a name without end", changed(HELLO, instance="a" * 300), "invalid"),
+    ("an instance without slots", changed(HELLO, max_running=0), "invalid"),
+    (
+        "a source with a space in it",
+        changed(WEIGHTS, sources=["10.0.0.5 :7001"]),
+        "invalid",
+    ),
+    ("a deadline that never comes", changed(frames.Drain(deadline_s=1.0), deadline_s=INFINITE), "invalid"),
+    ("a clock that says nothing", changed(SELDOM[9], load_s=NAN), "invalid"),
+    ("a clock that went back", changed(SELDOM[9], load_s=-1.0), "invalid"),
+    ("sampling that is NaN", changed(SELDOM[3], sampling={"temperature": NAN}), "invalid"),
+    ("sampling that is deep", changed(SELDOM[3], sampling={"a": [[[1]]]}), "invalid"),
+]
+
+
+@pytest.mark.parametrize(("data", "code"), [row[1:] for row in MALFORMED], ids=[row[0] for row in MALFORMED])
+def test_what_is_no_frame_is_refused_with_a_code(data: bytes, code: str) -> None:
+    with pytest.raises(FrameError) as caught:
+        decode(data)
+    assert caught.value.details["reason"] == code
+
+
+def test_an_oversized_frame_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(FrameError) as caught:
+        decode(b"\0" * 101)
+    assert caught.value.details["reason"] == "oversized"
+
+
+WRONG_PROGRESS: list[tuple[str, int, Any, str]] = [
+    ("no number", 0, "1", "invalid"),
+    ("a negative number", 0, -1, "invalid"),
+    ("rows that are no bytes", 1, [1, 2, 3], "invalid"),
+    ("half a row", 1, b"\0\0\0", "invalid"),
+    ("rows in another order", 1, np.array([5, 2, 9], "<u4").tobytes(), "invalid"),
+    ("a row twice", 1, np.array([2, 2, 9], "<u4").tobytes(), "invalid"),
+    ("a lease too few", 2, np.array([1, 2], "<u8").tobytes(), "invalid"),
+    ("a sample without tokens", 4, np.array([0, 3, 1], "<u4").tobytes(), "invalid"),
+    ("counts that do not add up", 4, np.array([1, 2, 2], "<u4").tobytes(), "lengths"),
+    ("counts that wrap around", 4, np.array([2**32 - 1, 4, 1], "<u4").tobytes(), "lengths"),
+    ("a negative version", 5, np.array([-1, 0, 0], "<i4").tobytes(), "invalid"),
+    ("a token too few", 6, np.array([1, 2, 3], "<i4").tobytes(), "lengths"),
+    ("a negative token", 6, np.array([1, 2, 3, -4], "<i4").tobytes(), "invalid"),
+    ("half a log-prob", 7, b"\0" * 15, "invalid"),
+    ("a log-prob too few", 7, b"\0" * 12, "lengths"),
+    ("a log-prob too many", 7, b"\0" * 20, "lengths"),
+    ("NaN", 7, np.array([0, NAN, 0, 0], "<f4").tobytes(), "not_finite"),
+    ("infinite", 7, np.array([0, -INFINITE, 0, 0], "<f4").tobytes(), "not_finite"),
+    ("ends that are no list", 8, {}, "invalid"),
+    ("an end of another shape", 8, [[1, 2, "stop"]], "invalid"),
+    ("an unknown end", 8, [[1, 2, "eaten", "", []]], "invalid"),
+    ("an end that is no text", 8, [[1, 2, ["stop"], "", []]], "invalid"),
+    ("an end with too much to say", 8, [[1, 2, "failed", "x" * 70_000, []]], "invalid"),
+    ("runs of another shape", 8, [[1, 2, "stop", "", [[1]]]], "invalid"),
+    ("runs of a negative version", 8, [[1, 2, "stop", "", [[-1, 2]]]], "invalid"),
+    ("a load of another shape", 9, [1, 2], "invalid"),
+    ("a negative load", 9, [-1, 0, 0, 0.0], "invalid"),
+    ("a rate that is NaN", 9, [1, 0, 0, NAN], "invalid"),
+]
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "code"), [row[1:] for row in WRONG_PROGRESS], ids=[row[0] for row in WRONG_PROGRESS]
+)
+def test_progress_that_cannot_be_is_refused_with_a_code(at: int, value: Any, code: str) -> None:
+    kind, body = body_of(progress())
+    body[at] = value
+    with pytest.raises(FrameError) as caught:
+        decode(packed(kind, body))
+    assert caught.value.details["reason"] == code
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats()
+        | st.text(max_size=20)
+        | st.binary(max_size=40),
+        lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=12), inner, max_size=6),
+        max_leaves=20,
+    ),
+    st.sampled_from([*frames.KINDS, "progress"]),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_body_under_any_kind_is_a_frame_or_refused(body: Any, kind: str) -> None:
+    try:
+        data = packed(kind, body)
+    except (ValueError, OverflowError):
+        return
+    try:
+        assert isinstance(decode(data), Frame | Progress)
+    except FrameError as error:
+        _has_code(error)
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """A frame that a bad line, or a bad peer, made of a good one."""
+    out = bytearray(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        at = draw.randrange(len(out)) if out else 0
+        match draw.randrange(6):
+            case 0 if out:
+                out[at] ^= 1 << draw.randrange(8)
+            case 1 if out:
+                out[at] = draw.choice((0, 0x7F, 0x80, 0xC0, 0xC1, 0xDD, 0xDF, 0xFF))
+            case 2:
+                del out[at:]
+            case 3:
+                del out[at : at + draw.randrange(1, 9)]
+            case 4:
+                out[at:at] = draw.randbytes(draw.randrange(1, 9))
+            case _:
+                out[at:at] = out[at : at + draw.randrange(1, 33)]
+    return bytes(out)
+
+
+def test_fuzz_decode_refuses_or_gives_a_frame() -> None:
+    draw = random.Random(1)
+    good = [encode(frame) for frame in (*SELDOM, progress(), progress(), progress(), empty_progress(1))]
+    refused = 0
+    for turn in range(FUZZED // 2):
+        data = draw.randbytes(draw.randrange(64)) if turn % 8 == 0 else mutated(draw.choice(good), draw)
+        try:
+            frame = decode(data)
+        except FrameError as error:
+            _has_code(error)
+            refused += 1
+        else:
+            assert isinstance(frame, Frame | Progress)
+            # What was taken is a frame in full: it can be sent on, and is the same there.
+            again = decode(encode(frame))
+            assert same(again, frame) if isinstance(frame, Progress) else again == frame  # type: ignore[arg-type]
+    assert refused > FUZZED // 8
+
+
+def live_book() -> tuple[OpenGroups, list[Work]]:
+    book = OpenGroups(epoch=1)
+    book.newest_version = 3
+    book.promote(3)
+    book.open(
+        Request(
+            purpose="train",
+            groups=pack_groups([Group(index, np.arange(1, 4, dtype=np.int32)) for index in range(4)]),
+            n=2,
+            sampling={"max_new_tokens": 64},
+            seed=1,
+            min_version=0,
+        )
+    )
+    for name in ("r0", "r1"):
+        book.join(HELLO.model_copy(update={"instance": name, "max_running": 3, "held": []}))
+        book.serve(name, 3)
+    return book, [work for _, works in book.assign().values() for work in works if book.instances]
+
+
+def test_fuzz_frames_thrown_at_a_live_book_leave_its_account_exact() -> None:
+    """Whatever comes from a peer that may join: the account stays exact, and what others generated is untouched."""
+    draw = random.Random(2)
+    book, _ = live_book()
+    taken = refused = 0
+    tokens = np.arange(64, dtype=np.int32)
+    for turn in range(FUZZED // 2):
+        name = draw.choice(list(book.instances))
+        held = sorted(book.instances[name].held.values(), key=lambda state: state.row)
+        other = next((one for one in book.instances if one != name), None)
+        before = (
+            {s.key: (s.length, s.lease) for s in book.instances[other].held.values()}
+            if other is not None
+            else {}
+        )
+        some = draw.sample(held, min(len(held), draw.randrange(1, 4))) if held else []
+        some.sort(key=lambda state: state.row)
+        counts = [draw.randrange(1, 5) for _ in some]
+        good = Progress(
+            turn,
+            np.array([s.row for s in some], np.uint32),
+            np.array([s.lease for s in some], np.uint64),
+            np.array([s.length for s in some], np.uint32),
+            np.array(counts, np.uint32),
+            np.array([3] * len(some), np.int32),
+            tokens[: sum(counts)],
+            -tokens[: sum(counts)].astype(np.float32),
+            [End(s.row, s.lease, draw.choice(("stop", "released", "failed", "died")), "", ()) for s in some]
+            if turn % 7 == 0
+            else [],
+        )
+        data = encode(good)
+        try:
+            frame = decode(mutated(data, draw) if turn % 4 else data)
+            if not isinstance(frame, Progress):
+                continue
+            book.progress(name, frame)
+            taken += 1
+        except FrameError as error:
+            _has_code(error)
+            refused += 1
+        if other is not None:
+            assert before == {s.key: (s.length, s.lease) for s in book.instances[other].held.values()}
+        if turn % 16 == 0:
+            assert book.missing_tokens() == 0
+            book.assign()
+            batch = book.take_batch()
+            batch.encoded()
+        if all(state.finish for state in book.samples()) or book.given_up:
+            assert book.missing_tokens() == 0
+            book, _ = live_book()
+    assert book.missing_tokens() == 0
+    assert taken > FUZZED // 20
+    assert refused > FUZZED // 20

@@ -1,0 +1,57 @@
+"""When the ledger is written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from gyre.rollouts.token_log.group_commit import GroupCommit
+
+
+async def test_it_can_be_ended_at_the_moment_at_which_somebody_wants_a_commit() -> None:
+    """A manager that stops waits for this task: if it forgot that it was cancelled, it would wait for ever."""
+    commits: GroupCommit[None] = GroupCommit(
+        lambda: None, lambda batch: None, lambda batch: None, interval_s=60.0, urgent_s=0.0
+    )
+    running = asyncio.create_task(commits.run())
+    commits.soon()
+    for _ in range(5):
+        await asyncio.sleep(0)  # it waits for the interval to pass
+    commits.now()
+    await asyncio.sleep(0)
+    running.cancel()
+    ended, _ = await asyncio.wait([running], timeout=5.0)
+    running.cancel()
+    commits.close()
+    assert ended
+    assert running.cancelled()
+
+
+@pytest.mark.parametrize("waits_for_the_interval", [False, True])
+async def test_what_nothing_else_goes_with_is_written_without_waiting(waits_for_the_interval: bool) -> None:
+    """By intervals that would never end."""
+    written = asyncio.Event()
+    commits: GroupCommit[int] = GroupCommit(
+        lambda: 1, lambda batch: None, lambda batch: written.set(), interval_s=3600.0, urgent_s=3600.0
+    )
+    running = asyncio.create_task(commits.run())
+    if waits_for_the_interval:
+        commits.soon()
+    else:
+        commits.now()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    commits.at_once()
+    async with asyncio.timeout(30.0):
+        await written.wait()
+    written.clear()
+    commits.now()  # the next one waits for others again
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not written.is_set()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    commits.close()

@@ -1,0 +1,185 @@
+"""Connections outlast a fetch, are given up in time, and nobody notices where one has ended meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import pytest
+
+from gyre.weights import server, transport
+from gyre.weights.transfer.connections import KEPT_LINES, KEPT_S, ConnectionPool
+from gyre.weights.transfer.encryption import Encryption
+from gyre.weights.transfer.protocol import PeerConnection
+from gyre.weights.transfer.transport import TcpTransport, Want
+from tests.weights.plane import TOKEN, content, until
+
+
+@pytest.fixture
+def dials(monkeypatch):
+    """The addresses that were dialled."""
+    made: list[str] = []
+    inner = transport.dial
+
+    def dial(address, *given, **options):
+        made.append(address)
+        return inner(address, *given, **options)
+
+    monkeypatch.setattr(transport, "dial", dial)
+    return made
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_manifest_and_versions_come_over_one_connection(party, dials, encrypted):
+    options = {"encryption": Encryption()} if encrypted else {}
+    origin, receiver = party(**options), party(streams=1, forced_codec="none", **options)
+    for version in (1, 2, 3):
+        checksum = origin.publish(version).checksum
+        manifest = receiver.receiver.manifest_of(version, checksum, lambda: [origin.source])
+        assert content(receiver.fetch(manifest, origin).slot) == content(origin.arena.versions[version])
+    assert dials == [origin.address]
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """The lines of all servers."""
+    made: list[PeerConnection] = []
+    inner = server.receive_caller
+
+    def receive_caller(*given, **options):
+        made.append(inner(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(server, "receive_caller", receive_caller)
+    return made
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_connection_that_has_ended_is_no_lost_source(
+    party, dials, answering, monkeypatch, encrypted, is_seen
+):
+    """Before it is looked at, or a moment later."""
+    options = {"encryption": Encryption()} if encrypted else {}
+    origin, receiver = party(**options), party(streams=1, **options)
+    receiver.fetch(origin.publish(1), origin)
+    answering[0]._link.shutdown(socket.SHUT_RDWR)
+    until(lambda: not origin.server._lines)
+    if not is_seen:
+        monkeypatch.setattr(PeerConnection, "is_at_rest", lambda line: True)
+    fetched = receiver.fetch(origin.publish(2), origin)
+    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert (dials, receiver.incidents) == ([origin.address] * 2, [])
+
+
+def test_a_connection_with_an_answer_on_its_way_is_not_kept(party):
+    origin = party()
+    manifest = origin.publish(1)
+    first, second, third = [Want(manifest, chunk) for chunk in manifest.chunks()[:3]]
+    lines, buffer = ConnectionPool(), memoryview(bytearray(first.chunk.nbytes))
+    one = TcpTransport(origin.address, TOKEN, lines=lines)
+    assert one.pull(first, buffer, lambda: second).status == "ok"
+    one.close()
+    assert len(lines) == 0
+    other = TcpTransport(origin.address, TOKEN, lines=lines)
+    assert other.pull(third, buffer).digest == third.chunk.digest
+    other.close()
+    assert len(lines) == 1
+    lines.close()
+
+
+def test_a_receiver_that_is_closed_has_no_connections(party):
+    origin, receiver = party(), party()
+    receiver.fetch(origin.publish(1), origin)
+    assert origin.server._lines
+    receiver.receiver.close()
+    until(lambda: not origin.server._lines)
+    receiver.fetch(origin.publish(2), origin)  # as one that is under way while its owner ends
+    until(lambda: not origin.server._lines)
+
+
+def test_a_source_that_many_keep_lines_to_ends_those_that_nobody_uses(party, monkeypatch):
+    """Each has a thread there."""
+    monkeypatch.setattr(server, "IDLE_LINES", 0)
+    monkeypatch.setattr(server, "CROWDED_IDLE_S", 0.0)
+    origin, receiver = party(), party()
+    receiver.fetch(origin.publish(1), origin)
+    until(lambda: not origin.server._lines)
+
+
+# -- what is kept --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends():
+    """Makes lines over loopback: (line, the other end)."""
+    made: list = []
+
+    def make():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            far = socket.create_connection(listener.getsockname())
+            near, _ = listener.accept()
+        made.extend([PeerConnection(near, stall_s=1.0), far])
+        return made[-2:]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def is_closed(far: socket.socket) -> bool:
+    far.settimeout(30.0)
+    try:
+        return far.recv(1) == b""
+    except ConnectionResetError:  # with something unread on the other side
+        return True
+
+
+def test_the_last_line_to_an_address_is_taken_and_held_by_nobody_else(ends):
+    lines = ConnectionPool()
+    (one, _), (two, _), (other, _) = ends(), ends(), ends()
+    one.abandoned = lambda: True  # of a fetch that is over
+    for address, line in (("a", one), ("a", two), ("b", other)):
+        lines.keep(address, line)
+    assert [lines.take("a"), lines.take("a"), lines.take("a"), lines.take("b")] == [two, one, None, other]
+    assert one.abandoned() is False
+
+
+def test_a_line_that_ended_or_on_which_something_came_is_not_taken(ends):
+    lines = ConnectionPool()
+    (ended, gone), (spoken, far) = ends(), ends()
+    lines.keep("a", ended)
+    lines.keep("a", spoken)
+    gone.close()
+    far.send(b"x")
+    until(lambda: not ended.is_at_rest() and not spoken.is_at_rest())
+    assert lines.take("a") is None
+    assert is_closed(far)
+
+
+def test_lines_of_an_owner_that_was_dropped_are_closed(ends):
+    lines = ConnectionPool()
+    line, far = ends()
+    lines.keep("a", line)
+    lines.itself = lines  # in a circle, as owners are
+    del lines, line
+    gc.collect()
+    assert is_closed(far)
+
+
+def test_lines_are_not_kept_for_long_nor_many_nor_after_the_end(ends):
+    now = 0.0
+    lines = ConnectionPool(monotonic=lambda: now)
+    made = [ends() for _ in range(KEPT_LINES + 2)]
+    for line, _ in made[:-1]:
+        lines.keep("a", line)
+    assert is_closed(made[0][1])
+    assert len(lines) == KEPT_LINES
+    now = KEPT_S
+    assert lines.take("a") is None
+    assert is_closed(made[1][1])
+    assert server.IDLE_S > KEPT_S
+    lines.close()
+    lines.keep("a", made[-1][0])
+    assert is_closed(made[-1][1])
+    assert len(lines) == 0

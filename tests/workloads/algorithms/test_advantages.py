@@ -1,0 +1,121 @@
+"""Advantages against their definitions, written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.algorithms.advantages import (
+    advantages_of,
+    gae,
+    gae_of,
+    group_normalised,
+    leave_one_out,
+    mean_only,
+    token_rewards,
+)
+from gyre.workloads.algorithms.settings import LossSettings
+
+REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=9)
+TRACES = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=12)
+
+
+def sample(tokens, reward, **extras):
+    return Sample(
+        np.arange(tokens, dtype=np.int32),
+        np.linspace(-1, -2, tokens, dtype=np.float32),
+        (VersionRun(0, 0, tokens),),
+        reward=reward,
+        extras=extras,
+    )
+
+
+def group(*samples):
+    return Group(0, np.zeros(1, dtype=np.int32), samples=list(samples))
+
+
+@given(REWARDS)
+def test_leave_one_out_is_the_reward_beyond_the_others_mean(rewards):
+    found = leave_one_out(rewards)
+    for at, reward in enumerate(rewards):
+        others = [other for k, other in enumerate(rewards) if k != at]
+        expected = reward - sum(others) / len(others) if others else reward
+        assert found[at] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@given(REWARDS)
+def test_the_mean_is_taken_off_and_the_deviation_divided_by(rewards):
+    values = np.array(rewards)
+    assert mean_only(rewards) == pytest.approx(values - values.mean(), rel=1e-12, abs=1e-12)
+    expected = (values - values.mean()) / (values.std() + 1e-6)
+    assert group_normalised(rewards) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimate", [group_normalised, mean_only, leave_one_out])
+def test_equal_rewards_have_exactly_no_advantage(estimate):
+    assert estimate([0.1] * 7).tolist() == [0.0] * 7
+    assert estimate([]).tolist() == []
+
+
+@given(TRACES, st.floats(0, 1), st.floats(0, 1))
+def test_gae_is_the_discounted_sum_of_temporal_differences(trace, gamma, lam):
+    rewards, values = (list(column) for column in zip(*trace, strict=True))
+    advantages, returns = gae(rewards, values, gamma=gamma, lam=lam)
+    after = [*values[1:], 0.0]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
+    for at in range(len(trace)):
+        expected = sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[at:]))
+        assert advantages[at] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert returns[at] == pytest.approx(expected + values[at], rel=1e-12, abs=1e-12)
+
+
+def test_with_lambda_1_a_return_is_all_that_follows():
+    _, returns = gae([1.0, 0.0, 2.0], [5.0, -3.0, 9.0], gamma=1.0, lam=1.0)
+    assert returns.tolist() == [3.0, 2.0, 2.0]
+    advantages, _ = gae([1.0, 0.0, 2.0], [5.0, -3.0, 9.0], gamma=1.0, lam=0.0)
+    assert advantages.tolist() == [-7.0, 12.0, -7.0]
+
+
+def test_a_group_s_advantage_stands_at_every_token():
+    first, second = advantages_of([group(sample(3, 1.0), sample(2, 0.0))], LossSettings(adv_estimator="rloo"))
+    assert (first.tolist(), second.tolist()) == ([1.0, 1.0, 1.0], [-1.0, -1.0])
+    assert first.dtype == np.float32
+
+
+def test_values_of_a_critic_make_advantages_token_by_token():
+    settings = LossSettings(adv_estimator="gae", gamma=1.0, lam=1.0)
+    one = sample(3, 1.0, values=np.array([0.5, 0.25, 2.0], dtype=np.float32))
+    assert advantages_of([group(one)], settings)[0].tolist() == [0.5, 0.75, -1.0]
+    assert gae_of(one, settings)[1].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_divergence_from_the_reference_is_a_penalty_at_every_token():
+    settings = LossSettings(kl_reward_coef=0.1)
+    one = sample(2, 1.0, ref_logprobs=np.array([-2.0, -2.0], dtype=np.float32))
+    assert token_rewards(one, settings) == pytest.approx([-0.1, 1.0])
+    other = sample(1, 0.0, ref_logprobs=np.array([-1.0], dtype=np.float32))
+    first, second = advantages_of(
+        [group(one, other)], LossSettings(adv_estimator="dr_grpo", kl_reward_coef=0.1)
+    )
+    assert (first[0], second[0]) == (pytest.approx(0.45), pytest.approx(-0.45))
+
+
+@pytest.mark.parametrize(
+    ("one", "settings", "sentence"),
+    [
+        (sample(2, None), LossSettings(), "score it"),
+        (sample(2, 1.0), LossSettings(adv_estimator="gae"), "critic"),
+        (sample(2, 1.0), LossSettings(kl_reward_coef=0.1), "reference"),
+        (
+            sample(2, 1.0, values=np.zeros(3)),
+            LossSettings(adv_estimator="gae"),
+            "2 tokens came with 3 values",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(one, settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        advantages_of([group(one)], settings)

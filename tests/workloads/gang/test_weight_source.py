@@ -1,0 +1,70 @@
+"""What an actor publishes is where the rollout manager is told that it is, and a successor takes it over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gyre.errors import Unreachable
+from gyre.weights.transfer.receiver import Receiver
+from gyre.weights.transfer.transport import Source
+from gyre.weights.version.arena import Arena
+from gyre.weights.version.model_folder import ModelFolder
+from gyre.workloads import weight_source
+from gyre.workloads.gang.weight_source import WeightSource
+
+CONFIG = {"model_type": "qwen3", "hidden_size": 4}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "rollouts.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "token": "t"}))
+    return tmp_path
+
+
+def named(version: int) -> dict[str, torch.Tensor]:
+    return {"model.norm.weight": torch.full((300,), float(version))}
+
+
+def test_what_is_told_is_a_model_folder_and_can_be_fetched_from_the_address(
+    job: Path, tmp_path: Path
+) -> None:
+    source = WeightSource(job, root=tmp_path / "shm")
+    told = source.publish(named(1), CONFIG, version=1, step=1)
+    folder = ModelFolder.read(Path(told["path"]))
+    folder.verify()
+    assert (folder.checksum, folder.fingerprint()) == (told["checksum"], told["model"])
+    receiver = Receiver(Arena(tmp_path / "elsewhere"), "t")
+    fetched = receiver.fetch(folder.manifest, lambda: [Source(told["source"])])
+    assert ModelFolder(fetched.slot.path, folder.manifest).fingerprint() == told["model"]
+    source.close()
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def test_three_versions_are_held_for_pinned_requests(job: Path, tmp_path: Path) -> None:
+    source = WeightSource(job, root=tmp_path / "shm")
+    for version in range(6):
+        source.publish(named(version), CONFIG, version=version, step=version)
+    assert set(source.arena.versions) == {3, 4, 5}
+    source.close()
+
+
+def test_a_successor_publishes_the_same_version_under_the_same_checksum(job: Path, tmp_path: Path) -> None:
+    first = WeightSource(job, root=tmp_path / "shm")
+    before = first.publish(named(7), CONFIG, version=7, step=7)
+    first.party.close(keep=True)  # as its death would
+    second = WeightSource(job, root=tmp_path / "shm")
+    after = second.publish(named(7), CONFIG, version=7, step=7)
+    assert (after["checksum"], after["path"]) == (before["checksum"], before["path"])
+    second.close()
+
+
+def test_a_manager_that_never_says_where_it_is_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_source, "ENDPOINT_WITHIN_S", 0.1)
+    with pytest.raises(Unreachable, match="rollout manager"):
+        WeightSource(tmp_path, root=tmp_path / "shm")

@@ -1,0 +1,154 @@
+"""The trainer and a rollout plane: whatever breaks off on either side, each prompt is trained once or set aside."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gyre.errors import JobFailed
+from gyre.testing.in_process import InProcessJob
+from tests.workloads.conftest import steps_of
+from tests.workloads.toy_plane import ToyPlane, install
+from tests.workloads.trainer.test_loop import DEADLINE_S
+from tests.workloads.trainer.test_streaming import MODES, batches_of, digests_by_record
+
+HERE = "tests.workloads.toy_plane"
+PLANE_ROLLOUT = "gyre.workloads.rollout_vertices:RolloutInstance"
+ALL_MODES = {"fixed": {"run": {"micro_batches": "fixed"}}, **MODES}
+MakePlaned = Callable[..., tuple[InProcessJob, ToyPlane]]
+
+
+@pytest.fixture
+def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
+    planes: list[ToyPlane] = []
+
+    def make(
+        mode: str = "fixed", *, run: dict[str, Any] | None = None, **knobs: Any
+    ) -> tuple[InProcessJob, ToyPlane]:
+        plane = ToyPlane(**knobs)
+        planes.append(plane)
+        install(plane, monkeypatch)
+        chosen = dict(ALL_MODES[mode])
+        steps = {"micro_batches": "streamed", **chosen.pop("run", {}), **(run or {})}
+        roles = {
+            "actor": {"entrypoint": f"{HERE}:PlaneActor", "total": 2},
+            "rollout": {"entrypoint": PLANE_ROLLOUT},
+        }
+        job = make_job(roles=roles, run=steps, config={"sampling": {"n": 2}}, **chosen)
+        return job, plane
+
+    yield make
+    for plane in planes:
+        plane.close()
+
+
+def came_out_right(job: InProcessJob, plane: ToyPlane) -> dict[str, Any]:
+    result = job.result(timeout_s=DEADLINE_S)
+    account = job.account()
+    assert result["prompts_lost"] == 0
+    assert (account.trained, account.waiting) == (job.spec.run.steps * 8, 0)
+    assert account.drawn == account.trained + account.set_aside
+    assert (account.lost, account.trained_twice) == ((), ())
+    for row in steps_of(job):
+        assert 0 <= row.metrics["staleness_max"] <= job.spec.max_staleness
+    assert list(batches_of(job)) == list(range(1, job.spec.run.steps + 1))
+    told = [report.body["error"] for report in job.reports_of("OperatorFailed")]
+    assert not [text for text in told if "replaying" in text], "a replay gave other weights"
+    if job.spec.run.micro_batches == "streamed":
+        assert {row.step: row.digest for row in steps_of(job)} == digests_by_record(job)
+    assert plane.open == {}
+    assert plane.delivered == {}, "the plane was never told that it may forget these"
+    assert plane.taken == plane.generated
+    return result
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_run_takes_all_that_the_plane_generates(planed: MakePlaned, mode: str) -> None:
+    job, plane = planed(mode)
+    with job:
+        came_out_right(job, plane)
+    assert [report.body["version"] for report in job.reports_of("Evaluated")] == [0, 2, 4]
+    published = [report.body for report in job.reports_of("WeightsPublished")]
+    assert [one["checksum"] for one in published] == [f"of {version} as it is served" for version in range(6)]
+    assert job.reports_of("OperatorFailed") == []
+
+
+@pytest.mark.parametrize("mode", ["streamed", "wait", "drop"])
+def test_a_group_that_comes_late_holds_up_as_little_as_it_may(planed: MakePlaned, mode: str) -> None:
+    job, plane = planed(mode, held={3})
+    with job:
+        step = {"streamed": 0, "wait": 2, "drop": 4}[mode]
+        if step:
+            job.wait_for_report("StepCompleted", nth=step, timeout_s=DEADLINE_S)
+        with pytest.raises(TimeoutError):
+            job.wait_for_report("StepCompleted", nth=step + 1, timeout_s=0.4)
+        plane.release()
+        result = came_out_right(job, plane)
+    assert bool(result["tokens_discarded"]) is (mode == "drop")
+    if mode == "streamed":
+        assert len(batches_of(job)[1]) >= 2, "the others were not sent before it"
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_group_that_nobody_can_generate_is_set_aside_and_replaced(planed: MakePlaned, mode: str) -> None:
+    job, plane = planed(mode, poison={2, 11, 40, 41})
+    with job:
+        result = came_out_right(job, plane)
+    told = {report.body["group"]: report.body for report in job.reports_of("GroupSetAside")}
+    poisoned = {group for group, body in told.items() if body["reason"] == "poison"}
+    assert {2, 11} <= poisoned <= {2, 11, 40, 41}
+    assert result["prompts_set_aside"] == job.account().set_aside == len(told)
+    assert told[2]["evidence"].endswith("the engine's last words")
+    trained = {
+        g for batches in batches_of(job).values() for shares in batches for share in shares for g in share
+    }
+    assert not trained & set(told)
+    assert trained >= {body["replaced_by"] for body in told.values()} - set(told)
+    assert job.progress["groups_set_aside"] == len(told)
+
+
+def test_a_plane_that_can_generate_nothing_ends_the_job_with_its_last_words(planed: MakePlaned) -> None:
+    job, _ = planed("streamed", poison=set(range(10_000)))
+    with job, pytest.raises(JobFailed, match="the engine's last words"):
+        job.result(timeout_s=DEADLINE_S)
+    assert 8 < job.account().set_aside < 30
+
+
+def test_an_evaluation_does_without_what_nobody_can_answer(planed: MakePlaned) -> None:
+    job, plane = planed("fixed", poison={-2})
+    with job:
+        came_out_right(job, plane)
+    assert {report.body["count"] for report in job.reports_of("Evaluated")} == {2}
+
+
+def test_an_evaluation_that_nobody_can_answer_is_left_out(planed: MakePlaned) -> None:
+    job, plane = planed("fixed", poison={-1, -2, -3})
+    with job:
+        came_out_right(job, plane)
+    assert job.reports_of("Evaluated") == []
+
+
+@pytest.mark.parametrize("mode", ["fixed", "streamed", "wait", "drop", "drop, replaced"])
+@pytest.mark.parametrize("seed", range(4))
+def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode: str, seed: int) -> None:
+    dice = random.Random(f"{mode}/{seed}")
+    job, plane = planed(mode, seed=seed, poison={dice.randrange(40)}, run={"steps": 6})
+    moments = ["actor.accumulate", "actor.apply", "reward.score", "actor.checkpoint", "actor.publish_model"]
+    victims = ["trainer-0", "actor-0", "actor-1", "reward-0", "reference-0"]
+    for _ in range(4):
+        some = dice.sample(victims, dice.choice([1, 1, 2]))
+        job.on(
+            dice.choice(moments),
+            dice.randrange(1, 9),
+            lambda some=some: job.restart(*some),
+            when=dice.choice(["before", "after"]),
+        )
+    for _ in range(3):
+        job.on(dice.choice(moments), dice.randrange(1, 12), plane.break_off)
+    for nth in range(1, 9):  # a trainer may die between two ranks of a call: the master replaces the gang
+        job.on_report("OperatorFailed", nth, lambda: job.replace("actor-0"))
+    with job:
+        came_out_right(job, plane)

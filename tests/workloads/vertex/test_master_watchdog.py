@@ -1,0 +1,71 @@
+"""A master that hangs is ended once, by a guard on its own machine, and by no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gyre.workloads.vertex.master_watchdog import MasterWatchdog
+
+Make = Callable[..., MasterWatchdog]
+
+
+@pytest.fixture
+def killed() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def make(killed: list[int]) -> Make:
+    def guard(*, master: tuple[int, str] | None = (41, "here"), is_master: bool = True) -> MasterWatchdog:
+        made = MasterWatchdog(10.0, host="here", kill=killed.append, is_master=lambda pid: is_master)
+        made.master = master
+        return made
+
+    return guard
+
+
+def test_a_master_within_its_time_is_left_alone(make: Make, killed: list[int]) -> None:
+    assert make().look(9.9) is None
+    assert killed == []
+
+
+def test_a_silent_master_is_ended_once_and_its_state_is_told(make: Make, killed: list[int]) -> None:
+    guard = make()
+    found = guard.look(10.0)
+    assert found is not None
+    assert (found["pid"], found["silent_s"]) == (41, 10.0)
+    assert "process 41" in str(found["stack"])
+    assert guard.look(11.0) is None, "its successor has not been heard of yet and is not its predecessor"
+    assert killed == [41]
+
+
+def test_a_successor_that_hangs_too_is_ended_too(make: Make, killed: list[int]) -> None:
+    guard = make()
+    guard.look(10.0)
+    guard.master = (42, "here")
+    assert guard.look(0.1) is None
+    assert guard.look(12.0) is not None
+    assert killed == [41, 42]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"master": None}, {"master": (41, "elsewhere")}, {"is_master": False}],
+    ids=["never heard of one", "on another machine", "the pid is another program's by now"],
+)
+def test_what_is_not_this_machines_master_is_not_touched(
+    make: Make, killed: list[int], other: dict[str, object]
+) -> None:
+    assert make(**other).look(100.0) is None
+    assert killed == []
+
+
+def test_a_guard_that_comes_second_does_not_mind(make: Make) -> None:
+    def gone(pid: int) -> None:
+        raise ProcessLookupError
+
+    guard = MasterWatchdog(10.0, host="here", kill=gone, is_master=lambda pid: True)
+    guard.master = (41, "here")
+    assert guard.look(10.0) is not None

@@ -1,0 +1,88 @@
+"""Whatever a user's code raises or returns, its end is told: a job whose trainer ends in silence never ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.api import RLJobBuilder
+from gyre.workloads import BaseTrainer
+from gyre.workloads.base import WorkloadContext
+from gyre.workloads.runtime import TrainerRuntime
+from gyre.workloads.vertex.messages import Binding, failure_of
+
+
+class Shy(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no comment")
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no comment")
+
+
+class Raises(BaseTrainer):
+    def fit(self) -> Any:
+        raise Shy
+
+
+class Returns(BaseTrainer):
+    def fit(self) -> Any:
+        return {"it": Unspeakable()}
+
+
+class ReturnsItself(BaseTrainer):
+    def fit(self) -> Any:
+        found: dict[str, Any] = {}
+        found["self"] = found
+        return found
+
+
+def test_an_exception_without_a_text_is_told() -> None:
+    failure = failure_of(Shy(), module="mine")
+    assert failure.error == "Shy: (its text cannot be told: str() raised RuntimeError)"
+    assert failure.user_code
+    assert "Shy" in failure.traceback
+
+
+@pytest.mark.parametrize("kind", [Raises, Returns, ReturnsItself])
+def test_every_end_of_fit_is_reported(kind: type[BaseTrainer]) -> None:
+    spec = RLJobBuilder().trainer(kind).build().spec
+    binding = Binding(
+        job_id="j-1",
+        job_name="j",
+        role="trainer",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        incarnation=1,
+        module=__name__,
+        name=kind.__name__,
+        file=None,
+        config={},
+        env={},
+        python_path=[],
+        directory="",
+        log_path="",
+        orphan_timeout_s=1.0,
+        master_addr=None,
+        master_port=None,
+        spec=spec.model_dump(mode="json"),
+        store_url="",
+    )
+    told: list[str] = []
+    context = WorkloadContext(job="j", role="trainer", rank=0, world_size=1, directory=Path())
+    trainer = kind()
+    runtime = TrainerRuntime(
+        binding,
+        trainer,
+        context,
+        report=lambda what, body: told.append(f"{what} {body['user_code']}"),
+        transport=object(),  # type: ignore[arg-type]
+    )
+    runtime.start(paused=False)
+    assert runtime.join(10.0)
+    assert told == ["TrainerFailed True"]

@@ -1,0 +1,64 @@
+"""What becomes of the ends of a Ray call: results, deaths, and values that cannot be sent. No cluster is needed."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from ray.exceptions import ActorUnavailableError, RayTaskError
+
+from gyre.errors import VertexLost
+from gyre.workloads.vertex.transport import RayTransport, actor_name
+
+
+class Reference:
+    """Stands for what `.remote()` returns."""
+
+    def __init__(self, *, value=None, error=None):
+        self._future: Future = Future()
+        if error is not None:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(value)
+
+    def future(self):
+        return self._future
+
+
+def ended(reference, monkeypatch):
+    transport = RayTransport("j1", 3)
+    monkeypatch.setattr(transport, "_handle", lambda vertex, incarnation: object())
+    return transport._send("echo-0", 2, lambda handle: reference)
+
+
+def test_a_result_is_the_hosts_outcome(monkeypatch):
+    assert ended(Reference(value=("ok", 1)), monkeypatch).result(1) == ("ok", 1)
+
+
+def test_an_actor_that_does_not_answer_is_lost(monkeypatch):
+    future = ended(Reference(error=ActorUnavailableError("away", None)), monkeypatch)
+    with pytest.raises(VertexLost, match=r"echo-0 \(incarnation 2\) was lost"):
+        future.result(1)
+
+
+def test_a_value_that_cannot_be_sent_is_told_and_the_vertex_is_not_taken_for_dead(monkeypatch):
+    error = RayTaskError("call", "Traceback", TypeError("cannot pickle '_thread.lock'"), "p", 1, "127.0.0.1")
+    status, failure = ended(Reference(error=error), monkeypatch).result(1)
+    assert status == "error"
+    assert failure.user_code
+    assert "cannot pickle" in failure.error
+
+
+def test_an_actor_whose_name_is_free_is_lost(monkeypatch):
+    transport = RayTransport("j1", 3)
+
+    def gone(vertex, incarnation):
+        raise ValueError("Failed to look up actor")
+
+    monkeypatch.setattr(transport, "_handle", gone)
+    with pytest.raises(VertexLost):
+        transport.submit("echo-0", 2, "who").result(1)
+
+
+def test_a_replacement_has_another_name():
+    assert actor_name("j1", "echo-0", 1) != actor_name("j1", "echo-0", 2)
