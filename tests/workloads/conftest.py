@@ -12,7 +12,7 @@ import pytest
 
 from gyre.store import StepRow, open_store
 from gyre.testing.in_process import InProcessJob
-from gyre.workloads import graph_trainer, retries
+from gyre.workloads.trainer import loop, retries
 from tests.rank_pool import RankPool
 from tests.workloads.toy_policy import toy_spec
 
@@ -54,7 +54,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_job(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeJob]:
     """Jobs that are closed at the end, each in a folder and a store of its own."""
-    monkeypatch.setattr(graph_trainer, "IDLE_POLL_S", 0.02)
+    monkeypatch.setattr(loop, "IDLE_POLL_S", 0.02)
     monkeypatch.setattr(retries, "RETRY_FIRST_S", 0.1)
     made: list[InProcessJob] = []
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.trainer.plane_client import CannotGenerate
-from gyre.workloads import plane_calls, rollout_plane
+from gyre.workloads import rollout_vertices
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.trainer import rollout_requests
 from tests.workloads.toy_policy import TOKENS, ToyActor, mix
 
 Key = tuple[str, int]
@@ -264,11 +265,11 @@ def install(plane: ToyPlane, monkeypatch: Any) -> None:
     """Trainers that are started from now on meet this plane."""
     EXPORTED.clear()
     monkeypatch.setattr(ToyClient, "plane", plane, raising=False)
-    monkeypatch.setattr(plane_calls, "RolloutClient", ToyClient)
-    monkeypatch.setattr(rollout_plane, "RolloutInstance", ToyVertex)
-    monkeypatch.setattr(rollout_plane, "RolloutManagerVertex", ToyVertex)
+    monkeypatch.setattr(rollout_requests, "RolloutClient", ToyClient)
+    monkeypatch.setattr(rollout_vertices, "RolloutInstance", ToyVertex)
+    monkeypatch.setattr(rollout_vertices, "RolloutManagerVertex", ToyVertex)
     monkeypatch.setattr(
-        plane_calls.RolloutRequests,
+        rollout_requests.RolloutRequests,
         "publish",
         lambda calls, told: plane.publish(told["version"]),
     )

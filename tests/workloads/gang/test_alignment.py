@@ -8,12 +8,12 @@ import pytest
 
 from gyre.errors import Fenced
 from gyre.testing.in_process import InProcessTransport
-from gyre.workloads import gang as gang_module
-from gyre.workloads import gang_feeder as gang_feeder_module
-from gyre.workloads import muster as muster_module
 from gyre.workloads.base import operator
+from gyre.workloads.gang import alignment as alignment_module
+from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.alignment import StrayCall, find_stray, muster
 from gyre.workloads.gang.gang import Gang, GangLost
+from gyre.workloads.trainer.learning import dispatch as dispatch_module
 from gyre.workloads.vertex.messages import Standing
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.toy_policy import ToyActor
@@ -57,7 +57,7 @@ def test_who_is_ahead_of_whom(settled, inside, found):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setattr(muster_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(alignment_module, "LOOK_S", 0.02)
     made = Cluster(3)
     yield made
     made.close()
@@ -137,7 +137,7 @@ def test_a_rank_that_is_behind_with_what_it_was_given_is_waited_for(cluster):
 
 
 def test_a_rank_in_a_call_that_another_has_left_by_an_exception_is_blamed(cluster, monkeypatch):
-    monkeypatch.setattr(muster_module, "PEERS_S", 0.1)
+    monkeypatch.setattr(alignment_module, "PEERS_S", 0.1)
     send(cluster, 1, 1, "fail", "no memory")
     enter(cluster, 0, 1)
     enter(cluster, 2, 1)
@@ -225,7 +225,7 @@ def test_one_rank_alone_is_asked_nothing():
 def test_a_trainer_that_dies_between_the_submits_of_a_gang_call_costs_the_gang_and_nothing_else(
     make_job, undisturbed, monkeypatch, call, nth
 ):
-    monkeypatch.setattr(muster_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(alignment_module, "LOOK_S", 0.02)
     job = make_job(run={"call_timeout_s": 600.0})
     job.on(call, nth, job.kill_trainer, when="sent", vertex="actor-0")
     job.on_report("OperatorFailed", 1, lambda: job.replace("actor-0"))  # as the master does
@@ -279,9 +279,9 @@ def test_an_exception_on_one_rank_is_told_at_once_though_the_others_wait_in_a_co
     make_job, undisturbed, monkeypatch, call
 ):
     """Then the gang is tried again, found out of step, and replaced: not after the collective's own deadline."""
-    for module in (gang_module, gang_feeder_module, muster_module):
+    for module in (gang_module, dispatch_module, alignment_module):
         monkeypatch.setattr(module, "PEERS_S", 0.1)
-    monkeypatch.setattr(muster_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(alignment_module, "LOOK_S", 0.02)
     job = make_job(
         run={"call_timeout_s": 600.0},
         roles={"actor": {"entrypoint": f"{__name__}:FailingOnce", "total": 2}},

@@ -9,7 +9,7 @@ import pytest
 
 from gyre.errors import Fenced, VertexLost
 from gyre.testing.in_process import InProcessCollective
-from gyre.workloads import gang as gang_module
+from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.gang import Gang, GangLost, outcome_of
 from gyre.workloads.vertex.messages import Failure
 from tests.workloads.plain_workloads import Cluster

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.workloads import host_memory
+from gyre.workloads.gang import host_memory
 from gyre.workloads.gang.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory
 from tests.rank_pool import RankPool
 from tests.workloads.host_memory_work import come_and_go

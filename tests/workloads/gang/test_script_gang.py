@@ -11,8 +11,8 @@ import pytest
 
 from gyre.errors import Unreachable, UserCodeError
 from gyre.testing.in_process import InProcessTransport
-from gyre.workloads import gang as gang_module
-from gyre.workloads import muster as muster_module
+from gyre.workloads.gang import alignment as alignment_module
+from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.script import ScriptGang
 from gyre.workloads.handles import RoleHandle
 from tests.workloads.plain_workloads import Cluster
@@ -62,9 +62,9 @@ class Gang:
 
 @pytest.fixture
 def gang(monkeypatch):
-    monkeypatch.setattr(muster_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(alignment_module, "LOOK_S", 0.02)
     monkeypatch.setattr(gang_module, "PEERS_S", 0.1)
-    monkeypatch.setattr(muster_module, "PEERS_S", 0.1)
+    monkeypatch.setattr(alignment_module, "PEERS_S", 0.1)
     made = Gang()
     yield made
     made.cluster.close()
@@ -140,7 +140,7 @@ def test_a_call_that_does_not_return_ends_at_its_deadline(gang):
 
 def test_a_scripts_successor_finds_what_the_first_one_half_sent(make_job, monkeypatch):
     """The real trainer's processes: its handles of a gang number what they send."""
-    monkeypatch.setattr(muster_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(alignment_module, "LOOK_S", 0.02)
     spec = script_spec("Sum")
     spec["roles"]["worker"] |= {"entrypoint": "tests.workloads.scripts:Meeting", "gang": True}
     job = make_job(spec)

@@ -13,8 +13,8 @@ import pytest
 from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
-from gyre.workloads import spread_calls
 from gyre.workloads.base import BaseWorkload
+from gyre.workloads.gang import spread
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.spread import SpreadCalls
 from tests.workloads import plain_workloads
@@ -118,7 +118,7 @@ def test_a_dead_ranks_call_is_given_up_and_its_firings_are_free(gang, cluster) -
 
 
 def test_a_rank_that_fails_is_told_though_another_does_not_come_out(gang, cluster, monkeypatch) -> None:
-    monkeypatch.setattr(spread_calls, "PEERS_S", 0.0)
+    monkeypatch.setattr(spread, "PEERS_S", 0.0)
     heard = Heard()
     cluster.vertices["echo-1"].hang()
     heard.calls.check_failed(time.monotonic())

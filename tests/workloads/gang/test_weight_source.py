@@ -13,7 +13,7 @@ from gyre.weights.transfer.receiver import Receiver
 from gyre.weights.transfer.transport import Source
 from gyre.weights.version.arena import Arena
 from gyre.weights.version.model_folder import ModelFolder
-from gyre.workloads import weight_source
+from gyre.workloads.gang import weight_source
 from gyre.workloads.gang.weight_source import WeightSource
 
 CONFIG = {"model_type": "qwen3", "hidden_size": 4}

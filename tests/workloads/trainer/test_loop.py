@@ -11,7 +11,8 @@ import pytest
 
 from gyre.errors import JobFailed, UserCodeError
 from gyre.testing.in_process import InProcessJob
-from gyre.workloads import checkpoints, retries
+from gyre.workloads.trainer import retries
+from gyre.workloads.trainer.learning import checkpoints
 from tests.workloads.conftest import digests_of, steps_of
 from tests.workloads.toy_policy import digests_by_hand, toy_spec
 

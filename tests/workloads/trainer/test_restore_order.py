@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre.workloads import gang_keeper
+from gyre.workloads.trainer.learning import lifecycle
 from tests.workloads import kept_policy
 from tests.workloads.conftest import digests_of
 from tests.workloads.toy_policy import ToyActor
@@ -61,7 +61,7 @@ def lose_the_disk(job: Any, victim: str = "actor-1") -> None:
 
 def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, undisturbed, monkeypatch):
     """A toy has no optimizer: its steps come out the same."""
-    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
     job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
     with job:
@@ -86,7 +86,7 @@ def test_a_trainer_that_dies_before_it_is_heard_leaves_its_restore_to_the_next(
     make_job, undisturbed, monkeypatch, moment, nth, when
 ):
     """Its last words may be lost with it: the next one says them, under the same number."""
-    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
     job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
     vertex = "trainer-0" if moment.startswith("trainer") else "actor-1"
@@ -109,7 +109,7 @@ def test_a_lost_checkpoint_costs_nothing_that_ranks_or_their_memory_have(
     make_job, undisturbed, monkeypatch, actor, victim, sources
 ):
     """All of the checkpoint's step is there: no weights are taken, and what was lost is written again at once."""
-    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
     job = make_job(roles=roles(actor), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 5, lambda: lose_the_disk(job, victim), vertex="actor-1")
     with job:
@@ -120,7 +120,7 @@ def test_a_lost_checkpoint_costs_nothing_that_ranks_or_their_memory_have(
 
 
 def test_ranks_that_are_stuck_at_the_end_do_not_hold_the_result(make_job, undisturbed, monkeypatch):
-    monkeypatch.setattr(gang_keeper, "END_WITHIN_S", 0.2)
+    monkeypatch.setattr(lifecycle, "END_WITHIN_S", 0.2)
     free = threading.Event()
     job = make_job(roles=roles("KeepingActor"), run={"call_timeout_s": 10 * DEADLINE_S})
     job.on("actor.forget_memory", 1, lambda: free.wait(2 * DEADLINE_S), vertex="actor-1")
@@ -131,7 +131,7 @@ def test_ranks_that_are_stuck_at_the_end_do_not_hold_the_result(make_job, undist
 
 
 def test_without_leave_a_lost_checkpoint_is_told_and_no_weights_are_taken(make_job, monkeypatch):
-    monkeypatch.setattr(gang_keeper, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
     job = make_job(roles=roles("ServingActor"))
     told = threading.Event()
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")

@@ -12,7 +12,7 @@ import pytest
 from gyre.errors import Fenced
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
-from gyre.workloads import host as host_module
+from gyre.workloads.vertex import host as host_module
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
 from tests.workloads.plain_workloads import HERE, Echo, binding, script
 
