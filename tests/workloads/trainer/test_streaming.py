@@ -18,8 +18,8 @@ from gyre.errors import UserCodeError
 from gyre.rollouts.trainer.staleness import Action, Ages, Verdict
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import WorkloadContext
-from tests.workloads.torch import test_ppo as ppo
 from tests.workloads.conftest import digests_of, steps_of
+from tests.workloads.torch import test_ppo as ppo
 from tests.workloads.toy_policy import ToyActor, ToyData, ToyReference, ToyReward, ToyRollout
 from tests.workloads.trainer.test_loop import (
     DEADLINE_S,
