@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gyre.api.cli import VERBS, main
-from gyre.api.cli.output import duration, finite, local_time
+from gyre.api.cli.output import finite
 from gyre.api.home import Home
 from gyre.api.home import home as home_at
 from gyre.api.rest import RestServer, create_app
+from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
 from gyre.store import open_store
 from gyre.testing.fake_master import FakeMaster
@@ -119,6 +122,57 @@ def test_the_same_is_there_for_people(seed: Seed, home: Home) -> None:
     assert 'File "mine.py", line 7' in shown
     assert "VertexStarted" in gyre("events").stdout
     assert gyre("logs").stdout == "reward-0     one\nreward-0     two\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_on_a_terminal_a_job_a_vertex_and_an_incident_are_a_line_each(
+    seed: Seed, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr("gyre.api.cli.output.stdout_is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    seed("user_error", job_id="golden-0123abcd", at=time.time() - 185.0)
+    listed, shown = gyre("ls", "--all").stdout, gyre("show").stdout
+    assert max(map(len, (listed + shown.partition("Traceback")[0]).splitlines())) <= width
+    (header, job) = listed.splitlines()
+    assert header.split()[-1] in ("SUBMITTED", "FOR")
+    assert {"golden-0123abcd", "failed"} <= set(job.split())
+    assert "3 min ago" in job
+    vertices = [
+        line.split() for line in shown.splitlines() if re.match(r"(actor|rollout|reward|trainer)-\d", line)
+    ]
+    rows = [line for line in vertices if "stopped" in line]
+    assert {row[0] for row in rows} == {
+        "actor-0",
+        "actor-1",
+        "reward-0",
+        "rollout-0",
+        "rollout-1",
+        "trainer-0",
+    }
+    incidents = [line for line in vertices if "user_error" in line and "stopped" not in line]
+    assert len(incidents) == 4
+    assert all("ValueError: no (mine.py:7)" in " ".join(line) for line in incidents)
+
+
+def test_in_a_pipe_every_column_is_there_and_whole(seed: Seed) -> None:
+    seed("user_error")
+    listed, shown = gyre("ls", "--all").stdout.splitlines(), gyre("show").stdout
+    assert listed[0].split() == [
+        "NAME",
+        "ID",
+        "PHASE",
+        "REASON",
+        "MASTER",
+        "STEP",
+        "VERSION",
+        "SUBMITTED",
+        "FOR",
+    ]
+    assert local_time(1.0) in listed[1]
+    assert "INCIDENT  AT " in shown
+    (restarted,) = (line for line in shown.splitlines() if "restart reward-0" in line)
+    assert restarted.split()[0] == "reward-0"
+    assert restarted.endswith("ValueError: no (mine.py:7)")
 
 
 def test_an_empty_home_is_no_error_for_ls_and_is_left_alone(home: Home) -> None:

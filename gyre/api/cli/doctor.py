@@ -22,6 +22,7 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import write_json, write_table
+from gyre.api.terminal.tables import Column
 from gyre.errors import GyreError
 
 GIB = 2**30
@@ -30,6 +31,13 @@ LEAST_DISK_BYTES = GIB // 2
 LOW_SHM_BYTES = GIB
 LOW_MEMORY_BYTES = 3 * GIB
 RAY_PORT = 6379
+
+CHECK_COLUMNS = (
+    Column("CHECK"),
+    Column(""),
+    Column("FOUND", least=16, wraps=True),
+    Column("WHAT TO DO", least=16, wraps=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ def doctor(session: Session, as_json: bool) -> int:
         write_json([asdict(check) for check in checks])
     else:
         write_table(
-            ("CHECK", "", "FOUND", "WHAT TO DO"),
+            CHECK_COLUMNS,
             [(check.name, check.status, check.found, check.advice) for check in checks],
         )
     return 2 if any(check.status == "fail" for check in checks) else 0

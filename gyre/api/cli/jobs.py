@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import duration, remark, write_json
+from gyre.api.cli.output import remark, write_json
+from gyre.api.terminal.formats import duration
 
 if TYPE_CHECKING:
     from gyre.api.handle import JobHandle

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import (
-    duration,
-    local_time,
-    number,
-    remark,
-    write_json,
-    write_json_line,
-    write_table,
-)
+from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
+from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line
+from gyre.api.terminal.tables import Column
 
 if TYPE_CHECKING:
     from gyre.api.reader import JobReader
@@ -26,6 +20,40 @@ SHOWN_VERTICES = 200
 SHOWN_INCIDENTS = 20
 SHOWN_NODE = 12
 """Of a node's id, whose 56 digits are for programs."""
+
+JOB_COLUMNS = (
+    Column("NAME", dispensable=5),
+    Column("ID"),
+    Column("PHASE"),
+    Column("REASON", dispensable=3),
+    Column("MASTER", dispensable=2),
+    Column("STEP"),
+    Column("VERSION", dispensable=4),
+    Column("SUBMITTED", dispensable=1),
+    Column("FOR", dispensable=6),
+)
+FACT_COLUMNS = (Column("", least=8), Column("", least=24, wraps=True))
+VERTEX_COLUMNS = (
+    Column("VERTEX"),
+    Column("PHASE"),
+    Column("REASON", dispensable=5),
+    Column("PID", dispensable=3),
+    Column("NODE", dispensable=6),
+    Column("VERSION", dispensable=4),
+    Column("BUSY", least=8, dispensable=1),
+    Column("RESTARTS", dispensable=1),
+    Column("FOR", dispensable=2),
+    Column("MESSAGE", least=20, dispensable=1),
+)
+INCIDENT_COLUMNS = (
+    Column("INCIDENT"),
+    Column("AT", dispensable=3),
+    Column("CAUSE", least=12),
+    Column("DECISION", least=16, dispensable=4),
+    Column("OUTCOME", dispensable=1),
+    Column("AFTER", dispensable=2),
+    Column("MESSAGE", least=32),
+)
 
 
 @verb()
@@ -50,7 +78,7 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
         return
     now = time.time()
     write_table(
-        ("NAME", "ID", "PHASE", "REASON", "MASTER", "STEP", "VERSION", "SUBMITTED", "FOR"),
+        JOB_COLUMNS,
         [
             (
                 job["name"],
@@ -60,7 +88,7 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
                 masters[job["job_id"]],
                 job["step"],
                 job["version"] if job["version"] >= 0 else "",
-                local_time(job["submitted_at"]),
+                moment(job["submitted_at"], now),
                 duration((job["ended_at"] or now) - job["submitted_at"]),
             )
             for job in jobs
@@ -99,7 +127,7 @@ def _show_job(view: dict[str, Any]) -> None:
     rows = [
         ("job", f"{job['name']}  {job['job_id']}"),
         ("phase", f"{state} {job['message']}".rstrip()),
-        ("submitted", local_time(job["submitted_at"])),
+        ("submitted", moment(job["submitted_at"], now)),
     ]
     if job.get("started_at"):
         rows.append(("trained for", duration((job["ended_at"] or now) - job["started_at"])))
@@ -120,7 +148,7 @@ def _show_job(view: dict[str, Any]) -> None:
         rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
     if view["store"]["error"]:
         rows.append(("journal", view["store"]["error"]))
-    write_table(("", ""), rows)
+    write_table(FACT_COLUMNS, rows)
 
 
 def _show_vertices(vertices: list[dict[str, Any]]) -> None:
@@ -129,7 +157,7 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
         return
     click.echo()
     write_table(
-        ("VERTEX", "PHASE", "REASON", "PID", "NODE", "VERSION", "BUSY", "RESTARTS", "FOR", "MESSAGE"),
+        VERTEX_COLUMNS,
         [
             (
                 vertex["id"],
@@ -141,7 +169,7 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
                 vertex["busy"],
                 vertex["restarts"] or "",
                 duration(now - vertex["since"]),
-                vertex["message"],
+                one_line(vertex["message"]),
             )
             for vertex in vertices[:SHOWN_VERTICES]
         ],
@@ -153,21 +181,29 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
 def _show_incidents(incidents: list[dict[str, Any]]) -> None:
     if not incidents:
         return
+    now = time.time()
     click.echo()
     write_table(
-        ("INCIDENT", "AT", "CAUSE", "DECISION", "OUTCOME", "AFTER"),
+        INCIDENT_COLUMNS,
         [
             (
                 incident["vertex"],
-                local_time(incident["at"]),
-                incident["cause"] + (" (user code)" if incident["user_code"] else ""),
+                moment(incident["at"], now),
+                _cause(incident),
                 incident["decision"],
                 incident["outcome"],
                 duration(incident["recovery_s"]),
+                incident_message(incident),
             )
             for incident in incidents[-SHOWN_INCIDENTS:]
         ],
     )
+
+
+def _cause(incident: dict[str, Any]) -> str:
+    """The cause, and that it lies in the job's own code where the cause does not say so by itself."""
+    own = incident["user_code"] and incident["cause"] != "user_error"
+    return f"{incident['cause']} (user code)" if own else str(incident["cause"])
 
 
 @verb()
@@ -208,7 +244,7 @@ def _said(event: dict[str, Any]) -> str:
 
 
 def _short(value: Any, length: int = 100) -> str:
-    text = " ".join(str(value).split())
+    text = one_line(value)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

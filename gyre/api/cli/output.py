@@ -9,33 +9,18 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from gyre.api.terminal.formats import ago, local_time
+from gyre.api.terminal.tables import Column, table, table_width
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 240
 """Columns where nobody looks: a table in a pipe is not folded to a terminal that is not there."""
-
-COLOURS = {
-    "running": "green",
-    "succeeded": "green",
-    "recovered": "green",
-    "ok": "green",
-    "starting": "yellow",
-    "recovering": "yellow",
-    "paused": "yellow",
-    "stopping": "yellow",
-    "open": "yellow",
-    "warn": "yellow",
-    "away": "yellow",
-    "failed": "red",
-    "fail": "red",
-    "gave up": "red",
-}
 
 
 def write_json(data: Any) -> None:
@@ -63,57 +48,37 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
-def console() -> Console:
+def console(width: int | None = None) -> Console:
+    """rich on stdout: as wide as the terminal, or `width`, or `PIPE_WIDTH` where nobody looks."""
     from rich.console import Console
 
     class Quiet(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would end the process with code 1; a reader that left is no failure
 
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    if width is None and not stdout_is_terminal():
+        width = PIPE_WIDTH
     return Quiet(file=sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A compact table. Words that `COLOURS` knows are coloured on a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        texts = ["" if cell is None else str(cell) for cell in row]
-        table.add_row(*(Text(text, style=COLOURS.get(text, "")) for text in texts))
-    console().print(table)
-
-
-def local_time(at: float | None) -> str:
-    """Seconds since 1970 as local ISO time with its offset; empty for None."""
-    return "" if not at else datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
+def write_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
+    """A compact table: fitted to a terminal, and with everything in it where nobody looks."""
+    if stdout_is_terminal():
+        out = console()
+        out.print(table(columns, list(rows), out.width))
+        return
+    whole = table(columns, list(rows), None)
+    out = console(width=max(table_width(whole), 1))
+    with out.capture() as captured:
+        out.print(whole)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
 
 
-def duration(seconds: float | None) -> str:
-    """`0.8 s`, `12 s`, `3 min 5 s`, `2 h 14 min`, `3 d 4 h`; empty for None."""
-    if seconds is None:
-        return ""
-    if seconds < 9.95:
-        return f"{max(seconds, 0.0):.1f} s"
-    whole = round(seconds)
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    for index, (name, size) in enumerate(units):
-        if whole >= size:
-            first, rest = divmod(whole, size)
-            if index == len(units) - 1:
-                return f"{first} {name}"
-            smaller, small = units[index + 1]
-            second = rest // small
-            return f"{first} {name} {second} {smaller}" if second else f"{first} {name}"
-    return "0 s"
+def moment(at: float | None, now: float) -> str:
+    """A time as its reader wants it: `3 min ago` on a terminal, ISO with its offset elsewhere; empty for None."""
+    return ago(at, now) if stdout_is_terminal() else local_time(at)
 
 
-def number(value: Any) -> str:
-    """A number as people read it: four significant digits, and nothing for what is not there."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def stdout_is_terminal() -> bool:
+    return sys.stdout.isatty()

@@ -9,7 +9,8 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.look import show_view
-from gyre.api.cli.output import local_time, remark, write_json
+from gyre.api.cli.output import remark, write_json
+from gyre.api.terminal.formats import local_time
 
 DIFFERS = 1
 """The exit code where fold and snapshot differ."""

@@ -1,1 +1,1 @@
-"""A job in the foreground of a terminal: the live view, and what Ctrl-C does."""
+"""What people see of jobs in a terminal: tables, the live view of a job in the foreground, and what Ctrl-C does."""

@@ -1,0 +1,100 @@
+"""How times, numbers and failures are written for people. Pure: `now` is an argument, and nothing is printed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_EXIT_DETAIL = "exit detail: "
+"""Ray says how a worker process ended behind these words, below several lines of ids."""
+
+
+def local_time(at: float | None) -> str:
+    """Seconds since 1970 as local ISO time with its offset; empty for None."""
+    return "" if not at else datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
+
+
+def ago(at: float | None, now: float) -> str:
+    """`just now`, `3 min ago`, `2 h ago`; empty for None. A moment ahead of this machine's clock is now."""
+    if not at:
+        return ""
+    passed_s = now - at
+    for name, size in _UNITS:
+        if passed_s >= size:
+            return f"{int(passed_s // size)} {name} ago"
+    return "just now"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.8 s`, `12 s`, `3 min 5 s`, `2 h 14 min`, `3 d 4 h`; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    for index, (name, size) in enumerate(_UNITS):
+        if whole >= size:
+            first, rest = divmod(whole, size)
+            if index == len(_UNITS) - 1:
+                return f"{first} {name}"
+            smaller, small = _UNITS[index + 1]
+            second = rest // small
+            return f"{first} {name} {second} {smaller}" if second else f"{first} {name}"
+    return "0 s"
+
+
+def number(value: Any) -> str:
+    """A number as people read it: four significant digits, and nothing for what is not there."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def one_line(text: object) -> str:
+    """The text with every run of white space as one space."""
+    return " ".join(str(text).split())
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as at most `width` bars, from the lowest to the highest; each bar is the mean of its neighbours."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or width < 1:
+        return ""
+    bars = min(width, len(finite))
+    edges = [index * len(finite) // bars for index in range(bars + 1)]
+    means = [sum(finite[first:end]) / (end - first) for first, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    if low == high:
+        return SPARKS[len(SPARKS) // 2] * bars
+    top = len(SPARKS) - 1
+    return "".join(SPARKS[round((mean - low) / (high - low) * top)] for mean in means)
+
+
+def incident_message(incident: Mapping[str, Any]) -> str:
+    """Why an incident happened, on one line; empty where its evidence has no word on it.
+
+    An error of the job's own code comes with the line that raised it.
+    """
+    evidence = incident["evidence"]
+    traceback = str(evidence.get("traceback") or "").rstrip()
+    error = str(evidence.get("error") or evidence.get("exit") or "").strip()
+    if incident["cause"] == "unhealthy" and traceback:
+        error = f"{error}: {traceback.splitlines()[-1]}"
+    elif not error:
+        error = traceback.rpartition("\n")[2]
+    if _EXIT_DETAIL in error:
+        error = error.partition(_EXIT_DETAIL)[2]
+    message = one_line(error)
+    frames = _FRAME.findall(traceback)
+    if message and incident["user_code"] and frames:
+        path, line = frames[-1]
+        message = f"{message} ({path.rpartition('/')[2]}:{line})"
+    return message

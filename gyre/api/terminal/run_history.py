@@ -1,0 +1,61 @@
+"""What a watcher has seen of a run so far: its rewards by step, how long a step takes, and when it may be done.
+
+A trainer that restarts has nothing to say for a while, and may come back a step or more behind; the history keeps
+the trainer's last report, and counts each step once. Pure: `now` is an argument, in seconds of any steady clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+PACE_STEPS = 20
+"""The last steps that the estimate is drawn from: enough to even out one recovery, few enough to follow a change."""
+
+WORKING = ("running", "recovering")
+"""Phases in which steps are made, so that an end can be estimated."""
+
+
+class RunHistory:
+    """`observe` takes views as they come; the rest is read from them."""
+
+    def __init__(self) -> None:
+        self.progress: dict[str, Any] = {}
+        """The trainer's last report that was not empty."""
+        self.rewards: list[float] = []
+        """The reward of every step that was seen."""
+        self._phase = ""
+        self._ends: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS + 1)
+
+    def observe(self, view: Mapping[str, Any], now: float) -> None:
+        self._phase = str(view["job"]["phase"])
+        if not view["progress"]:
+            return
+        self.progress = dict(view["progress"])
+        step = self.progress.get("step") or 0
+        if step <= (self._ends[-1][0] if self._ends else 0):
+            return
+        self._ends.append((step, now))
+        reward = self.progress.get("reward")
+        if isinstance(reward, int | float):
+            self.rewards.append(float(reward))
+
+    def step_s(self) -> float | None:
+        """Seconds that a step takes lately; the trainer's own word until two steps were seen; None before any."""
+        if len(self._ends) >= 2:
+            (first, began), (last, ended) = self._ends[0], self._ends[-1]
+            return (ended - began) / (last - first)
+        seconds = self.progress.get("step_s")
+        return float(seconds) if self._ends and isinstance(seconds, int | float) else None
+
+    def remaining_s(self, now: float) -> float | None:
+        """Seconds until the last step is done, at the pace of late; None where nobody can say.
+
+        It counts down within a step, but never by more than the step: a step that takes for ever is not progress.
+        """
+        seconds, steps = self.step_s(), int(self.progress.get("steps") or 0)
+        if seconds is None or not steps or self._phase not in WORKING:
+            return None
+        step, ended = self._ends[-1]
+        return max(max(steps - step, 0) * seconds - min(now - ended, seconds), 0.0)

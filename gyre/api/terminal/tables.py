@@ -1,0 +1,126 @@
+"""Tables for people: columns are fitted to a width before rich draws them, so no word is folded and no row is lost.
+
+Where the width is too small, empty columns go first, then whole columns, the least needed ones first; what remains
+gives way down to its `least` width and is cut with an ellipsis, or wrapped between words. A table without a width,
+for a pipe or a file, keeps everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GAP = 2
+"""Spaces between two columns."""
+
+COLOURS = {
+    "running": "green",
+    "succeeded": "green",
+    "recovered": "green",
+    "answering": "green",
+    "ok": "green",
+    "starting": "yellow",
+    "recovering": "yellow",
+    "paused": "yellow",
+    "stopping": "yellow",
+    "open": "yellow",
+    "warn": "yellow",
+    "away": "yellow",
+    "failed": "red",
+    "fail": "red",
+    "gave up": "red",
+}
+"""Colours of cells that are exactly these words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column and how it gives way. Without `least` it is whole or left out."""
+
+    name: str
+    least: int | None = None
+    """The width down to which its cells are cut."""
+    wraps: bool = False
+    """Its cells are wrapped between words instead of cut."""
+    dispensable: int = 0
+    """0 is never left out; of the others the greatest goes first."""
+
+
+def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[int, int]:
+    """The width of every column that stays, by its index, given the widths they would like to have.
+
+    A width of 0 marks a column without a single word in it: if it is dispensable, it is left out. The sum with the
+    gaps is at most `width` as long as there is one character for each column that is not dispensable.
+    """
+    widths = {
+        index: wanted for index, wanted in enumerate(natural) if wanted or not columns[index].dispensable
+    }
+
+    def least(index: int) -> int:
+        floor = columns[index].least
+        return widths[index] if floor is None else min(widths[index], floor)
+
+    def gaps() -> int:
+        return GAP * (len(widths) - 1)
+
+    for index in sorted(widths, key=lambda index: -columns[index].dispensable):
+        if not columns[index].dispensable or sum(map(least, widths)) + gaps() <= width:
+            break
+        del widths[index]
+    while (excess := sum(widths.values()) + gaps() - width) > 0:
+        flexible = [index for index in widths if widths[index] > least(index)]
+        narrow = flexible or [index for index in widths if widths[index] > 1]
+        if not narrow:
+            break
+        widest = max(narrow, key=lambda index: widths[index])
+        room = widths[widest] - (least(widest) if flexible else 1)
+        widths[widest] -= min(excess, room)
+    return widths
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int | None) -> Table:
+    """The table as rich draws it. A row without wrapping columns is one line; with `width` None nothing is cut."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    longest = [
+        max((cell_len(line) for row in cells for line in row[index].split("\n")), default=0)
+        for index in range(len(columns))
+    ]
+    natural = [
+        0 if column.dispensable and not wanted else max(cell_len(column.name), wanted)
+        for column, wanted in zip(columns, longest, strict=True)
+    ]
+    if width is None:
+        widths = {index: max(cell_len(column.name), longest[index]) for index, column in enumerate(columns)}
+    else:
+        widths = fit(columns, natural, width)
+    drawn = Table(
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, GAP, 0, 0),
+        show_header=any(column.name for column in columns),
+    )
+    for index, column_width in widths.items():
+        column = columns[index]
+        drawn.add_column(
+            column.name,
+            width=column_width,
+            no_wrap=not column.wraps,
+            overflow="fold" if column.wraps or width is None else "ellipsis",
+        )
+    for row in cells:
+        drawn.add_row(*(Text(row[index], style=COLOURS.get(row[index], "")) for index in widths))
+    return drawn
+
+
+def table_width(drawn: Table) -> int:
+    """How many characters wide the table is, its gaps included."""
+    return sum(column.width or 0 for column in drawn.columns) + GAP * len(drawn.columns)
