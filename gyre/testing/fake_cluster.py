@@ -7,7 +7,7 @@
 It is a behavioural double, not a mock: processes come up after a while, keep an outbox until it is acknowledged,
 obey epochs as `VertexHost` does and go on without a master. `tests/master/test_cluster_contract.py` holds it to
 what `RayCluster` was seen to do. Its trainer is in memory as well: it walks through steps while everything in its
-roster works, reports each, and keeps its ledger (`steps`) beside the processes, as the sample ledger does.
+membership works, reports each, and keeps its ledger (`steps`) beside the processes, as the sample ledger does.
 
 It has no tasks and no timers of its own: whatever is due by the clock happens when somebody looks. So it outlives
 event loops, and with them any number of masters.

@@ -7,7 +7,7 @@
         result = job.result(timeout_s=30)
     assert job.account().trained_twice == ()
 
-The hosts, the roster, the runtime, the trainer and the sample ledger are the real ones; what is played is the
+The hosts, the membership, the runtime, the trainer and the sample ledger are the real ones; what is played is the
 master (which starts vertices and says who runs) and death. Every vertex has one thread for its calls, as it has
 one process elsewhere; control calls come beside it. Arguments and results are pickled and unpickled, so nothing
 is shared by accident, and arrays arrive read-only, as they do from Ray's object store.

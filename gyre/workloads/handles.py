@@ -67,7 +67,7 @@ class RoleHandle:
     def __init__(
         self,
         role: str,
-        roster: Membership,
+        membership: Membership,
         transport: Transport,
         *,
         timeout_s: float,
@@ -79,7 +79,7 @@ class RoleHandle:
     ) -> None:
         """`gang` where the role's vertices are peers of a collective."""
         self._role = role
-        self._roster = roster
+        self._membership = membership
         self._transport = transport
         self._timeout_s = timeout_s
         self._gate = gate
@@ -95,7 +95,7 @@ class RoleHandle:
 
     @property
     def world_size(self) -> int:
-        return self._roster.wanted(self._role)
+        return self._membership.wanted(self._role)
 
     def __getitem__(self, rank: int) -> RoleHandle:
         if not 0 <= rank < max(1, self.world_size):
@@ -105,7 +105,7 @@ class RoleHandle:
     def _like(self, rank: int | None, *, beside: bool) -> RoleHandle:
         return RoleHandle(
             self._role,
-            self._roster,
+            self._membership,
             self._transport,
             timeout_s=self._timeout_s,
             gate=self._gate,
@@ -146,7 +146,7 @@ class RoleHandle:
         return self._gang if self._rank is None and not self._beside else None
 
     def _members(self, deadline: float) -> list[Member]:
-        found = self._roster.wait_for(self._role, self._rank, deadline)
+        found = self._membership.wait_for(self._role, self._rank, deadline)
         if found is None:
             raise Unreachable(
                 f"role {self._role!r} did not become whole within {self._timeout_s:g} s.",
@@ -192,9 +192,9 @@ class RoleHandle:
 
     def _replacement(self, member: Member, method: str, deadline: float) -> Member:
         """The next incarnation of a member that died in a call. Raises ScaledAway."""
-        self._roster.doubt(*member)
+        self._membership.doubt(*member)
         role, _, rank = member[0].rpartition("-")
-        found = self._roster.wait_for(role, int(rank), deadline, beyond=member[1])
+        found = self._membership.wait_for(role, int(rank), deadline, beyond=member[1])
         if found is None:
             raise Unreachable(
                 f"{member[0]} was lost during {method} and was not replaced within {self._timeout_s:g} s.",
@@ -266,7 +266,7 @@ class RoleMethod:
         handle = self._handle
         found = [
             member
-            for member in handle._roster.members(handle._role)
+            for member in handle._membership.members(handle._role)
             if handle._rank is None or member[0] == f"{handle._role}-{handle._rank}"
         ]
         if found or not at_least_one:

@@ -1,4 +1,4 @@
-"""What stands behind a trainer: the roster, the role handles, pause and stop, and the thread that runs `fit()`."""
+"""What stands behind a trainer: the membership, the role handles, pause and stop, and the thread that runs `fit()`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainerRuntime:
         self.spec: JobSpec = parse_job(binding.spec or {})
         self.term = binding.incarnation
         self.context = context
-        self.roster = Membership()
+        self.membership = Membership()
         self.transport = transport or RayTransport(binding.job_id, self.term)
         self.gang_numbers = itertools.count(1)
         """Of the gangs that this trainer uses, growing."""
@@ -49,7 +49,7 @@ class TrainerRuntime:
         handles = {
             role: RoleHandle(
                 role,
-                self.roster,
+                self.membership,
                 self.transport,
                 timeout_s=self.spec.run.call_timeout_s,
                 gate=self._running.wait,
@@ -69,7 +69,7 @@ class TrainerRuntime:
     def _gang(self, role: str) -> ScriptGang:
         return ScriptGang(
             role,
-            self.roster,
+            self.membership,
             self.transport,
             numbers=self.gang_numbers,
             report=self.report,
@@ -79,7 +79,7 @@ class TrainerRuntime:
     # -- the master's side (control threads) --------------------------------------------------------
 
     def announce(self, serial: int, running: dict[str, int], wanted: dict[str, int]) -> None:
-        self.roster.announce(serial, running, wanted)
+        self.membership.announce(serial, running, wanted)
 
     def start(self, *, paused: bool) -> None:
         """Run `fit()` in a thread. Repeated calls do nothing more than the first."""

@@ -141,10 +141,10 @@ def long_reward(prompt: str, completion: str, meta: Any) -> float:
 
 
 class Cluster:
-    """Vertices of role `echo`, a roster that knows them, and a handle on the role."""
+    """Vertices of role `echo`, a membership of them, and a handle on the role."""
 
     def __init__(self, count: int, *, timeout_s: float = 10.0, term: int = 1) -> None:
-        self.roster = Membership()
+        self.membership = Membership()
         self.moments = Moments()
         self.vertices: dict[str, InProcessVertex] = {}
         self.everything: list[InProcessVertex] = []
@@ -155,7 +155,7 @@ class Cluster:
         self.gate.set()
         self.start(range(count))
         self.handle = RoleHandle(
-            "echo", self.roster, self.transport, timeout_s=timeout_s, gate=self.gate.wait
+            "echo", self.membership, self.transport, timeout_s=timeout_s, gate=self.gate.wait
         )
 
     def _find(self, vertex: str, incarnation: int) -> InProcessVertex | None:
@@ -177,7 +177,7 @@ class Cluster:
     def announce(self) -> None:
         self.serial += 1
         running = {name: vertex.host.incarnation for name, vertex in self.vertices.items() if not vertex.dead}
-        self.roster.announce(self.serial, running, {"echo": self.count})
+        self.membership.announce(self.serial, running, {"echo": self.count})
 
     def workload(self, rank: int) -> Echo:
         found: Echo = self.vertices[f"echo-{rank}"].host._workload

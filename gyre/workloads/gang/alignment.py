@@ -102,7 +102,7 @@ def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, Standi
             continue
         outcome = outcome_of(future)
         if isinstance(outcome, VertexLost):
-            gang.roster.doubt(*gang.members[rank])
+            gang.membership.doubt(*gang.members[rank])
             raise GangLost
         status, told = outcome
         if status == "error":

@@ -58,7 +58,7 @@ class Gang:
     number: int
     role: str
     members: tuple[Member, ...]
-    roster: Membership
+    membership: Membership
     transport: Transport
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
@@ -110,7 +110,7 @@ class Gang:
         members = self.members[: len(outcomes)]
         lost = [member for member, got in zip(members, outcomes, strict=True) if isinstance(got, VertexLost)]
         for member in lost:
-            self.roster.doubt(*member)
+            self.membership.doubt(*member)
         if lost:
             raise GangLost
         failures = [
@@ -136,8 +136,8 @@ class Gang:
             time.sleep(0.05)
 
     def is_current(self) -> bool:
-        """Whether the roster still has exactly these incarnations."""
-        return tuple(self.roster.members(self.role)) == self.members
+        """Whether the membership still has exactly these incarnations."""
+        return tuple(self.membership.members(self.role)) == self.members
 
 
 def is_failure(got: Outcome | VertexLost | None) -> bool:

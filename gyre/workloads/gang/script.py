@@ -36,7 +36,7 @@ class ScriptGang:
     def __init__(
         self,
         role: str,
-        roster: Membership,
+        membership: Membership,
         transport: Transport,
         *,
         numbers: Iterator[int],
@@ -44,7 +44,7 @@ class ScriptGang:
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._role = role
-        self._roster = roster
+        self._membership = membership
         self._transport = transport
         self._numbers = numbers
         self._report = report
@@ -89,11 +89,11 @@ class ScriptGang:
     def _mustered(self, deadline: float) -> Gang:
         self._gang = None
         while True:
-            members = self._roster.wait_for(self._role, None, deadline)
+            members = self._membership.wait_for(self._role, None, deadline)
             if members is None or time.monotonic() >= deadline:
                 raise self._late("it did not become whole")
             number = next(self._numbers)
-            gang = Gang(number, self._role, tuple(members), self._roster, self._transport, self._waiting)
+            gang = Gang(number, self._role, tuple(members), self._membership, self._transport, self._waiting)
             try:
                 muster(gang, timeout_s=deadline - time.monotonic())
                 return gang
@@ -101,7 +101,7 @@ class ScriptGang:
                 if lost.blamed is None:
                     continue  # a rank died, and is doubted
                 self._report("OperatorFailed", **operator_failed(*lost.blamed))
-                self._roster.doubt(*lost.blamed[0])  # until the master has replaced it, and its peers
+                self._membership.doubt(*lost.blamed[0])  # until the master has replaced it, and its peers
 
     def _distrust(self, gang: Gang) -> None:
         """Without the lock, which somebody may hold for as long as a gang takes to come up. If a new one is forgotten

@@ -144,7 +144,7 @@ class GraphTrainer(BaseTrainer):
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.waits = WaitStats()
         self.retries = Retries()
-        self.calls = VertexCalls(runtime.roster, runtime.transport)
+        self.calls = VertexCalls(runtime.membership, runtime.transport)
         self.spread = SpreadCalls(hear=lambda *what: self.inbox.put(("spread", what)))
         self.judging = EvaluationScoring(
             self.calls, self.retries, hear=lambda *what: self.inbox.put(("judged", what))
@@ -161,7 +161,7 @@ class GraphTrainer(BaseTrainer):
                 last_share=self.run.groups_per_micro_batch / self.batch if local_roles(self.spec) else None,
             )
         self._make_gang_keeper()
-        runtime.roster.listen(lambda: self.inbox.put(("roster", None)))
+        runtime.membership.listen(lambda: self.inbox.put(("membership", None)))
         self._mark_done()
         self.feeder.rewind()
 
@@ -504,7 +504,7 @@ class GraphTrainer(BaseTrainer):
     ) -> None:
         self.calls.ended(member)
         if isinstance(outcome, VertexLost):
-            self.runtime.roster.doubt(*member)
+            self.runtime.membership.doubt(*member)
             self.calls.distrust(member)
             for firing in firings:
                 self.flow.cancel(firing)
@@ -627,7 +627,7 @@ class GraphTrainer(BaseTrainer):
     def _judged(self, version: int, member: Member, outcome: Outcome | VertexLost) -> None:
         self.calls.ended(member)
         if isinstance(outcome, VertexLost):
-            self.runtime.roster.doubt(*member)
+            self.runtime.membership.doubt(*member)
             self.judging.again(version)
             return
         status, value = outcome
@@ -699,7 +699,7 @@ class GraphTrainer(BaseTrainer):
         """Whether the rank died in a call that counts. Its gang is then dropped."""
         if not isinstance(outcome, VertexLost):
             return False
-        self.runtime.roster.doubt(*gang.members[rank])
+        self.runtime.membership.doubt(*gang.members[rank])
         self._drop_gang(GangLost())
         return True
 
@@ -768,7 +768,7 @@ class GraphTrainer(BaseTrainer):
             self.plane.look(
                 self.flow,
                 self.operators,
-                wanted=self.runtime.roster.wanted("rollout"),
+                wanted=self.runtime.membership.wanted("rollout"),
                 could_train=self._could_train(),
             )
         rows, metrics, published = self.evaluations.rows, self.steps.metrics, self.policies.published

@@ -21,15 +21,15 @@ CALLS_PER_VERTEX = 2
 
 
 class VertexCalls:
-    def __init__(self, roster: Membership, transport: Transport) -> None:
-        self._roster = roster
+    def __init__(self, membership: Membership, transport: Transport) -> None:
+        self._membership = membership
         self._transport = transport
         self._in_flight: dict[Member, int] = {}
         self._loaded: dict[Member, tuple[int, str]] = {}
 
     def free_member(self, role: str) -> Member | None:
         """The running vertex of the role with the fewest calls on it, if one has room."""
-        members = self._roster.members(role)
+        members = self._membership.members(role)
         if not members:
             return None
         best = min(members, key=lambda member: self._in_flight.get(member, 0))

@@ -72,7 +72,7 @@ class Membership:
         with self._condition:
             return self._wanted.get(role, 0)
 
-    def whole(self, role: str) -> list[Member] | None:
+    def complete(self, role: str) -> list[Member] | None:
         """Every wanted rank of the role, or None while one is missing."""
         found = self.members(role)
         return found if found and len(found) >= self.wanted(role) else None
@@ -80,7 +80,7 @@ class Membership:
     def wait_for(
         self, role: str, rank: int | None, deadline: float, *, beyond: int = 0
     ) -> list[Member] | None:
-        """Blocks until the role is whole (or its `rank` runs, as incarnation `beyond` or a newer one).
+        """Blocks until the role is complete (or its `rank` runs, as incarnation `beyond` or a newer one).
 
         `deadline` is of the monotonic clock. None where it passed; [] where the rank ran before (`beyond`) and is not
         wanted any more.
@@ -88,7 +88,7 @@ class Membership:
         with self._condition:  # from the look to the wait, so that no announcement falls between them
             while True:
                 if rank is None:
-                    found = self.whole(role)
+                    found = self.complete(role)
                 else:
                     found = [
                         member

@@ -78,8 +78,8 @@ class Asking(InProcessTransport):
 
 
 def next_gang(cluster, transport=None):
-    members = tuple(cluster.roster.members("echo"))
-    return Gang(1, "echo", members, cluster.roster, transport or Asking(cluster))
+    members = tuple(cluster.membership.members("echo"))
+    return Gang(1, "echo", members, cluster.membership, transport or Asking(cluster))
 
 
 def send(cluster, rank, number, method="hold", *args):
@@ -178,7 +178,7 @@ def test_a_rank_that_dies_ends_the_muster_though_another_waits(cluster):
     with pytest.raises(GangLost) as caught:
         muster(next_gang(cluster, asking), timeout_s=600)
     assert caught.value.blamed is None
-    assert ("echo-1", 1) not in cluster.roster.members("echo")
+    assert ("echo-1", 1) not in cluster.membership.members("echo")
 
 
 def test_a_rank_that_does_not_come_out_is_named_at_the_deadline(cluster):

@@ -31,7 +31,7 @@ def cluster():
 @pytest.fixture
 def gang(cluster, monkeypatch):
     monkeypatch.setattr(gang_module, "SETTLE_S", 0.1)
-    return Gang(1, "echo", tuple(cluster.roster.members("echo")), cluster.roster, cluster.transport)
+    return Gang(1, "echo", tuple(cluster.membership.members("echo")), cluster.membership, cluster.transport)
 
 
 def told(failure):
@@ -51,7 +51,7 @@ def test_a_death_is_nobodys_fault_and_the_dead_are_doubted(gang, cluster):
     with pytest.raises(GangLost) as caught:
         gang.call("who", timeout_s=5)
     assert caught.value.blamed is None
-    assert cluster.roster.members("echo") == [("echo-0", 1), ("echo-2", 1)]
+    assert cluster.membership.members("echo") == [("echo-0", 1), ("echo-2", 1)]
     assert not gang.is_current()
 
 
@@ -129,7 +129,7 @@ def test_whoever_waits_for_a_gang_is_known_to_wait(gang, cluster):
         def __exit__(self, *exc_info):
             inside.append("out")
 
-    waiting = Gang(1, "echo", gang.members, cluster.roster, cluster.transport, Waiting)
+    waiting = Gang(1, "echo", gang.members, cluster.membership, cluster.transport, Waiting)
     waiting.call("who", timeout_s=5)
     waiting.call_rank0("who", timeout_s=5)
     assert inside == ["in", "out"] * 2

@@ -33,14 +33,14 @@ class Gang:
         transport = InProcessTransport(self.cluster._find, term)
         gang = ScriptGang(
             "echo",
-            self.cluster.roster,
+            self.cluster.membership,
             transport,
             numbers=itertools.count(1),
             report=self.hear,
             waiting=contextlib.nullcontext,
         )
         return RoleHandle(
-            "echo", self.cluster.roster, transport, timeout_s=timeout_s, gate=lambda: None, gang=gang
+            "echo", self.cluster.membership, transport, timeout_s=timeout_s, gate=lambda: None, gang=gang
         )
 
     def hear(self, kind: str, **body: Any) -> None:

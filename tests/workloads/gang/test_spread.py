@@ -44,7 +44,7 @@ def cluster(monkeypatch):
 
 @pytest.fixture
 def gang(cluster):
-    return Gang(1, "echo", tuple(cluster.roster.members("echo")), cluster.roster, cluster.transport)
+    return Gang(1, "echo", tuple(cluster.membership.members("echo")), cluster.membership, cluster.transport)
 
 
 class Heard:

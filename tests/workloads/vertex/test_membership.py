@@ -1,4 +1,4 @@
-"""The roster: only newer announcements count, doubts last until the next incarnation, waits end at deadlines."""
+"""The membership: only newer announcements count, doubts last until the next incarnation, waits end at deadlines."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ def soon(delay_s=5.0):
 
 
 @pytest.fixture
-def roster():
+def membership():
     made = Membership()
     made.announce(3, {"a-0": 1, "a-1": 1, "b-0": 4}, {"a": 2, "b": 1})
     return made
 
 
 @pytest.mark.parametrize("serial", [3, 2, 0])
-def test_an_announcement_that_is_not_newer_changes_nothing(roster, serial):
-    roster.announce(serial, {"a-0": 9}, {"a": 1})
-    assert roster.members("a") == [("a-0", 1), ("a-1", 1)]
-    assert roster.wanted("a") == 2
+def test_an_announcement_that_is_not_newer_changes_nothing(membership, serial):
+    membership.announce(serial, {"a-0": 9}, {"a": 1})
+    assert membership.members("a") == [("a-0", 1), ("a-1", 1)]
+    assert membership.wanted("a") == 2
 
 
-def test_listeners_hear_newer_announcements_alone(roster):
+def test_listeners_hear_newer_announcements_alone(membership):
     heard = []
-    roster.listen(lambda: heard.append(roster.members("b")))
-    roster.announce(3, {}, {})
-    roster.announce(4, {"b-0": 5}, {"b": 1})
+    membership.listen(lambda: heard.append(membership.members("b")))
+    membership.announce(3, {}, {})
+    membership.announce(4, {"b-0": 5}, {"b": 1})
     assert heard == [[("b-0", 5)]]
 
 
@@ -43,54 +43,56 @@ def test_members_come_in_the_order_of_their_ranks():
     assert made.members("a-b") == [("a-b-0", 2)]
 
 
-def test_a_doubted_member_is_no_member_until_its_next_incarnation(roster):
-    roster.doubt("a-1", 1)
-    assert roster.members("a") == [("a-0", 1)]
-    assert roster.whole("a") is None
-    roster.announce(4, {"a-0": 1, "a-1": 1}, {"a": 2})
-    assert roster.whole("a") is None, "an announcement of the same incarnation is no proof that it lives"
-    roster.announce(5, {"a-0": 1, "a-1": 2}, {"a": 2})
-    assert roster.whole("a") == [("a-0", 1), ("a-1", 2)]
+def test_a_doubted_member_is_no_member_until_its_next_incarnation(membership):
+    membership.doubt("a-1", 1)
+    assert membership.members("a") == [("a-0", 1)]
+    assert membership.complete("a") is None
+    membership.announce(4, {"a-0": 1, "a-1": 1}, {"a": 2})
+    assert membership.complete("a") is None, (
+        "an announcement of the same incarnation is no proof that it lives"
+    )
+    membership.announce(5, {"a-0": 1, "a-1": 2}, {"a": 2})
+    assert membership.complete("a") == [("a-0", 1), ("a-1", 2)]
 
 
-def test_a_doubt_about_an_older_incarnation_is_ignored(roster):
-    roster.doubt("b-0", 3)
-    assert roster.members("b") == [("b-0", 4)]
+def test_a_doubt_about_an_older_incarnation_is_ignored(membership):
+    membership.doubt("b-0", 3)
+    assert membership.members("b") == [("b-0", 4)]
 
 
-def test_a_role_is_whole_with_every_wanted_rank(roster):
-    assert roster.whole("a") == [("a-0", 1), ("a-1", 1)]
-    roster.announce(4, {"a-0": 1, "a-1": 1}, {"a": 3})
-    assert roster.whole("a") is None
-    assert roster.whole("nobody") is None
+def test_a_role_is_complete_with_every_wanted_rank(membership):
+    assert membership.complete("a") == [("a-0", 1), ("a-1", 1)]
+    membership.announce(4, {"a-0": 1, "a-1": 1}, {"a": 3})
+    assert membership.complete("a") is None
+    assert membership.complete("nobody") is None
 
 
-def test_a_wait_ends_as_soon_as_the_role_is_whole(roster):
-    roster.doubt("a-0", 1)
+def test_a_wait_ends_as_soon_as_the_role_is_complete(membership):
+    membership.doubt("a-0", 1)
     found = []
-    thread = threading.Thread(target=lambda: found.append(roster.wait_for("a", None, soon())))
+    thread = threading.Thread(target=lambda: found.append(membership.wait_for("a", None, soon())))
     thread.start()
-    roster.announce(4, {"a-0": 2, "a-1": 1}, {"a": 2})
+    membership.announce(4, {"a-0": 2, "a-1": 1}, {"a": 2})
     thread.join(5)
     assert found == [[("a-0", 2), ("a-1", 1)]]
 
 
 def test_a_doubt_that_nothing_confirms_passes():
     now = [100.0]
-    roster = Membership(monotonic=lambda: now[0])
-    roster.announce(1, {"a-0": 1}, {"a": 1})
-    roster.doubt("a-0", 1)
-    assert roster.members("a") == []
+    membership = Membership(monotonic=lambda: now[0])
+    membership.announce(1, {"a-0": 1}, {"a": 1})
+    membership.doubt("a-0", 1)
+    assert membership.members("a") == []
     now[0] += DOUBT_S
-    assert roster.members("a") == [("a-0", 1)]
+    assert membership.members("a") == [("a-0", 1)]
 
 
-def test_a_wait_for_a_rank_wants_a_newer_incarnation_than_a_doubted_one(roster):
-    assert roster.wait_for("a", 1, soon()) == [("a-1", 1)]
-    roster.doubt("a-1", 1)
-    assert roster.wait_for("a", 1, soon(0.02), beyond=1) is None
-    threading.Timer(0.02, lambda: roster.announce(4, {"a-1": 2}, {"a": 2})).start()
-    assert roster.wait_for("a", 1, soon(), beyond=1) == [("a-1", 2)]
+def test_a_wait_for_a_rank_wants_a_newer_incarnation_than_a_doubted_one(membership):
+    assert membership.wait_for("a", 1, soon()) == [("a-1", 1)]
+    membership.doubt("a-1", 1)
+    assert membership.wait_for("a", 1, soon(0.02), beyond=1) is None
+    threading.Timer(0.02, lambda: membership.announce(4, {"a-1": 2}, {"a": 2})).start()
+    assert membership.wait_for("a", 1, soon(), beyond=1) == [("a-1", 2)]
 
 
 @pytest.mark.parametrize("rank", [None, 0])
@@ -105,8 +107,8 @@ def test_an_announcement_between_the_look_and_the_wait_is_not_missed(monkeypatch
     announced = threading.Event()
 
     class Slow(Membership):
-        def whole(self, role):
-            found = super().whole(role)
+        def complete(self, role):
+            found = super().complete(role)
             if found is None and not announced.is_set():
                 threading.Thread(target=self._tell).start()
                 announced.wait(0.05)

@@ -84,13 +84,13 @@ class GangLifecycle:
         runtime = self._runtime
         whole: dict[str, list[Member]] = {}
         for role in (self._leader.role, *self._followers):
-            members = runtime.roster.whole(role)
+            members = runtime.membership.complete(role)
             if members is None:
                 return False
             whole[role] = members
         number = next(runtime.gang_numbers)
         gangs = {
-            role: Gang(number, role, tuple(members), runtime.roster, runtime.transport, runtime.waiting)
+            role: Gang(number, role, tuple(members), runtime.membership, runtime.transport, runtime.waiting)
             for role, members in whole.items()
         }
         gang = gangs.pop(self._leader.role)
