@@ -25,7 +25,7 @@ from aiohttp import WSMsgType, web
 from gyre.rollouts.manager.server import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.manager.sessions import AgentSession, Connection
 from gyre.rollouts.protocol.frames import Ack, Frame, Report, Request, encode
-from gyre.rollouts.token_log.write_buffer import Batch
+from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import open_store
 
 
@@ -85,7 +85,7 @@ class MeasuredManager(RolloutManager):
             self._asked_at = time.monotonic()
         super()._hear_trainer(peer, frame)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         first, self._first_at = self._first_at, None
         tokens = sum(len(frame.tokens) for delta in batch.deltas for frame in delta.frames)
         began = time.monotonic()

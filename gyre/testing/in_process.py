@@ -43,7 +43,7 @@ from typing import Any, Literal
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, parse_job
 from gyre.errors import JobFailed, UserCodeError, VertexLost
 from gyre.graph import compile_job, elastic_of, local_roles
-from gyre.rollouts.trainer.sample_ledger import Account, account_of
+from gyre.rollouts.trainer.sample_ledger import PromptAccount, account_of
 from gyre.store import open_store
 from gyre.workloads.base import Progress, WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
@@ -666,7 +666,7 @@ class InProcessJob:
     def reports_of(self, kind: str) -> list[Reported]:
         return [report for report in self.reports if report.kind == kind]
 
-    def account(self) -> Account:
+    def account(self) -> PromptAccount:
         """The account of every prompt, by SQL over the ledger."""
         with open_store(self.store_url) as store:
             return account_of(store.ledger(self.job_id))

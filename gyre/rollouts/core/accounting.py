@@ -11,14 +11,14 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Account:
+class TokenAccount:
     """In tokens. `generated` is counted where tokens come in, the others where they are, so a hole shows."""
 
     generated: int = 0
     delivered: int = 0
     discarded: Counter[str] = field(default_factory=Counter)
     samples_delivered: int = 0
-    samples_set_aside: int = 0
+    samples_quarantined: int = 0
 
     def lost(self, reason: str, tokens: int) -> None:
         """Tokens that were generated but never came in."""
@@ -32,7 +32,7 @@ class Account:
             "delivered": self.delivered,
             "discarded": dict(self.discarded),
             "samples_delivered": self.samples_delivered,
-            "samples_set_aside": self.samples_set_aside,
+            "samples_set_aside": self.samples_quarantined,
         }
 
     def restore(self, counters: dict[str, Any]) -> None:
@@ -40,4 +40,4 @@ class Account:
         self.delivered = counters.get("delivered", 0)
         self.discarded = Counter(counters.get("discarded", {}))
         self.samples_delivered = counters.get("samples_delivered", 0)
-        self.samples_set_aside = counters.get("samples_set_aside", 0)
+        self.samples_quarantined = counters.get("samples_set_aside", 0)

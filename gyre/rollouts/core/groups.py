@@ -1,7 +1,7 @@
 """The rollout manager's book: every open group, where each of its samples is, and how far it got.
 
 It is told what happened (`open`, `join`, `progress`, `leave`, `close`) and answers what is to be done. It does no
-I/O and reads no clock; what must be durable is collected in a `Batch`, which the manager commits as one.
+I/O and reads no clock; what must be durable is collected in a `WriteBatch`, which the manager commits as one.
 
 Invariants:
 - *from its last token*: a sample that loses its instance is queued again with the tokens it has, alone, whatever
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.philox import words
-from gyre.rollouts.core.accounting import Account
+from gyre.rollouts.core.accounting import TokenAccount
 from gyre.rollouts.core.leases import EndedLeases
 from gyre.rollouts.core.quarantine import POISON_AFTER, acquit, blame, is_suspect, strike
 from gyre.rollouts.core.report_batch import ReportBatch
@@ -49,8 +49,8 @@ from gyre.rollouts.protocol.frames import (
 )
 from gyre.rollouts.samples import Group, unpack_groups
 from gyre.rollouts.scheduling.router import Router
-from gyre.rollouts.token_log.records import delta_in, ticket_in
-from gyre.rollouts.token_log.write_buffer import Batch, WriteBuffer
+from gyre.rollouts.token_log.records import delta_in, request_in
+from gyre.rollouts.token_log.write_buffer import WriteBatch, WriteBuffer
 
 MOST_RESETS = 3
 """Times that a sample is set aside and begun anew before its group is given up."""
@@ -80,18 +80,18 @@ class Instance:
 class OpenGroups:
     def __init__(self, *, epoch: int, router: Router | None = None) -> None:
         self.router = router or Router()
-        self.account = Account()
+        self.account = TokenAccount()
         self.required_version = -1
         """An instance with an older policy is given nothing."""
         self.newest_version = -1
         """Tokens of a newer policy than this cannot be."""
-        self.tickets: dict[int, GroupRequest] = {}
+        self.requests: dict[int, GroupRequest] = {}
         self.instances: dict[str, Instance] = {}
-        self.moving: dict[int, str] = {}
+        self.migrating: dict[int, str] = {}
         """Samples that were called back from their instance, by key, and where they go next ("" for anywhere)."""
         self.served_version = -1
         """What instances are to have. Samples that need a newer one wait."""
-        self.set_aside: list[InFlightSample] = []
+        self.quarantined: list[InFlightSample] = []
         """Samples that were set aside, until somebody told it and cleared this."""
         self.given_up: dict[int, InFlightSample] = {}
         """Samples that failed wherever and with whatever seed they were tried, by key."""
@@ -105,7 +105,7 @@ class OpenGroups:
         self._lease = epoch << 40
         self._instance_numbers = 0
         self._rows = SampleRows()
-        self._unwritten = WriteBuffer()
+        self._write_buffer = WriteBuffer()
         self._ended_leases = EndedLeases()
         self._blamed: dict[str, dict[int, tuple[Record, Record]]] = {}
         """What samples answered for before and after an incarnation was lost with them, by key: it may come back."""
@@ -145,7 +145,7 @@ class OpenGroups:
                 request.min_version,
                 request.pinned,
             )
-            self._unwritten.open(ticket)
+            self._write_buffer.open(ticket)
             opened.append(ticket)
         _draw_seeds(opened)
         for ticket in opened:
@@ -164,9 +164,9 @@ class OpenGroups:
             ticket = self._asked.pop((purpose, group_id), None)
             if ticket is None:
                 continue
-            del self.tickets[ticket.number]
+            del self.requests[ticket.number]
             self._pinned.pop(ticket.number, None)
-            self._unwritten.close(ticket)
+            self._write_buffer.close(ticket)
             for state in ticket.samples:
                 if state.finish:
                     self.account.delivered += state.length
@@ -179,7 +179,7 @@ class OpenGroups:
                     self.given_up.pop(state.key, None)
                     self.account.discarded["withdrawn"] += state.length
                 self._rows.free(state)
-                self._unwritten.closed_sample(state.key, self._rows.keys)
+                self._write_buffer.closed_sample(state.key, self._rows.keys)
             ticket.samples = []  # they know their ticket: a circle would wait for the garbage collector
         return running
 
@@ -199,7 +199,7 @@ class OpenGroups:
         ticket.left = n
         for state in ticket.samples:
             self._rows.give(state)
-        self.tickets[number] = ticket
+        self.requests[number] = ticket
         self._asked[(purpose, group.id)] = ticket
         if pinned:
             self._pinned[number] = ticket
@@ -220,7 +220,7 @@ class OpenGroups:
 
     def _queue(self, state: InFlightSample) -> None:
         """Somebody is to go on with the sample, which nobody has."""
-        ticket = state.ticket
+        ticket = state.request
         if state.length >= ticket.max_new_tokens:  # who had it died between its last token and saying so
             self._finish(state, "length")
         elif state.resets > MOST_RESETS:
@@ -237,10 +237,10 @@ class OpenGroups:
     def _submit(self, state: InFlightSample) -> None:
         self.router.submit(
             state.key,
-            group=state.ticket.number,
-            prompt_tokens=len(state.ticket.group.prompt_ids),
+            group=state.request.number,
+            prompt_tokens=len(state.request.group.prompt_ids),
             done_tokens=state.length,
-            max_new_tokens=state.ticket.max_new_tokens,
+            max_new_tokens=state.request.max_new_tokens,
         )
 
     def _unqueue(self, state: InFlightSample) -> None:
@@ -293,7 +293,7 @@ class OpenGroups:
         if before is not None and state.record == after:
             state.record = before  # it was the network, and nobody died
             self._note_record(state)
-        if state.length >= state.ticket.max_new_tokens:
+        if state.length >= state.request.max_new_tokens:
             self._queue(state)
             return None
         self._submit(state)
@@ -304,7 +304,7 @@ class OpenGroups:
         )
 
     def _lineage(self, state: InFlightSample) -> str:
-        return lineage(state.ticket.group.prompt_ids, self.seed_of(state), state.tokens()[0])
+        return lineage(state.request.group.prompt_ids, self.seed_of(state), state.tokens()[0])
 
     def serve(self, name: str, version: int) -> None:
         """The instance serves `version` from now on."""
@@ -331,7 +331,7 @@ class OpenGroups:
         orphans = list(instance.held.values())
         for state in orphans:
             self._end_lease(state)
-            if self.moving.pop(state.key, None) is not None:
+            if self.migrating.pop(state.key, None) is not None:
                 self.router.withdraw(state.key)
         if not died:
             for state in orphans:
@@ -360,7 +360,7 @@ class OpenGroups:
             self._set_aside(state)
         for state in dead:
             self._note_record(state)
-            self.moving.pop(state.key, None)
+            self.migrating.pop(state.key, None)
             self.router.withdraw(state.key)
             self._queue(state)
 
@@ -372,8 +372,8 @@ class OpenGroups:
         self.account.discarded["poison"] += state.clear()
         state.deaths, state.died_at = POISON_AFTER - 1, 0  # another seed, but the same prompt
         state.resets += 1
-        self.set_aside.append(state)
-        self.account.samples_set_aside += 1
+        self.quarantined.append(state)
+        self.account.samples_quarantined += 1
         self._note_end(state, "reset", seal=True)
 
     # -- giving work --------------------------------------------------------------------------------
@@ -420,10 +420,10 @@ class OpenGroups:
         self._submit(state)
         self.router.place(state.key, state.instance)
 
-    def hand_on(self, state: InFlightSample) -> dict[str, tuple[list[Prompt], list[Work]]]:
+    def handoff(self, state: InFlightSample) -> dict[str, tuple[list[Prompt], list[Work]]]:
         """A sample that came back from a move goes to where it was called to."""
         given: dict[str, tuple[list[Prompt], list[Work]]] = {}
-        target = self.moving.pop(state.key, "")
+        target = self.migrating.pop(state.key, "")
         instance = self.instances.get(target)
         if (
             instance is not None
@@ -441,7 +441,7 @@ class OpenGroups:
         self, state: InFlightSample, instance: Instance, given: dict[str, tuple[list[Prompt], list[Work]]]
     ) -> None:
         self._lend(state, instance)
-        ticket = state.ticket
+        ticket = state.request
         prompts, work = given.setdefault(instance.name, ([], []))  # a prompt goes out once a frame
         if not any(prompt.ticket == ticket.number for prompt in reversed(prompts)):
             tokens = np.ascontiguousarray(ticket.group.prompt_ids, dtype="<i4").tobytes()
@@ -460,7 +460,7 @@ class OpenGroups:
 
     def seed_of(self, state: InFlightSample) -> int:
         """31 bits that depend on the request's seed, the group and the sample's index, on nothing that happens."""
-        ticket = state.ticket
+        ticket = state.request
         if state.resets:
             return (
                 int(words(ticket.seed, _SEED_STREAM, ticket.group.id, state.index, state.resets)) & 0x7FFFFFFF
@@ -469,9 +469,9 @@ class OpenGroups:
             _draw_seeds([ticket])
         return ticket.seeds[state.index]
 
-    def call_back(self, state: InFlightSample, target: str = "") -> None:
+    def recall(self, state: InFlightSample, target: str = "") -> None:
         """The instance that has the sample is told to hand it back, so that it goes on at `target`."""
-        self.moving[state.key] = target
+        self.migrating[state.key] = target
 
     # -- what agents report -------------------------------------------------------------------------
 
@@ -501,7 +501,7 @@ class OpenGroups:
                 self._grew(instance, len(frame.tokens))
         self._reported(instance, frame.seq, frame.rate_tokens_s, frame.used_tokens)
         if frame.ends:
-            self._unwritten.ended.add(instance.number)
+            self._write_buffer.ended.add(instance.number)
         if not frame.ends:
             return []
         suspect = instance.suspect
@@ -543,7 +543,7 @@ class OpenGroups:
 
     def _reported(self, instance: Instance, seq: int, rate_tokens_s: float, used_tokens: int) -> None:
         """Its tokens are in."""
-        self._unwritten.sessions[instance.number] = seq
+        self._write_buffer.sessions[instance.number] = seq
         self.router.observe(instance.name, rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens)
         if instance.suspect is not None and acquit(instance.suspect):
             self._note_record(instance.suspect)
@@ -573,7 +573,7 @@ class OpenGroups:
         rows = frame.rows
         self._rows.tokens.append(rows, frame.counts, frame.versions, frame.tokens, frame.logprobs)
         keys = self._rows.keys[rows]
-        self._rows.deltas[rows] = self._unwritten.tokens(frame, keys)
+        self._rows.deltas[rows] = self._write_buffer.tokens(frame, keys)
 
     def _grew(self, instance: Instance, tokens: int) -> None:
         instance.tokens += tokens
@@ -643,45 +643,45 @@ class OpenGroups:
                 self._set_aside(state)
             self._note_record(state)
             self.router.withdraw(state.key)
-            self.moving.pop(state.key, None)
-        if state.key not in self.moving:
+            self.migrating.pop(state.key, None)
+        if state.key not in self.migrating:
             self.router.withdraw(state.key)
             self._queue(state)
         return state
 
     def _finish(self, state: InFlightSample, kind: str) -> None:
         state.finish = kind
-        self.moving.pop(state.key, None)
+        self.migrating.pop(state.key, None)
         self.router.finished(state.key, state.length)
         self._note_end(state, kind)
-        state.ticket.left -= 1
-        if not state.ticket.left:
-            self._unwritten.whole.append(state.ticket)
+        state.request.left -= 1
+        if not state.request.left:
+            self._write_buffer.complete.append(state.request)
 
     # -- the batch ----------------------------------------------------------------------------------
 
     @property
     def is_dirty(self) -> bool:
-        return self._unwritten.is_dirty
+        return self._write_buffer.is_dirty
 
     @property
-    def has_whole(self) -> bool:
+    def has_complete(self) -> bool:
         """Somebody waits for the next commit."""
-        return bool(self._unwritten.whole)
+        return bool(self._write_buffer.complete)
 
-    def take_batch(self) -> Batch:
-        return self._unwritten.take(self.counters())
+    def take_batch(self) -> WriteBatch:
+        return self._write_buffer.take(self.counters())
 
     def counters(self) -> dict[str, Any]:
         return {
             **self.account.counters(),
             "next_ticket": self._next_ticket,
-            "next_seq": self._unwritten.next_seq,
+            "next_seq": self._write_buffer.next_seq,
         }
 
     def _note_end(self, state: InFlightSample, kind: str, *more: Any, seal: bool = False) -> None:
         row, deltas = state.row, self._rows.deltas
-        deltas[row] = self._unwritten.end(row, state.key, int(deltas[row]), kind, *more, seal=seal)
+        deltas[row] = self._write_buffer.end(row, state.key, int(deltas[row]), kind, *more, seal=seal)
 
     # -- restoring ----------------------------------------------------------------------------------
 
@@ -691,16 +691,16 @@ class OpenGroups:
         """The book as it was committed. Every unfinished sample is queued; agents that come back claim theirs."""
         self.account.restore(counters)
         for number, body in groups.items():
-            self._add(number, *ticket_in(body))
+            self._add(number, *request_in(body))
         for seq, body in deltas:
             self._fold(seq, body)
         self._next_ticket = max(self._next_ticket, counters.get("next_ticket", 1))
-        self._unwritten.next_seq = max(
-            self._unwritten.next_seq, counters.get("next_seq", 1), (deltas[-1][0] + 1) if deltas else 1
+        self._write_buffer.next_seq = max(
+            self._write_buffer.next_seq, counters.get("next_seq", 1), (deltas[-1][0] + 1) if deltas else 1
         )
-        for ticket in self.tickets.values():
+        for ticket in self.requests.values():
             if not ticket.left:
-                self._unwritten.whole.append(ticket)
+                self._write_buffer.complete.append(ticket)
             for state in ticket.samples:
                 if not state.finish:
                     self._queue(state)
@@ -737,28 +737,28 @@ class OpenGroups:
                 state.correct(*more)
             elif not state.finish:
                 state.finish = kind
-                state.ticket.left -= 1
+                state.request.left -= 1
         if users:
             rows = np.array(list(users.values()), np.uint32)
             self._rows.deltas[rows] = seq
-            self._unwritten.live.add(seq, rows, np.array(list(users)))
+            self._write_buffer.live.add(seq, rows, np.array(list(users)))
         else:
-            self._unwritten.forgotten.append(seq)
+            self._write_buffer.forgotten.append(seq)
 
     # -- looking ------------------------------------------------------------------------------------
 
     @property
     def in_flight_tokens(self) -> int:
         """Of all open groups, finished samples that were not yet taken included."""
-        return sum(state.length for ticket in self.tickets.values() for state in ticket.samples)
+        return sum(state.length for ticket in self.requests.values() for state in ticket.samples)
 
     def samples(self) -> Iterator[InFlightSample]:
-        for ticket in self.tickets.values():
+        for ticket in self.requests.values():
             yield from ticket.samples
 
     def unfinished(self) -> Iterator[InFlightSample]:
         """Samples that somebody generates or is to generate."""
-        for ticket in self.tickets.values():
+        for ticket in self.requests.values():
             if ticket.left:
                 yield from (s for s in ticket.samples if not s.finish and s.key not in self.given_up)
 
@@ -775,7 +775,7 @@ class OpenGroups:
 
     def sample(self, key: int) -> InFlightSample | None:
         """The sample of this key; None where its group was closed."""
-        ticket = self.tickets.get(key >> INDEX_BITS)
+        ticket = self.requests.get(key >> INDEX_BITS)
         index = key & ((1 << INDEX_BITS) - 1)
         return ticket.samples[index] if ticket is not None and index < ticket.n else None
 
@@ -806,7 +806,7 @@ class OpenGroups:
 
     def _detach(self, state: InFlightSample) -> None:
         self._end_lease(state)
-        self.moving.pop(state.key, None)
+        self.migrating.pop(state.key, None)
 
 
 def _draw_seeds(tickets: list[GroupRequest]) -> None:

@@ -17,7 +17,7 @@ from gyre.rollouts.core.requests import InFlightSample
 POISON_AFTER = 3
 """Engines that died with a sample, or failed at it, before it is set aside."""
 
-ACQUIT_TOKENS = 64
+CLEARED_AFTER_TOKENS = 64
 """A sample that got so much further than where an engine died with it did not kill that engine. More than what is
 on its way between an engine and the book."""
 
@@ -29,7 +29,7 @@ def is_suspect(state: InFlightSample) -> bool:
 
 def acquit(state: InFlightSample) -> bool:
     """Whether it had been suspected, and is not any more."""
-    if state.deaths and state.length > state.died_at + ACQUIT_TOKENS:
+    if state.deaths and state.length > state.died_at + CLEARED_AFTER_TOKENS:
         state.deaths, state.failed_at = 0, ""
         return True
     return False
@@ -47,7 +47,7 @@ def blame(dead: Sequence[InFlightSample], suspect: InFlightSample | None) -> lis
     set aside."""
     for state in dead:
         acquit(state)
-    untested = [state for state in dead if state.length <= state.lent_at + ACQUIT_TOKENS]
+    untested = [state for state in dead if state.length <= state.lent_at + CLEARED_AFTER_TOKENS]
     if suspect is not None and is_suspect(suspect) and untested == [suspect]:
         return [suspect] if strike(suspect, "") else []
     for state in untested or dead:

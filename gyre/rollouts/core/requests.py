@@ -19,7 +19,7 @@ KEPT_EVIDENCE = 3
 """Of the last so many deaths of a sample it is kept what was said."""
 
 INDEX_BITS = 16
-"""A sample's key is its ticket and, in the low bits, its index in the group."""
+"""A sample's key is its request's number and, in the low bits, its index in the group."""
 
 
 class Record(NamedTuple):
@@ -44,18 +44,18 @@ class InFlightSample:
         "key",
         "lease",
         "lent_at",
+        "request",
         "resets",
         "row",
         "table",
-        "ticket",
     )
 
-    def __init__(self, ticket: GroupRequest, index: int, table: TokenTable) -> None:
-        self.ticket = ticket
+    def __init__(self, request: GroupRequest, index: int, table: TokenTable) -> None:
+        self.request = request
         self.table = table
         """Where its tokens are."""
         self.index = index
-        self.key = ticket.number << INDEX_BITS | index
+        self.key = request.number << INDEX_BITS | index
         self.row = -1
         self.lease = 0
         self.lent_at = 0
@@ -128,7 +128,7 @@ class GroupRequest:
     def max_new_tokens(self) -> int:
         return int(self.sampling["max_new_tokens"])
 
-    def whole(self) -> Group:
+    def complete(self) -> Group:
         """The group with its samples; all are finished."""
         samples = []
         for state in self.samples:

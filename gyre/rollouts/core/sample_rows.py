@@ -43,7 +43,7 @@ class SampleRows:
         row = state.row = self._free.pop()
         self.samples[row] = state
         self.keys[row] = state.key
-        self.limits[row] = state.ticket.max_new_tokens
+        self.limits[row] = state.request.max_new_tokens
         self.deltas[row] = 0
         self.lend(row, 0, 0)
 

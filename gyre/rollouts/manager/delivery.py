@@ -84,7 +84,7 @@ class Delivery:
             for number, ticket in list(self._outbox.items()):
                 if number in self._tickets and purpose in (None, ticket.purpose):
                     purpose = ticket.purpose
-                    groups.append(ticket.whole())
+                    groups.append(ticket.complete())
                     size += 8 * groups[-1].token_count
                     self._sent.add(number)
                 elif number in self._tickets:

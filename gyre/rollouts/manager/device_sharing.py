@@ -313,7 +313,7 @@ class LocalWindows:
 
     def _state(self, lent: _Lent, now: float) -> WindowState:
         book, router = self._book, self._book.router
-        unfinished = [(state.length, state.ticket.max_new_tokens) for state in book.unfinished()]
+        unfinished = [(state.length, state.request.max_new_tokens) for state in book.unfinished()]
         outlook = router.lengths.outlook(unfinished)
         remote = [
             name

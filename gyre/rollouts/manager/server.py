@@ -83,7 +83,7 @@ from gyre.rollouts.protocol.frames import (
 from gyre.rollouts.samples import unpack_groups
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.token_log.group_commit import GroupCommit
-from gyre.rollouts.token_log.write_buffer import Batch
+from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import RolloutRows, RolloutStore
 
 ACK_WITHIN_S = 10.0
@@ -172,7 +172,7 @@ class RolloutManager:
         self._now = monotonic
         self._trainer: Connection | None = None
         self._trainer_term = -1
-        self._delivery = Delivery(self.book.tickets)
+        self._delivery = Delivery(self.book.requests)
         self._commits = GroupCommit(
             self._batch,
             lambda batch: self._write(batch),
@@ -464,13 +464,13 @@ class RolloutManager:
 
     def _ended(self, session: AgentSession, frame: Progress) -> None:
         for state in self.book.progress(session.name, frame):
-            if state.key in self.book.moving:
-                self._send_work(self.book.hand_on(state))
+            if state.key in self.book.migrating:
+                self._send_work(self.book.handoff(state))
         self._dispatch()  # at once: what else this turn of the loop brings may take milliseconds
         self._failures()
         if session.draining and not self.book.instances[session.name].held:
             self._drained(session)
-        if self.book.has_whole:
+        if self.book.has_complete:
             if any(one.held for one in self.book.instances.values()):
                 self._commits.now()
             else:
@@ -539,11 +539,11 @@ class RolloutManager:
 
     def _failures(self) -> None:
         """Tell of samples that were set aside, and of groups that are given up."""
-        aside, self.book.set_aside = self.book.set_aside, []
+        aside, self.book.quarantined = self.book.quarantined, []
         for state in aside:
             self._on_event("SampleSetAside", {**_told(state), "evidence": list(state.evidence)})
         for state in list(self.book.given_up.values()):
-            ticket = state.ticket
+            ticket = state.request
             if self._trainer is None or ticket.number in self._failures_told:
                 continue
             self._failures_told.add(ticket.number)
@@ -662,8 +662,8 @@ class RolloutManager:
         """What runs there goes on elsewhere, from its last token."""
         called: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for state in states:
-            if state.instance is not None and state.key not in self.book.moving:
-                self.book.call_back(state)
+            if state.instance is not None and state.key not in self.book.migrating:
+                self.book.recall(state)
                 called[state.instance].append((state.row, state.lease))
         for name, rows in called.items():
             self._tell(self.sessions[name], Cancel(rows=rows))
@@ -699,7 +699,7 @@ class RolloutManager:
             if state.deaths:
                 self.book.stay(state)
                 continue
-            self.book.call_back(state, move.target)
+            self.book.recall(state, move.target)
             called[move.source].append((state.row, state.lease))
         for name, rows in called.items():
             session = self.sessions.get(name)
@@ -856,7 +856,7 @@ class RolloutManager:
 
     # -- the ledger ---------------------------------------------------------------------------------
 
-    def _batch(self) -> Batch | None:
+    def _batch(self) -> WriteBatch | None:
         self._intake.take_in()
         if not self.book.is_dirty and not self.weights.changed:
             return None
@@ -864,7 +864,7 @@ class RolloutManager:
         batch.counters |= self.weights.take_counters()
         return batch
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         """On the ledger's thread."""
         self._store.write(
             self._term,
@@ -875,7 +875,7 @@ class RolloutManager:
             forgotten=batch.forgotten,
         )
 
-    def _committed(self, batch: Batch) -> None:
+    def _committed(self, batch: WriteBatch) -> None:
         if batch.deltas:
             self._committed_seq = batch.deltas[-1].seq
         now = self._now()
@@ -889,8 +889,8 @@ class RolloutManager:
                 _, frame = session.deferred.popleft()
                 if session.peer is not None:
                     session.peer.send(frame)
-        self._delivery.whole(batch.whole)
-        if self.weights.committed(batch.counters) or any(t.pinned for t in batch.whole):
+        self._delivery.whole(batch.complete)
+        if self.weights.committed(batch.counters) or any(t.pinned for t in batch.complete):
             self._promote()
 
     # -- time ---------------------------------------------------------------------------------------
@@ -1003,10 +1003,10 @@ class RolloutManager:
 
 def _told(state: InFlightSample) -> dict[str, Any]:
     return {
-        "group": state.ticket.group.id,
-        "purpose": state.ticket.purpose,
+        "group": state.request.group.id,
+        "purpose": state.request.purpose,
         "index": state.index,
-        "prompt": state.ticket.group.prompt_ids[:256].tolist(),
+        "prompt": state.request.group.prompt_ids[:256].tolist(),
     }
 
 

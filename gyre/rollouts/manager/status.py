@@ -16,7 +16,7 @@ def book_status(book: OpenGroups) -> dict[str, Any]:
     account = book.account
     return {
         "queued": book.queued,
-        "open_groups": len(book.tickets),
+        "open_groups": len(book.requests),
         "account": {
             "generated": account.generated,
             "delivered": account.delivered,
@@ -24,7 +24,7 @@ def book_status(book: OpenGroups) -> dict[str, Any]:
             "discarded": dict(account.discarded),
             "missing": book.missing_tokens(),
         },
-        "samples_set_aside": account.samples_set_aside,
+        "samples_set_aside": account.samples_quarantined,
         "samples_given_up": len(book.given_up),
     }
 

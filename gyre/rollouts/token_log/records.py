@@ -48,21 +48,21 @@ class Delta(NamedTuple):
     ends: list[list[Any]]
 
 
-def ticket_out(ticket: GroupRequest) -> bytes:
+def request_out(request: GroupRequest) -> bytes:
     fields = [
         FORMAT,
-        ticket.purpose,
-        pack_groups([ticket.group]),
-        ticket.n,
-        ticket.sampling,
-        ticket.seed,
-        ticket.min_version,
-        ticket.pinned,
+        request.purpose,
+        pack_groups([request.group]),
+        request.n,
+        request.sampling,
+        request.seed,
+        request.min_version,
+        request.pinned,
     ]
     return bytes(msgpack.packb(fields))
 
 
-def ticket_in(body: bytes) -> tuple[str, Group, int, dict[str, Any], int, int, bool]:
+def request_in(body: bytes) -> tuple[str, Group, int, dict[str, Any], int, int, bool]:
     """Purpose, group, n, sampling, seed, min_version, pinned. Raises ValueError for another format."""
     form, purpose, groups, n, sampling, seed, min_version, pinned = msgpack.unpackb(body)
     if form != FORMAT:

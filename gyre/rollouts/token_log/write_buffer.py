@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gyre.rollouts.core.report_batch import ReportBatch
 from gyre.rollouts.core.requests import GroupRequest
 from gyre.rollouts.protocol.frames import Progress
-from gyre.rollouts.token_log.records import NewDelta, delta_out, ticket_out
+from gyre.rollouts.token_log.records import NewDelta, delta_out, request_out
 from gyre.rollouts.token_log.retention import Retention
 
 GIVE_WAY_AFTER_S = 0.5e-3
@@ -30,7 +30,7 @@ DELTA_ROWS = 512
 
 
 @dataclass(slots=True)
-class Batch:
+class WriteBatch:
     """What is to be committed together. `sessions` maps an instance number to the last progress number in it;
     `ended` are those of them that told of a sample's end."""
 
@@ -41,7 +41,7 @@ class Batch:
     forgotten: list[int]
     sessions: dict[int, int]
     ended: set[int]
-    whole: list[GroupRequest]
+    complete: list[GroupRequest]
     """Groups that may be delivered once this is committed."""
 
     def encoded(self) -> list[tuple[int, bytes]]:
@@ -66,17 +66,17 @@ class WriteBuffer:
         self.sessions: dict[int, int] = {}
         """Of each instance that reported, by number: its last report."""
         self.ended: set[int] = set()
-        self.whole: list[GroupRequest] = []
+        self.complete: list[GroupRequest] = []
         self._deltas: list[NewDelta] = []
 
     @property
     def is_dirty(self) -> bool:
         return bool(
-            self._deltas or self.opened or self.closed or self.forgotten or self.sessions or self.whole
+            self._deltas or self.opened or self.closed or self.forgotten or self.sessions or self.complete
         )
 
-    def take(self, counters: dict[str, Any]) -> Batch:
-        batch = Batch(
+    def take(self, counters: dict[str, Any]) -> WriteBatch:
+        batch = WriteBatch(
             counters=counters,
             opened=self.opened,
             deltas=self._deltas,
@@ -84,22 +84,22 @@ class WriteBuffer:
             forgotten=self.forgotten,
             sessions=self.sessions,
             ended=self.ended,
-            whole=self.whole,
+            complete=self.complete,
         )
         self.clear()
         return batch
 
     def clear(self) -> None:
         self.opened, self.closed, self.forgotten = {}, [], []
-        self.sessions, self.ended, self.whole = {}, set(), []
+        self.sessions, self.ended, self.complete = {}, set(), []
         self._deltas = []
 
-    def open(self, ticket: GroupRequest) -> None:
-        self.opened[ticket.number] = ticket_out(ticket)
+    def open(self, request: GroupRequest) -> None:
+        self.opened[request.number] = request_out(request)
 
-    def close(self, ticket: GroupRequest) -> None:
-        self.opened.pop(ticket.number, None)
-        self.closed.append(ticket.number)
+    def close(self, request: GroupRequest) -> None:
+        self.opened.pop(request.number, None)
+        self.closed.append(request.number)
 
     def closed_sample(self, key: int, keys: NDArray[np.int64]) -> None:
         """The sample is closed; `keys` are those of all rows as they are now."""

@@ -92,7 +92,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PromptAccount:
     """The sum at the end: `drawn = trained + waiting + set_aside`. `lost` and `trained_twice` are group ids; both must
     be empty. `discarded` counts tokens of samples that were not trained on, by reason."""
 
@@ -252,7 +252,7 @@ class SampleLedger:
         """How far it has come: written before anything is done to the ranks, and when it is done."""
         self._store.write(self._term, restore=RestoreRow(**asdict(restore)))
 
-    def account(self) -> Account:
+    def account(self) -> PromptAccount:
         return account_of(self._store)
 
 
@@ -267,13 +267,13 @@ def rollout_ledger(store_url: str, job_id: str) -> Iterator[RolloutStore]:
         yield store.rollouts(job_id)
 
 
-def account_of(store: LedgerStore) -> Account:
+def account_of(store: LedgerStore) -> PromptAccount:
     """The account of a ledger, by SQL over what is stored, whoever wrote it."""
     audit = store.audit()
     lost = [group_id for first, last in audit.gaps for group_id in range(first, last + 1)]
     trained = audit.counts["trained"]
     waiting = audit.counts["queued"] + audit.counts["done"] + audit.counts["delivered"]
-    return Account(
+    return PromptAccount(
         drawn=audit.cursor,
         trained=trained,
         waiting=waiting,

@@ -489,7 +489,7 @@ async def test_a_request_that_no_engine_takes_is_told_and_harms_no_other(crew: C
     )
     failed = await trainer.wire.expect(Failed, 10.0)
     assert failed.ids == [7]
-    assert plane.manager.book.account.samples_set_aside >= 4
+    assert plane.manager.book.account.samples_quarantined >= 4
     assert not plane.told("EngineDied")
     assert not crew.tasks["a"].done()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
-from gyre.rollouts.core.quarantine import ACQUIT_TOKENS, POISON_AFTER
+from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, POISON_AFTER
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.protocol.frames import (
     End,
@@ -250,7 +250,7 @@ def picture(book: OpenGroups) -> dict[str, Any]:
             )
             for state in book.samples()
         },
-        "left": {number: ticket.left for number, ticket in book.tickets.items()},
+        "left": {number: ticket.left for number, ticket in book.requests.items()},
         "missing": book.missing_tokens(),
     }
 
@@ -300,7 +300,7 @@ class Fleet(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def ask(self, n: int, limit: int, groups: int, newer: bool, again: bool) -> None:
-        if len(self.book.tickets) > 8:
+        if len(self.book.requests) > 8:
             return
         first = max(0, self.next_group - 1) if again else self.next_group
         asked = [Group(first + i, np.arange(1, 4 + (first + i) % 3, dtype=np.int32)) for i in range(groups)]
@@ -328,7 +328,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         """The trainer does not want a group any more that is not whole."""
-        open_ids = [ticket.group.id for ticket in self.book.tickets.values() if ticket.left]
+        open_ids = [ticket.group.id for ticket in self.book.requests.values() if ticket.left]
         if open_ids and data.draw(st.integers(0, 5)) == 0:
             self.book.cancelled += self.book.close("train", [data.draw(st.sampled_from(open_ids))])
             self.cancel()
@@ -501,8 +501,8 @@ class Fleet(RuleBasedStateMachine):
         frame = decode(data)
         assert isinstance(frame, Progress)
         for state in self.book.progress(agent.name, frame):
-            if state.key in self.book.moving:
-                self.send(self.book.hand_on(state))
+            if state.key in self.book.migrating:
+                self.send(self.book.handoff(state))
         assert self.book.missing_tokens() == 0
 
     @rule(name=NAMES, data=st.data())
@@ -516,12 +516,12 @@ class Fleet(RuleBasedStateMachine):
         before = {state.key: (state.length, state.lease) for state in self.book.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        ack = self.book._unwritten.sessions.get(self.book.instances[to].number)
+        ack = self.book._write_buffer.sessions.get(self.book.instances[to].number)
         assert not self.book.progress(to, frame)
         if ack is not None:
-            self.book._unwritten.sessions[self.book.instances[to].number] = ack
+            self.book._write_buffer.sessions[self.book.instances[to].number] = ack
         else:
-            self.book._unwritten.sessions.pop(self.book.instances[to].number)
+            self.book._write_buffer.sessions.pop(self.book.instances[to].number)
         assert before == {state.key: (state.length, state.lease) for state in self.book.samples()}
 
     @rule(name=NAMES)
@@ -570,7 +570,7 @@ class Fleet(RuleBasedStateMachine):
                 identity = (work.key, state.resets)
                 assert identity not in self.finished, "a finished sample is generated again"
                 assert len(work.prior) // 4 >= self.committed_lengths.get(identity, 0)
-                assert state.ticket.min_version <= self.agents[name].version <= self.version
+                assert state.request.min_version <= self.agents[name].version <= self.version
                 needed = self.book.last_delta(state) if work.prior else 0
                 self.tell(name, (known[work.ticket], work), needed)
 
@@ -590,7 +590,10 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
         held = [
-            s for i in self.book.instances.values() for s in i.held.values() if s.key not in self.book.moving
+            s
+            for i in self.book.instances.values()
+            for s in i.held.values()
+            if s.key not in self.book.migrating
         ]
         targets = [i.name for i in self.book.instances.values() if i.accepting]
         if not held or not targets:
@@ -602,7 +605,7 @@ class Fleet(RuleBasedStateMachine):
         self.book.router.withdraw(state.key)
         self.book._submit(state)
         self.book.router.place(state.key, target)
-        self.book.call_back(state, target)
+        self.book.recall(state, target)
         assert state.instance is not None
         self.tell(state.instance, state.lease)
 
@@ -638,11 +641,11 @@ class Fleet(RuleBasedStateMachine):
                 _, frame = waiting.pop(0)
                 if self.agents[name].connected:
                     self.agents[name].inbox.append(frame)
-        for ticket in batch.whole:
-            if ticket.number in self.book.tickets:
+        for ticket in batch.complete:
+            if ticket.number in self.book.requests:
                 self.check(ticket.samples)
                 self.seen["groups"] += 1
-                ticket.whole()  # its version runs cover its tokens, or this raises
+                ticket.complete()  # its version runs cover its tokens, or this raises
                 if (ticket.purpose, ticket.group.id) not in self.ready:
                     self.ready.append((ticket.purpose, ticket.group.id))
 
@@ -651,11 +654,11 @@ class Fleet(RuleBasedStateMachine):
         for state in states:
             tokens, logprobs = state.tokens()
             seed = self.book.seed_of(state)
-            limit = state.ticket.max_new_tokens
+            limit = state.request.max_new_tokens
             assert len(tokens) == goal_of(seed, limit)
             assert state.finish == ("stop" if len(tokens) < limit else "length")
             versions = [version for version, start, end in state.runs for _ in range(start, end)]
-            digest = mix(seed, *(int(token) for token in state.ticket.group.prompt_ids))
+            digest = mix(seed, *(int(token) for token in state.request.group.prompt_ids))
             for token, logprob, version in zip(tokens.tolist(), logprobs.tolist(), versions, strict=True):
                 assert token in [token_of(digest, version, maker) for maker in self.makers]
                 assert np.float32(logprob) == np.float32(logprob_of(token))
@@ -684,7 +687,7 @@ class Fleet(RuleBasedStateMachine):
         self.sessions = {}
         self.committed_seq = max(self.rows.deltas, default=0)
         self.ready = [
-            (ticket.purpose, ticket.group.id) for ticket in self.book.tickets.values() if not ticket.left
+            (ticket.purpose, ticket.group.id) for ticket in self.book.requests.values() if not ticket.left
         ]
 
     # -- what always holds ---
@@ -709,7 +712,7 @@ class Fleet(RuleBasedStateMachine):
             ]
             assert len(places) == (0 if state.finish else 1), (places, state.finish, state.key)
             assert state.instance == (holders[0] if holders else None)
-            if holders and state.key not in book.moving:
+            if holders and state.key not in book.migrating:
                 assert book.router.instance_of(state.key) in (holders[0], None)
 
     @invariant()
@@ -744,7 +747,7 @@ class Fleet(RuleBasedStateMachine):
         assert all(state.finish or state.key in self.book.given_up for state in self.book.samples())
         self.commit()
         assert self.book.missing_tokens() == 0
-        self.seen["reset"] += self.book.account.samples_set_aside
+        self.seen["reset"] += self.book.account.samples_quarantined
         self.seen["discarded"] += sum(self.book.account.discarded.values())
         SEEN.update(self.seen)
 
@@ -846,7 +849,7 @@ def test_what_takes_a_whole_machine_down_is_found_too() -> None:
         if poison.key in book.given_up and all(s.finish for s in book.samples() if s is not poison):
             break
     assert set(book.given_up) == {poison.key}
-    assert {state.key for state in book.set_aside} == {poison.key}
+    assert {state.key for state in book.quarantined} == {poison.key}
     assert machines - 2 <= POISON_AFTER * (MOST_RESETS + 1)
     assert all("connection_lost" in text for text in poison.evidence)
 
@@ -867,7 +870,7 @@ def test_machines_that_go_by_themselves_set_nothing_aside() -> None:
             book.leave(name, died="connection_lost")
             join(book, f"m{turn}")
     assert all(state.finish for state in book.samples())
-    assert book.account.samples_set_aside == 0
+    assert book.account.samples_quarantined == 0
 
 
 def test_who_comes_back_after_a_cut_had_not_died() -> None:
@@ -911,7 +914,7 @@ def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
         deltas |= dict(batch.encoded())
         for gone in batch.forgotten:
             deltas.pop(gone, None)
-    assert book.account.samples_set_aside == 1
+    assert book.account.samples_quarantined == 1
     assert len(state.evidence) == POISON_AFTER
 
 
@@ -940,8 +943,8 @@ def test_poison_is_found_and_no_innocent_neighbour_is_set_aside(names: str) -> N
         if poison.key in book.given_up and all(s.finish for s in book.samples() if s is not poison):
             break
     assert set(book.given_up) == {poison.key}
-    assert {state.key for state in book.set_aside} == {poison.key}
-    assert book.account.samples_set_aside == MOST_RESETS + 1
+    assert {state.key for state in book.quarantined} == {poison.key}
+    assert book.account.samples_quarantined == MOST_RESETS + 1
     assert engine_deaths <= POISON_AFTER * (MOST_RESETS + 1)
     assert not book.account.discarded["superseded"]
     assert len(poison.evidence) == POISON_AFTER
@@ -962,7 +965,7 @@ def test_engines_that_die_by_themselves_set_nothing_aside() -> None:
         if turn % 5 == 0:
             die(book, "a")
     assert all(state.finish for state in book.samples())
-    assert book.account.samples_set_aside == 0
+    assert book.account.samples_quarantined == 0
     assert book.account.generated == 16 * 1000
 
 
@@ -976,7 +979,7 @@ def test_a_suspect_that_gets_further_than_where_it_died_is_cleared() -> None:
     assert state.deaths == POISON_AFTER - 1
     book.assign()
     assert book.instances["a"].suspect is state
-    report(book, "a", {state: ACQUIT_TOKENS + 1})
+    report(book, "a", {state: CLEARED_AFTER_TOKENS + 1})
     assert state.deaths == 0
     assert book.instances["a"].suspect is None
 
@@ -992,7 +995,7 @@ def test_a_request_that_fails_is_tried_elsewhere_first() -> None:
         tried.append(state.instance)
         report(book, state.instance, {}, {state: "failed"})
     assert all(one != next_ for one, next_ in pairwise(tried))
-    assert book.account.samples_set_aside == 1
+    assert book.account.samples_quarantined == 1
 
 
 def test_work_is_given_for_its_policy_only() -> None:
@@ -1020,7 +1023,7 @@ def test_a_pinned_request_that_comes_too_late_is_refused_and_an_open_one_is_not(
     with pytest.raises(FrameError) as caught:
         book.open(asked(2, pinned=True))
     assert caught.value.details["reason"] == "pinned_late"
-    assert len(book.tickets) == 1
+    assert len(book.requests) == 1
 
 
 def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> None:
@@ -1031,7 +1034,7 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
     report(book, "a", {state: 10})
     book.leave("a")
     assert state.finish == "length"
-    assert book.take_batch().whole == [ticket]
+    assert book.take_batch().complete == [ticket]
 
 
 @pytest.mark.parametrize(
@@ -1055,7 +1058,7 @@ def test_a_request_that_nobody_can_generate_is_refused_whole(group: Group, sampl
     with pytest.raises(FrameError) as caught:
         book.open(request)
     assert caught.value.details["reason"] == "invalid"
-    assert not book.tickets
+    assert not book.requests
     assert not book.is_dirty
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gyre.rollouts import intake
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager import report_queue
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.protocol.frames import (
     End,
@@ -222,7 +222,7 @@ def test_what_is_sound_is_taken_in_by_one_pass(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_more_waits_than_a_freed_slot_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MOST_ROWS", 20)
+    monkeypatch.setattr(report_queue, "MOST_ROWS", 20)
     book = opened()
     taken_in = ReportQueue(book, lambda name, error: None)
     for name in INSTANCES:

@@ -77,13 +77,13 @@ class World:
 
     def _call_back(self, states: Iterable[InFlightSample]) -> None:
         for state in list(states):
-            if state.instance in self.stuck or state.key in self.book.moving:
+            if state.instance in self.stuck or state.key in self.book.migrating:
                 continue
             name = state.instance
             assert name is not None
-            self.book.call_back(state)
+            self.book.recall(state)
             for back in self.book.progress(name, self._frame({}, [End(state.row, state.lease, "released")])):
-                self.book.hand_on(back)
+                self.book.handoff(back)
 
     # -- peers --------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class World:
         ends = []
         for state in running:
             self.grown[state.key] = self.grown.get(state.key, 0.0) + each
-            left = state.ticket.max_new_tokens - state.length
+            left = state.request.max_new_tokens - state.length
             whole = min(int(self.grown[state.key]), left)
             self.grown[state.key] -= whole
             if whole:

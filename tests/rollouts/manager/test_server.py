@@ -753,7 +753,7 @@ async def test_a_sample_that_fails_everywhere_is_set_aside_with_its_evidence_and
     # And not delivered as if it were data; the trainer may give it up.
     assert not any(isinstance(frame, Assign) for frame in trainer.wire.seen)
     await trainer.wire.send(Taken(purpose="train", ids=[5]))
-    await until(lambda: not plane.manager.book.tickets)
+    await until(lambda: not plane.manager.book.requests)
 
 
 async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Path) -> None:
@@ -929,7 +929,7 @@ async def test_a_newer_manager_fences_the_older_one(plane: Plane) -> None:
     with pytest.raises(Fenced):
         await RolloutManager(plane.store, term=6, token=TOKEN).start("127.0.0.1", 0)
     await newer.stop()
-    plane.manager.book._unwritten.clear()
+    plane.manager.book._write_buffer.clear()
 
 
 async def test_a_port_that_is_taken_may_be_tried_again_elsewhere(plane: Plane) -> None:
