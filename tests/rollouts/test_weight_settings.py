@@ -17,9 +17,10 @@ import torch
 from gyre.config import WeightsSpec
 from gyre.engines.errors import EngineRefused
 from gyre.errors import ConfigError, Unauthorized
-from gyre.rollouts import manager_weights, weight_party
+from gyre.rollouts import weight_peer as weight_party
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.manager import policy_versions as manager_weights
 from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
 from gyre.rollouts.weight_peer import check_transports, where_to_listen

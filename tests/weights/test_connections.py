@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gyre.weights import server, transport
+from gyre.weights.transfer import server, transport
 from gyre.weights.transfer.connections import KEPT_LINES, KEPT_S, ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import PeerConnection

@@ -11,8 +11,8 @@ import pytest
 from gyre.weights.owned_dirs import OwnedDir, remove_left
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from gyre.weights.owned_dirs import Claim\n"
-    "claim = Claim(Path(sys.argv[1]), 'first'); (claim.path / 'model').write_bytes(b'x' * 1000)\n"
+    "import sys, time; from pathlib import Path; from gyre.weights.owned_dirs import OwnedDir\n"
+    "claim = OwnedDir(Path(sys.argv[1]), 'first'); (claim.path / 'model').write_bytes(b'x' * 1000)\n"
     "print(claim.path, flush=True); time.sleep(60)"
 )
 

@@ -1,6 +1,6 @@
 """The rollout manager: where agents and the trainer dial in, and what keeps the book and its ledger together.
 
-One asyncio loop, one WebSocket a peer. What a frame brings about is decided by `Book` (samples), `Router` (who gets
+One asyncio loop, one WebSocket a peer. What a frame brings about is decided by `OpenGroups` (samples), `Router` (who gets
 what) and here (versions, sessions, deadlines); the ledger is written by one thread, a batch at a time.
 
 Invariants:

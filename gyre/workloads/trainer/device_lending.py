@@ -1,7 +1,7 @@
 """The trainer lends its devices to the rollout plane while it has nothing to train, and waits until it has them back.
 
 Invariants:
-- *never both*: from `Lend` until `DevicesReturned` nothing is trained and no rank is brought up;
+- *never both*: from `LendDevices` until `DevicesReturned` nothing is trained and no rank is brought up;
 - *nothing waits for ever*: a manager that says nothing for `SILENT_S` while it has the devices is taken to be gone;
 - *its own first*: a new trainer asks for the devices before it uses them, for the one before may have lent them.
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from gyre.errors import Fenced
-from gyre.rollouts import manager as manager_module
-from gyre.rollouts import peers
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager import server as manager_module
+from gyre.rollouts.manager import sessions as peers
 from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
 from gyre.rollouts.manager.server import RolloutManager
 from gyre.rollouts.protocol.frames import (

@@ -2,7 +2,7 @@
 
 The fuzz runs a few thousand frames. `GYRE_FUZZ_FRAMES=200000 pytest tests/rollouts/protocol/test_frames.py -k fuzz`
 runs as
-many as that, half of them against a live Book.
+many as that, half of them against a live OpenGroups.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts import frames
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.protocol import frames
 from gyre.rollouts.protocol.frames import (
     Assign,
     End,
