@@ -1,7 +1,7 @@
 """The rollout manager: where agents and the trainer dial in, and what keeps the book and its ledger together.
 
-One asyncio loop, one WebSocket a peer. What a frame brings about is decided by `OpenGroups` (samples), `Router` (who gets
-what) and here (versions, sessions, deadlines); the ledger is written by one thread, a batch at a time.
+One asyncio loop, one WebSocket a peer. What a frame brings about is decided by `OpenGroups` (samples), `Router` (who
+gets what) and here (versions, sessions, deadlines); the ledger is written by one thread, a batch at a time.
 
 Invariants:
 - *acknowledged means durable*: an agent's progress is acknowledged, and a group is delivered, after the commit that
