@@ -2,8 +2,8 @@
 
 The trainer lends its devices while it has nothing to train (`LendDevices`), and holds its micro-batches until they
 are handed back (`DevicesReturned`). `plan_window` says from measured rates until when. At a window's end what runs on
-local instances is called back and goes on elsewhere from its last token; then their engines give their memory back, and only then the
-trainer hears of it.
+local instances is called back and goes on elsewhere from its last token; then their engines give their memory back, and
+only then the trainer hears of it.
 
     closed ── LendDevices ──▶ open ── planned end, nothing left, ReclaimDevices, trainer gone ──▶ closing
     closing ── all asleep ──▶ closed
