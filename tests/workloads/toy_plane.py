@@ -46,6 +46,8 @@ class ToyPlane:
 
     def __post_init__(self) -> None:
         self.weights: dict[int, list[int]] = {}
+        self.published: list[tuple[int, str, str]] = []
+        """Version, checksum and source of what it was told, in order."""
         self.newest = self.served = -1
         self.open: dict[Key, Asked] = {}
         self.delivered: dict[Key, Group] = {}
@@ -129,8 +131,10 @@ class ToyPlane:
                 self.taken += self.delivered.pop((purpose, group_id), None) is not None
             self._promote()
 
-    def publish(self, version: int) -> None:
+    def publish(self, told: dict[str, Any]) -> None:
+        version = told["version"]
         with self._changed:
+            self.published.append((version, told["checksum"], told["source"]))
             self.weights[version] = list(EXPORTED[version])
             self.newest = max(self.newest, version)
             self._promote()
@@ -253,12 +257,17 @@ class ToyVertex(BaseWorkload):
 
 EXPORTED: dict[int, list[int]] = {}
 
+DIVERGES: set[tuple[str, int]] = set()
+"""Ranks, by vertex and incarnation, whose weights of a version are not what they were."""
+
 
 class PlaneActor(ToyActor):
     @operator(kind="weights")
     def publish_model(self, *, version: int) -> dict[str, Any]:
         EXPORTED[version] = list(self.weights)
-        return {"version": version, "checksum": f"of {version} as it is served", "size_bytes": 8}
+        source = f"{self.role}-{self.rank}.{self.context.incarnation}"
+        told = "of other bytes" if (source, version) in DIVERGES else f"of {version} as it is served"
+        return {"version": version, "checksum": told, "size_bytes": 8, "source": source}
 
 
 def install(plane: ToyPlane, monkeypatch: Any) -> None:
@@ -271,5 +280,5 @@ def install(plane: ToyPlane, monkeypatch: Any) -> None:
     monkeypatch.setattr(
         rollout_requests.RolloutRequests,
         "publish",
-        lambda calls, told: plane.publish(told["version"]),
+        lambda calls, told: plane.publish(told),
     )

@@ -211,6 +211,10 @@ class OpenGroups:
         """The newest that open requests allow; None where any may be served."""
         return min((ticket.min_version for ticket in self._pinned.values() if ticket.left), default=None)
 
+    def pinned_to(self, version: int) -> list[GroupRequest]:
+        """Open requests that no policy but this one may answer."""
+        return [one for one in self._pinned.values() if one.left and one.min_version == version]
+
     def promote(self, version: int) -> None:
         """Instances are to have this version from now on: what waited for it may be given out."""
         self.served_version = version

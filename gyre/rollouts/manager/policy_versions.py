@@ -5,7 +5,9 @@ Invariants:
   next manager does not know;
 - *pinned waits*: no version newer than a pinned one is served while the pin stands;
 - *one number, one policy*: a version that was published stays what it was; the same number with other bytes is
-  refused, from a trainer and from an instance. Only where it is to be had may change.
+  refused, from a trainer and from an instance. Only where it is to be had may change;
+- *one publisher*: whoever publishes the newest version is where all versions are to be had; a publisher before it is
+  dead, and nobody is sent there any more.
 
 This module must not know about samples, sessions or who loads a version.
 """
@@ -126,6 +128,7 @@ class PolicyVersions:
             self._move(frame)
             return False
         model = self._look(frame)
+        self._move_all(frame.sources)
         self.add(
             Weights(
                 version=frame.version,
@@ -156,14 +159,25 @@ class PolicyVersions:
         return folder.fingerprint()
 
     def _move(self, frame: Publish) -> None:
-        """A trainer that was started again serves what it has published from elsewhere."""
+        """A publisher that was started again serves what it has published from elsewhere."""
         known = self._versions.get(frame.version)
         if known is None or known.checksum != frame.checksum:
             return
-        moved = known.model_copy(update={"sources": frame.sources, "local_path": frame.path})
+        if frame.version == self.newest:
+            self._move_all(frame.sources)
+        self._replace(known.version, sources=frame.sources, local_path=frame.path)
+
+    def _move_all(self, sources: list[str]) -> None:
+        """Older versions, which pinned requests need, lie with the publisher too, if it has kept them."""
+        for version in self._versions:
+            self._replace(version, sources=sources)
+
+    def _replace(self, version: int, **fields: Any) -> None:
+        known = self._versions[version]
+        moved = known.model_copy(update=fields)
         if moved == known:
             return
-        self._versions[frame.version] = moved
+        self._versions[version] = moved
         self.published = moved if self.published is known else self.published
         self.served = moved if self.served is known else self.served
         self.changed = True

@@ -428,6 +428,7 @@ class RolloutManager:
             )
             assert session.peer is not None
             session.peer.close()  # it dials again, and is given the version again
+            self._give_up_pinned(frame)
         elif isinstance(frame, WeightsTrouble):
             told = {"instance": session.name, "version": frame.version, "what": frame.what}
             self._on_event("WeightsTrouble", {**told, "evidence": frame.evidence[:4000]})
@@ -552,6 +553,20 @@ class RolloutManager:
             self._trainer.send(
                 Failed(purpose=ticket.purpose, ids=[ticket.group.id], message=message[:60_000])
             )
+
+    def _give_up_pinned(self, frame: LoadFailed) -> None:
+        """An instance cannot load a version that only pinned requests keep served, and no other instance has it: its
+        publisher and everybody who had it have died. The requests fail, or nobody would ever generate again."""
+        served = self.weights.served
+        if self._trainer is None or served is None or served.version != frame.version:
+            return
+        if any(instance.version == served.version for instance in self.book.instances.values()):
+            return
+        message = f"Version {served.version} is to be had nowhere any more: {frame.error}"
+        if served.version < self.weights.durable:
+            for ticket in self.book.pinned_to(served.version):
+                ids = [ticket.group.id]
+                self._trainer.send(Failed(purpose=ticket.purpose, ids=ids, message=message[:60_000]))
 
     def _disconnected(self, session: AgentSession) -> None:
         self._intake.take_in()
@@ -842,7 +857,7 @@ class RolloutManager:
                 self._commits.at_once()  # once a step, and every instance waits for it
                 if self._fleet is not None:
                     self._fleet.step_done(self._now())
-            elif self.weights.served is not known:
+            if self.weights.served is not known:
                 self._sources_moved()
         elif isinstance(frame, LendDevices):
             self._windows.lend(frame, self._now())

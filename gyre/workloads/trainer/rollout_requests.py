@@ -201,9 +201,7 @@ class RolloutRequests:
         self._client.taken(f"evaluate/{version}", list(ids))
 
     def publish(self, told: dict[str, Any]) -> None:
-        """What the actor's `publish_model` gave."""
-        if self.lending is not None:
-            self.lending.step_done()
+        """What the actor's `publish_model` gave; again where the rank that served a version has died."""
         self._client.publish(
             told["version"],
             told["checksum"],
@@ -211,6 +209,11 @@ class RolloutRequests:
             sources=[told["source"]],
             model=told["model"],
         )
+
+    def step_done(self) -> None:
+        """The optimizer has stepped, and its weights are out."""
+        if self.lending is not None:
+            self.lending.step_done()
 
     def look(self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, could_train: bool) -> None:
         """Every turn of the trainer's loop. `wanted`: rollout vertices there are to be. `could_train`: something is

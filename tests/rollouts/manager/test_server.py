@@ -685,6 +685,61 @@ async def test_a_publisher_that_has_moved_is_told_to_those_who_fetch(plane: Plan
     assert not plane.told("PeerRefused")
 
 
+async def test_a_dead_publisher_is_nobody_s_source_for_any_version(plane: Plane) -> None:
+    trainer = await plane.trainer()
+
+    async def publish(version: int, port: int, checksum: str = "") -> None:
+        sources = [f"10.0.0.5:{port}"]
+        frame = Publish(
+            version=version, checksum=checksum or f"of-{version}", path="", sources=sources, model="qwen3-1"
+        )
+        await trainer.wire.send(frame)
+
+    await publish(0, 1000)
+    await until(lambda: plane.manager.weights.served is not None)
+    await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
+    await publish(1, 1000)
+    await publish(1, 2000)  # the publisher was replaced; version 0 is what instances are to have
+    await until(lambda: plane.manager.weights.published.sources == ["10.0.0.5:2000"])
+    first = await plane.agent("a")
+    assert first.weights is not None
+    assert (first.weights.version, first.weights.sources) == (0, ["10.0.0.5:2000"])
+    await publish(0, 1000)  # what a client says again to a manager that it has dialled anew: oldest first
+    await publish(1, 2000)
+    await publish(2, 3000)  # and one that was replaced between two versions
+    await until(lambda: plane.manager.weights.newest == 2)
+    second = await plane.agent("b")
+    assert second.weights is not None
+    assert (second.weights.version, second.weights.sources) == (0, ["10.0.0.5:3000"])
+    await publish(2, 4000, "other-bytes")
+    assert (await trainer.wire.expect(Reject)).code == "checksum"
+    assert plane.manager.weights.published.sources == ["10.0.0.5:3000"]
+
+
+async def test_a_pinned_request_for_a_version_that_nobody_has_any_more_fails(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    await until(lambda: plane.manager.weights.served is not None)
+    await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
+    holder = await plane.working("a")
+    await trainer.publish(1)
+    await until(lambda: plane.manager.weights.durable == 1)
+    other = await plane.agent("b")
+    await other.wire.send(LoadFailed(version=0, error="nobody has the manifest"))
+    await until(lambda: len(plane.told("WeightsRefused")) == 1)
+    await trainer.wire.nothing(Failed)  # the first one has it
+    await holder.wire.socket.close()
+    await until(lambda: "a" not in plane.manager.book.instances)
+    assert (await other.dial()).weights.version == 0
+    await other.wire.send(LoadFailed(version=0, error="nobody has the manifest"))
+    failed = await trainer.wire.expect(Failed)
+    assert (failed.purpose, failed.ids) == ("eval", [0])
+    assert failed.message.endswith("nobody has the manifest")
+    await trainer.wire.send(Taken(purpose="eval", ids=[0]))
+    await until(lambda: plane.manager.weights.served.version == 1)
+    assert (await other.dial()).weights.version == 1
+
+
 async def test_what_went_wrong_with_weights_is_told(plane: Plane) -> None:
     agent = await plane.agent("a")
     await agent.wire.send(WeightsTrouble(version=3, what="chunk_damaged", evidence='{"chunk": 4}'))

@@ -10,6 +10,9 @@ import pytest
 
 from gyre.errors import JobFailed
 from gyre.testing.in_process import InProcessJob
+from gyre.workloads.gang.weight_copy import WeightCopy
+from gyre.workloads.trainer.learning import lifecycle
+from tests.workloads import toy_plane
 from tests.workloads.conftest import steps_of
 from tests.workloads.toy_plane import ToyPlane, install
 from tests.workloads.trainer.test_loop import DEADLINE_S
@@ -129,6 +132,52 @@ def test_an_evaluation_that_nobody_can_answer_is_left_out(planed: MakePlaned) ->
     with job:
         came_out_right(job, plane)
     assert job.reports_of("Evaluated") == []
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_new_gang_serves_the_version_that_died_with_the_old_one(planed: MakePlaned, every: int) -> None:
+    """From the checkpoint of that version, of the one before it, and of the beginning."""
+    job, plane = planed("fixed", run={"checkpoint_every": every})
+    job.on_report("WeightsPublished", 4, lambda: job.restart("actor-1"))
+    with job:
+        came_out_right(job, plane)
+    assert [version for version, _, source in plane.published if source == "actor-0.2"] == [3, 4, 5]
+    assert {(version, checksum) for version, checksum, _ in plane.published} == {
+        (version, f"of {version} as it is served") for version in range(6)
+    }
+    told = [report.body["version"] for report in job.reports_of("WeightsPublished")]
+    assert told == list(range(6))
+    assert job.reports_of("OperatorFailed") == []
+
+
+def test_a_gang_whose_ranks_live_serves_nothing_again(planed: MakePlaned) -> None:
+    job, plane = planed("fixed")
+
+    def fail() -> None:
+        raise RuntimeError("once")
+
+    job.on("actor.export_weights", 4, fail)
+    with job:
+        came_out_right(job, plane)
+    assert len(job.reports_of("OperatorFailed")) == 1
+    assert [version for version, _, _ in plane.published] == list(range(6))
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_a_version_is_never_served_again_with_other_bytes(
+    planed: MakePlaned, monkeypatch: pytest.MonkeyPatch, has_copy: bool
+) -> None:
+    copy = WeightCopy(3, "of 3 as it is served", ("10.0.0.7:4000",), 3)
+    monkeypatch.setattr(lifecycle, "newest_copy", lambda directory: copy if has_copy else None)
+    monkeypatch.setattr(toy_plane, "DIVERGES", {("actor-0.2", 3)})
+    job, plane = planed("fixed")
+    job.on_report("WeightsPublished", 4, lambda: job.restart("actor-1"))
+    with job:
+        came_out_right(job, plane)
+    assert [version for version, _, source in plane.published if source == "actor-0.2"] == [4, 5]
+    blamed = [report.body["error"] for report in job.reports_of("OperatorFailed")]
+    assert len(blamed) == (not has_copy)
+    assert all("version 3 was published with checksum of 3 as it is served" in error for error in blamed)
 
 
 @pytest.mark.parametrize("mode", ["fixed", "streamed", "wait", "drop", "drop, replaced"])

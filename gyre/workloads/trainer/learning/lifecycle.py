@@ -7,6 +7,10 @@ Invariant *exactly the ledger's state*: a gang that was brought up has trained w
 micro-batches, and nothing else; whatever state its ranks were in before. Ranks that are out of step with each other
 are not brought up (`gyre.workloads.gang.alignment`).
 
+Invariant *somebody serves the newest version*: a gang that was brought up publishes the ledger's last step again unless
+the rank that published it is one of its own. Instances may have nobody else to fetch that version from, and without it
+they generate nothing, so that no newer one comes.
+
 This module must not know how micro-batches are made, or what runs beside the gang.
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ from gyre.workloads.trainer.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
-from gyre.workloads.trainer.learning.publishing import ServedPolicies
+from gyre.workloads.trainer.learning.publishing import OtherBytes, ServedPolicies
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.trainer.retries import pause_s
 from gyre.workloads.vertex.membership import Member
@@ -62,11 +67,12 @@ class GangLifecycle:
         self._steps = steps
         self._keeps_initial = keeps_initial
         self._blame = blame
+        self._find_copy = partial(newest_copy, runtime.context.directory)
         self._restoring = Recovery(
             book,
             timeout_s=self._run.call_timeout_s,
             takes_weights=self._run.lost_checkpoint == "weights",
-            find_copy=lambda: newest_copy(runtime.context.directory),
+            find_copy=self._find_copy,
             report=runtime.report,
         )
         self._failures = 0
@@ -181,15 +187,47 @@ class GangLifecycle:
         published = self._policies.published
         if published is None or published.version < book.step:
             self._publish_last(gang)
+        elif not self._policies.are_served(gang):
+            self._publish_again(gang)
 
     def _publish_last(self, gang: Gang) -> None:
-        step = self._book.step
-        manifest, buffer = gang.call_rank0("export_weights", version=step, timeout_s=self._run.call_timeout_s)
-        known = self._book.digests.get(step)
-        if known is not None and known != manifest["checksum"]:
-            told = f"replaying step {step} gave weights {manifest['checksum']}, the ledger has {known}"
-            self._blame(gang.members[0], "restore", Failure(error=told, traceback="", user_code=False))
+        manifest, buffer = self._export(gang)
+        problem = self._problem_with(manifest)
+        if problem:
+            self._diverged(gang, problem)
         self._policies.publish(gang, manifest, buffer)
+
+    def _publish_again(self, gang: Gang) -> None:
+        """The rank that served the last version has gone. Where the replay gave other weights (training may be set to
+        be quick rather than deterministic), the version stays what the instances have; if none of them has it, it is
+        lost, and the gang is to blame."""
+        manifest, buffer = self._export(gang)
+        problem = self._problem_with(manifest)
+        if not problem:
+            try:
+                self._policies.publish(gang, manifest, buffer)
+                return
+            except OtherBytes as error:
+                problem = str(error)
+        copy = self._find_copy()
+        if copy is None or copy.version < self._book.step:
+            self._diverged(gang, f"{problem}; no instance has that version any more")
+
+    def _export(self, gang: Gang) -> tuple[dict[str, Any], bytes]:
+        exported: tuple[dict[str, Any], bytes] = gang.call_rank0(
+            "export_weights", version=self._book.step, timeout_s=self._run.call_timeout_s
+        )
+        return exported
+
+    def _problem_with(self, manifest: dict[str, Any]) -> str:
+        """How the weights that were brought up differ from those that the ledger knows; "" where they do not."""
+        step, known = self._book.step, self._book.digests.get(self._book.step)
+        if known is None or known == manifest["checksum"]:
+            return ""
+        return f"replaying step {step} gave weights {manifest['checksum']}, the ledger has {known}"
+
+    def _diverged(self, gang: Gang, problem: str) -> None:
+        self._blame(gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False))
 
     def _begin_with_policy(self, learner: Learner, gang: Gang) -> None:
         initial = self._policies.initial

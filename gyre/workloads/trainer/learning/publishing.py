@@ -1,6 +1,9 @@
 """The policies that may be served: the newest published one, and the one that training began with.
 
-Invariant *the version never falls*: what is published again, for a new trainer has nothing to hand out, is told once.
+Invariants:
+- *the version never falls*: what is published again, because its publisher died or a new trainer has nothing to hand
+  out, is told to the journal once;
+- *one number, one policy*: a version is published again with the bytes that it had, or not at all.
 
 This module must not know when a policy is due.
 """
@@ -16,6 +19,7 @@ import msgpack
 
 from gyre.workloads.gang.gang import Gang
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
+from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.transport import Transport
 
 INITIAL_POLICY = "initial_policy.msgpack"
@@ -34,6 +38,10 @@ class Published:
         """Both: a step without gradient makes a new version of the same bytes, and a replay that diverged
         would make other bytes of the same version."""
         return self.version, self.checksum
+
+
+class OtherBytes(Exception):
+    """A version that was published would be published again with other bytes; the text says which."""
 
 
 class ServedPolicies:
@@ -56,15 +64,35 @@ class ServedPolicies:
         self._report = report
         self._plane = plane
         self._timeout_s = timeout_s
+        self._publisher: Member | None = None
+        """The rank that instances fetch the newest version from, where there is a rollout plane."""
+        self._served_checksum = ""
+        """Of that version as instances get it."""
+
+    def are_served(self, gang: Gang) -> bool:
+        """Whether the newest version outlives the gangs before this one. What a call carries lies with the trainer;
+        what instances fetch lies with the rank that published it, and goes with its process."""
+        return self._plane is None or self._publisher == gang.members[0]
 
     def publish(self, gang: Gang, manifest: dict[str, Any], buffer: bytes) -> None:
+        """Serve `manifest["version"]`; its number may have been published before. Raises OtherBytes, as well as the
+        gang's calls."""
         before, version = self.published, manifest["version"]
+        is_new = before is None or before.version < version
         served = manifest
         if self._plane is not None:
             served = gang.call_rank0("publish_model", version=version, timeout_s=self._timeout_s)
+            if not is_new and served["checksum"] != self._served_checksum:
+                raise OtherBytes(
+                    f"version {version} was published with checksum {self._served_checksum}, now "
+                    f"{served['checksum']}"
+                )
             self._plane.publish(served)
+            self._publisher, self._served_checksum = gang.members[0], served["checksum"]
+            if is_new:
+                self._plane.step_done()
         self.published = self._shared(manifest, buffer)
-        if before is None or before.version < version:
+        if is_new:
             self._report(
                 "WeightsPublished",
                 version=version,
