@@ -280,12 +280,11 @@ class ScriptedAgent:
             )
             for sample in self.samples.values()
         ]
-        return await self.dial(
-            held=held,
-            version=self.weights.version if self.weights else -1,
-            checksum=self.weights.checksum if self.weights else "",
-            **hello,
-        )
+        loaded = {
+            "version": self.weights.version if self.weights else -1,
+            "checksum": self.weights.checksum if self.weights else "",
+        }
+        return await self.dial(**({"held": held} | loaded | hello))
 
     async def load(self) -> None:
         if self.weights is None:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from gyre.philox import words
 from gyre.rollouts.core.accounting import TokenAccount
+from gyre.rollouts.core.admission import PolicyBounds
 from gyre.rollouts.core.leases import EndedLeases
 from gyre.rollouts.core.quarantine import POISON_AFTER, acquit, blame, is_suspect, strike
 from gyre.rollouts.core.report_batch import ReportBatch
@@ -319,8 +320,12 @@ class OpenGroups:
     def admit(self, name: str, *, able: bool = True) -> None:
         """Let the instance have work if its policy is new enough and nothing else forbids it."""
         instance = self.instances[name]
-        instance.accepting = able and max(0, self.required_version) <= instance.version <= self.served_version
+        instance.accepting = able and self.bounds.admit(instance.version)
         self._offer(instance)
+
+    @property
+    def bounds(self) -> PolicyBounds:
+        return PolicyBounds(oldest=self.required_version, served=self.served_version)
 
     def _offer(self, instance: Instance) -> None:
         self.router.set_accepting(instance.name, instance.accepting and instance.suspect is None)

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gyre.rollouts.core.admission import DeviceUse
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.sessions import AgentSession
@@ -67,8 +68,8 @@ class _Lent:
 
 class LocalWindows:
     """`sessions` and `book` are the manager's. `tell(session, frame)`, `call_back(states)`, `lose(session, reason)`,
-    `refresh(session)` (admit it anew, and send it what it lacks) and `answer(frame)` (to the trainer) do what they say;
-    `on_event(kind, fields)` is told what people should know."""
+    `refresh(session)` (send it what it lacks, and compute its admission again) and `answer(frame)` (to the trainer) do
+    what they say; `on_event(kind, fields)` is told what people should know."""
 
     def __init__(
         self,
@@ -124,9 +125,15 @@ class LocalWindows:
     def is_lent(self) -> bool:
         return self._lent is not None
 
-    def may_work(self, session: AgentSession) -> bool:
-        """Whether it is no local instance, or its window is open and it is awake."""
-        return not session.hello.local or (self.may_load(session) and not self._gathering)
+    def device_use(self, session: AgentSession) -> DeviceUse:
+        """How the instance may use its devices now."""
+        if not session.hello.local:
+            return DeviceUse.OWN
+        if not self.is_open:
+            return DeviceUse.NO_WINDOW
+        if session.resting:
+            return DeviceUse.ASLEEP
+        return DeviceUse.GATHERING if self._gathering else DeviceUse.LENT
 
     def may_load(self, session: AgentSession) -> bool:
         """Whether its engine may be started, or be given a policy, now: both take memory."""

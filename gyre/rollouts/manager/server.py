@@ -42,7 +42,7 @@ from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, LocalWindows
 from gyre.rollouts.manager.malloc_tuning import give_large_blocks_back
 from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
-from gyre.rollouts.manager.sessions import AgentSession, Connection
+from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection, RefusedVersion
 from gyre.rollouts.manager.status import book_status, instance_status
 from gyre.rollouts.protocol.frames import (
     MAX_FRAME_BYTES,
@@ -100,6 +100,10 @@ DEATHS = frozenset(("connection_lost", "silent", "replaced"))
 """Ways to leave that a sample may be to blame for."""
 
 TICK_S = 0.1
+
+RELOAD_FIRST_S, RELOAD_MAX_S = 0.5, 60.0
+"""Pause before an instance is told to load a version again that it could not load, doubled each time. Each try costs a
+row in the journal, and what failed often will most likely fail again."""
 
 SOURCES_TOLD = 16
 """Of those who have a version; more find each other."""
@@ -162,7 +166,7 @@ class RolloutManager:
     ) -> None:
         self.settings = settings or ManagerSettings()
         self.book = OpenGroups(epoch=term)
-        self.sessions: dict[str, AgentSession] = {}
+        self.sessions = AgentSessions(self.book)
         self.weights = PolicyVersions()
         self._store = store
         self._term = term
@@ -182,6 +186,8 @@ class RolloutManager:
         )
         self._intake = ReportQueue(self.book, self._refused)
         self._dispatch_scheduled = False
+        self._admission_stale = True
+        """Something other than a report came since admission was computed."""
         self._hold_until = 0.0
         self._rebalanced_at = 0.0
         self._fleet = Autoscaler(self.settings.elastic) if self.settings.elastic is not None else None
@@ -377,8 +383,14 @@ class RolloutManager:
             version = -1  # the same number, other bytes: an instance of another history
         instance.version = version
         session.resting = "asleep" if frame.asleep else ""
+        if before is not None and back:
+            session.refused = before.refused
         weights = self.weights.served
-        if weights is not None and (version == weights.version or not self._windows.may_load(session)):
+        if weights is not None and (
+            version == weights.version
+            or not self._windows.may_load(session)
+            or session.waits_to_reload(weights.version, now)
+        ):
             weights = None
         peer.send(
             Welcome(
@@ -394,7 +406,6 @@ class RolloutManager:
         if weights is not None:
             session.loading, session.loading_since = weights.version, now
         self._update(session)
-        self._admit(session)
         self._cancel()
         self._on_event(
             "InstanceJoined",
@@ -421,14 +432,7 @@ class RolloutManager:
         if isinstance(frame, Loaded):
             self._loaded(session, frame)
         elif isinstance(frame, LoadFailed):
-            session.loading = None
-            self._on_event(
-                "WeightsRefused",
-                {"instance": session.name, "version": frame.version, "error": frame.error[:4000]},
-            )
-            assert session.peer is not None
-            session.peer.close()  # it dials again, and is given the version again
-            self._give_up_pinned(frame)
+            self._load_failed(session, frame)
         elif isinstance(frame, WeightsTrouble):
             told = {"instance": session.name, "version": frame.version, "what": frame.what}
             self._on_event("WeightsTrouble", {**told, "evidence": frame.evidence[:4000]})
@@ -464,6 +468,7 @@ class RolloutManager:
         self._commits.soon()
 
     def _ended(self, session: AgentSession, frame: Progress) -> None:
+        self._compute_admission()
         for state in self.book.progress(session.name, frame):
             if state.key in self.book.migrating:
                 self._send_work(self.book.handoff(state))
@@ -515,15 +520,32 @@ class RolloutManager:
         chosen = self.weights.way_changed(session.name, frame, self._now())
         if chosen is not None:
             self._on_event("TransferChosen", chosen)
+        session.refused.pop(frame.version, None)
         self._update(session)
-        self._admit(session)
         self._windows.loaded(session, session.heard_at)
         self._dispatch_later()
 
-    def _admit(self, session: AgentSession) -> None:
-        handing_over = session.loading is not None and self.settings.update_mode == "handover"
-        able = session.peer is not None and not session.draining and not handing_over
-        self.book.admit(session.name, able=able and self._windows.may_work(session))
+    def _load_failed(self, session: AgentSession, frame: LoadFailed) -> None:
+        """It is told to load the version again after a while, each time after a longer one."""
+        session.loading = None
+        count = session.refused[frame.version].count + 1 if frame.version in session.refused else 1
+        pause_s = min(RELOAD_MAX_S, RELOAD_FIRST_S * 2 ** (count - 1))
+        session.refused = {frame.version: RefusedVersion(count, self._now() + pause_s)}
+        self._on_event(
+            "WeightsRefused",
+            {"instance": session.name, "version": frame.version, "error": frame.error[:4000]},
+        )
+        self._give_up_pinned(frame)
+        self._dispatch_later()
+
+    def _compute_admission(self) -> bool:
+        """Compute who may be given samples now; whether anybody may who might not before. A report changes nothing of
+        it, and there are thousands of reports."""
+        if not self._admission_stale:
+            return False
+        self._admission_stale = False
+        handover = self.settings.update_mode == "handover"
+        return self.sessions.admit(self._windows.device_use, handover=handover)
 
     def _engine_died(self, session: AgentSession, frame: EngineDied) -> None:
         session.engine_deaths += 1
@@ -570,14 +592,11 @@ class RolloutManager:
 
     def _disconnected(self, session: AgentSession) -> None:
         self._intake.take_in()
-        session.peer = None
-        session.loading = None
+        if not self.sessions.disconnected(session, self._now()):
+            return
         if session.draining:
             self._lost(session, "drained")
-            return
-        session.lost_at = self._now()
-        if session.name in self.book.instances:
-            self._admit(session)
+        self._dispatch_later()
 
     def _lost(self, session: AgentSession, reason: str) -> None:
         self._intake.take_in()
@@ -620,7 +639,7 @@ class RolloutManager:
             return
         session.draining = True
         session.drain_until = self._now() + deadline_s
-        self._admit(session)
+        self._dispatch_later()
         self._on_event(
             "InstanceDraining", {"instance": session.name, "reason": reason, "deadline_s": deadline_s}
         )
@@ -634,13 +653,15 @@ class RolloutManager:
     # -- work ---------------------------------------------------------------------------------------
 
     def _dispatch_later(self) -> None:
-        """Once for everything that this turn of the loop brings."""
+        """Once for everything that this turn of the loop brings, with admission computed anew."""
+        self._admission_stale = True
         if not self._dispatch_scheduled:
             self._dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         self._dispatch_scheduled = False
+        self._compute_admission()
         if self._now() < self._hold_until:
             return
         given = self.book.assign(ASSIGN_PER_TURN)
@@ -684,10 +705,9 @@ class RolloutManager:
             self._tell(self.sessions[name], Cancel(rows=rows))
 
     def _refresh(self, session: AgentSession) -> None:
-        """Of a local instance, when its window opens or closes."""
+        """What may be done with a local instance has changed: its window opens or closes, or it woke."""
         if session.name in self.book.instances:
             self._update(session)
-            self._admit(session)
             self._dispatch_later()
 
     def _answer(self, frame: Frame) -> None:
@@ -733,7 +753,6 @@ class RolloutManager:
         self.book.promote(served.version)
         for session in self.sessions.values():
             self._update(session)
-            self._admit(session)
         self._dispatch_later()
 
     def _update(self, session: AgentSession) -> None:
@@ -746,10 +765,12 @@ class RolloutManager:
             return
         if self.book.instances[session.name].version == served.version:
             return
+        if session.waits_to_reload(served.version, self._now()):
+            return
         if self._windows.may_load(session):
             session.loading, session.loading_since = served.version, self._now()
             session.peer.send(self._with_sources(served))
-            self._admit(session)
+            self._dispatch_later()
         elif session.loading is None and session.told_ahead != served.version:
             # It loads it when its window opens; that it has it by then costs no memory of the trainer's devices.
             # What it is loading it finishes first: the window's end waits for that.
@@ -835,10 +856,7 @@ class RolloutManager:
                 ids = [group.id for group in unpack_groups(frame.groups)]
                 peer.send(Failed(purpose=frame.purpose, ids=ids, message=str(error)))
                 return
-            if self.book.required_version != required:
-                for session in self.sessions.values():
-                    self._admit(session)
-            if opened:
+            if opened or self.book.required_version != required:
                 self._commits.soon()
                 self._dispatch_later()
             if self._delivery.holds(frame.purpose):
@@ -926,6 +944,11 @@ class RolloutManager:
                     self._lost(session, "drain_deadline")
                 elif session.loading is not None and now - session.loading_since > settings.load_timeout_s:
                     self._lost(session, "weights_not_loaded")
+                elif session.refused:
+                    self._update(session)
+            self._admission_stale = True
+            if self._compute_admission():
+                self._dispatch_later()
             if self._hold_until and now >= self._hold_until:
                 self._hold_until = 0.0
                 self._dispatch_later()

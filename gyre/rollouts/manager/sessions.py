@@ -16,6 +16,8 @@ from typing import Literal
 
 from aiohttp import web
 
+from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
+from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.protocol.frames import Frame, Hello, encode
 
 AT_ONCE_BYTES = 16 << 10
@@ -98,6 +100,14 @@ class Connection:
             await asyncio.wait_for(self.socket.close(), 2.0)
 
 
+@dataclass(slots=True)
+class RefusedVersion:
+    """How often an instance could not load a version, and from when it is told to try again."""
+
+    count: int
+    retry_at: float
+
+
 @dataclass(eq=False, slots=True)
 class AgentSession:
     hello: Hello
@@ -125,7 +135,67 @@ class AgentSession:
     acked_at: float = 0.0
     deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
     """Frames that wait until the ledger's delta of this number is committed, in order."""
+    refused: dict[int, RefusedVersion] = field(default_factory=dict)
+    """Versions that this incarnation could not load."""
+    not_admitted: NotAdmitted | None = NotAdmitted.NO_POLICY
+    """Why it is given nothing, as of the last dispatch; None where it is admitted."""
 
     @property
     def name(self) -> str:
         return self.hello.instance
+
+    def waits_to_reload(self, version: int, now: float) -> bool:
+        """Whether it could not load this version, and is not to try again yet."""
+        refused = self.refused.get(version)
+        return refused is not None and now < refused.retry_at
+
+
+class AgentSessions(dict[str, AgentSession]):
+    """The newest session of each instance, by name, and which of them are admitted.
+
+    Invariants:
+    - *newest wins*: a session that was replaced under its name changes nothing any more, however late its connection
+      ends;
+    - *computed, not remembered*: `admit` looks at every session anew; what happened before does not matter.
+    """
+
+    def __init__(self, groups: OpenGroups) -> None:
+        super().__init__()
+        self._groups = groups
+
+    def disconnected(self, session: AgentSession, now: float) -> bool:
+        """The connection of this session ended. False where the instance has a newer session, which nothing of this
+        concerns."""
+        session.peer = None
+        session.loading = None
+        if self.get(session.name) is not session:
+            return False
+        session.lost_at = now
+        return True
+
+    def admit(self, devices: Callable[[AgentSession], DeviceUse], *, handover: bool) -> bool:
+        """Compute for every instance whether it may be given samples now, and tell the groups. Whether any instance may
+        that might not before."""
+        more = False
+        bounds = self._groups.bounds
+        instances = self._groups.instances
+        for name, session in self.items():
+            instance = instances.get(name)
+            if instance is None:
+                continue
+            session.not_admitted = why_not_admitted(
+                is_current=instance.number == session.number,
+                connected=session.peer is not None and not session.peer.closing,
+                draining=session.draining,
+                version=instance.version,
+                bounds=bounds,
+                loading=session.loading is not None,
+                handover=handover,
+                refused=session.refused,
+                devices=devices(session),
+            )
+            admitted = session.not_admitted is None
+            if instance.accepting != admitted:
+                self._groups.admit(name, able=admitted)
+                more = more or admitted
+        return more

@@ -32,7 +32,8 @@ def book_status(book: OpenGroups) -> dict[str, Any]:
 def instance_status(
     session: AgentSession, instance: Instance, now: float, *, checksum: str
 ) -> dict[str, Any]:
-    """`checksum` is of the version that it acknowledged; "" where that is not known any more."""
+    """`checksum` is of the version that it acknowledged; "" where that is not known any more. `not_admitted` says why
+    it is given nothing; "" where it is admitted."""
     return {
         "instance": session.name,
         "incarnation": session.hello.incarnation,
@@ -43,6 +44,7 @@ def instance_status(
         "checksum": checksum,
         "source": session.source,
         "state": _state(session, instance),
+        "not_admitted": str(session.not_admitted or ""),
         "samples": len(instance.held),
         "running": session.running,
         "tokens": instance.tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.device_sharing import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, LocalWindows
-from gyre.rollouts.manager.sessions import AgentSession
+from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
 from gyre.rollouts.protocol.frames import (
     Asleep,
     Awake,
@@ -40,7 +41,7 @@ class World:
         self.book = OpenGroups(epoch=1)
         self.book.newest_version = 0
         self.book.promote(0)
-        self.sessions: dict[str, AgentSession] = {}
+        self.sessions = AgentSessions(self.book)
         self.rates: dict[str, float] = {}
         self.told: list[tuple[str, Frame]] = []
         self.answers: list[Frame] = []
@@ -65,7 +66,7 @@ class World:
     # -- what the manager does ----------------------------------------------------------------------
 
     def _refresh(self, session: AgentSession) -> None:
-        self.book.admit(session.name, able=self.windows.may_work(session))
+        self.sessions.admit(self.windows.device_use, handover=False)
 
     def _tell(self, session: AgentSession, frame: Frame) -> None:
         self.told.append((session.name, frame))
@@ -100,7 +101,7 @@ class World:
         )
         self.book.join(hello)
         number = self.book.instances[name].number
-        peer: Any = object()
+        peer: Any = SimpleNamespace(closing=False)
         session = AgentSession(hello, peer, number, heard_at=self.now, joined_at=self.now)
         self.sessions[name] = session
         self.rates[name] = rate

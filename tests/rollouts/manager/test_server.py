@@ -17,8 +17,8 @@ import pytest
 
 from gyre.errors import Fenced
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.manager import server as manager_module
-from gyre.rollouts.manager import sessions as peers
+from gyre.rollouts.manager import server as server_module
+from gyre.rollouts.manager import sessions as sessions_module
 from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
 from gyre.rollouts.manager.server import RolloutManager
 from gyre.rollouts.protocol.frames import (
@@ -51,7 +51,7 @@ from tests.rollouts.plane import QUICK, TOKEN, Plane, ScriptedAgent, live_plane,
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
+    monkeypatch.setattr(server_module, "TICK_S", 0.02)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ async def test_an_oversized_message_ends_its_connection_alone(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = await plane.agent("good")
-    monkeypatch.setattr(manager_module, "MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr(server_module, "MAX_FRAME_BYTES", 1000)
     bad = await plane.dial()
     await bad.send(b"\0" * 2000)
     await bad.closed()
@@ -392,19 +392,41 @@ async def test_a_pinned_request_that_comes_too_late_is_told_so(plane: Plane) -> 
     assert (failed.purpose, failed.ids) == ("eval", [0])
 
 
-async def test_a_failed_load_is_told_and_given_again(plane: Plane) -> None:
+async def test_a_failed_load_is_told_and_given_again_after_a_while(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "RELOAD_FIRST_S", 3600.0)
+    monkeypatch.setattr(server_module, "RELOAD_MAX_S", 3600.0)
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.agent("a")
     await until(lambda: plane.manager.weights.served is not None)
     await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
-    await agent.wire.closed()
+    await until(lambda: plane.told("WeightsRefused"))
     assert plane.told("WeightsRefused")[0]["error"] == "a byte was flipped"
     await trainer.ask([0])
-    welcome = await agent.dial()
-    assert welcome.weights is not None
-    await agent.load()
+    await until(lambda: plane.manager.book.queued == 1)
+    await until(lambda: plane.manager.status()["instances"][0]["not_admitted"] == "policy_refused")
+    assert (await agent.back(version=-1, checksum="")).weights is None  # not by a redial either
+    await until(lambda: plane.manager.status()["instances"][0]["not_admitted"] == "policy_refused")
+    assert len(plane.told("WeightsRefused")) == 1
+    plane.manager.sessions["a"].refused[0].retry_at = 0.0  # the while is over
+    await agent.loaded(await agent.wire.expect(Weights))
     await agent.work(1)
+
+
+async def test_a_newer_version_is_given_at_once_to_who_could_not_load_the_last(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a")
+    await until(lambda: plane.manager.weights.served is not None)
+    await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
+    await until(lambda: plane.told("WeightsRefused"))
+    plane.manager.sessions["a"].refused[0].retry_at = float("inf")
+    await trainer.publish(1)
+    weights = await agent.wire.expect(Weights)
+    while weights.version != 1:
+        weights = await agent.wire.expect(Weights)
 
 
 async def test_an_instance_that_does_not_load_in_time_is_let_go(tmp_path: Path) -> None:
@@ -498,6 +520,24 @@ async def test_who_dials_twice_is_there_once(plane: Plane) -> None:
     assert (await second.wire.expect(Reject)).code == "superseded"
     assert plane.manager.sessions["a"].hello.incarnation == "2"
     assert [told["reason"] for told in plane.told("InstanceLeft")] == ["superseded"]
+
+
+async def test_an_agent_that_dials_again_while_its_old_connection_stands_gets_work(plane: Plane) -> None:
+    """However late the old connection's handler ends, it concerns nobody any more."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    first = await plane.working("a")
+    second = ScriptedAgent(plane, "a")
+    second.weights = first.weights
+    await second.back()
+    await first.wire.closed()
+    await first.wire.socket.close()
+    await asyncio.sleep(0.1)  # the old handler ends
+    await trainer.ask([0])
+    (sample,) = await second.work(1)
+    assert plane.manager.status()["instances"][0]["not_admitted"] == ""
+    await second.report({sample.work.row: 3}, {sample.work.row: "stop"})
+    assert set(await trainer.groups(1)) == {0}
 
 
 async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gone(tmp_path: Path) -> None:
@@ -849,7 +889,7 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
 
 
 async def test_an_agent_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "SEND_LIMIT_BYTES", 10_000)
+    monkeypatch.setattr(sessions_module, "SEND_LIMIT_BYTES", 10_000)
     async with live_plane(tmp_path) as plane:
         trainer = await plane.trainer()
         await trainer.publish(0)
