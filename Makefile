@@ -1,14 +1,20 @@
-# make install | demo | test | test-sglang | lint | types | layers | bench | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SGLANG := .venv-sglang
+SGLANG_TESTS ?= $(MAKE) test-sglang
 
-.PHONY: install demo test sglang test-sglang lint types layers bench clean
-.DEFAULT_GOAL := install
+# Three workers, also on two cores: tests that kill processes mostly wait for them to come back.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
-install: $(STAMP)
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang coverage lint types layers bench clean
+.DEFAULT_GOAL := help
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## make .venv with everything but SGLang
 
 $(STAMP): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,16 +23,27 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,dev,math,postgres,megatron]'
 	touch $(STAMP)
 
-demo: install
+hooks: install  ## run ruff and the quick types before every commit (pre-commit)
+	$(BIN)/pre-commit install
+
+demo: install  ## train a small model through the whole system on this machine; ARGS=--chaos kills it meanwhile
 	$(BIN)/gyre demo $(ARGS)
 
-# Three workers, also on two cores: the tests that kill processes mostly wait for them to come back.
-# Compiled first, for where Python may not write bytecode each of their processes would compile Gyre again.
-test: install
+# Compiled first: where Python may not write bytecode, each process of a test would compile Gyre again.
+test: install  ## what to run before a commit: the fast tests, and a real job whose processes are killed, each kind once
 	$(BIN)/python -m compileall -q gyre
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not slow and not postgres and not sglang" $(ARGS)
 
-# SGLang has an environment of its own (2.6 GB), for it wants other versions than Gyre.
+test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL
+	$(BIN)/python -m compileall -q gyre
+	$(PYTEST) -m "(slow or postgres) and not sglang" $(ARGS)
+
+test-all:  ## everything: test-sglang, test and test-long
+	$(SGLANG_TESTS)
+	$(MAKE) test
+	$(MAKE) test-long
+
+# SGLang has an environment of its own (2.6 GB): it wants other versions than Gyre.
 sglang: $(SGLANG)/.installed
 
 $(SGLANG)/.installed: constraints-sglang.txt
@@ -35,21 +52,25 @@ $(SGLANG)/.installed: constraints-sglang.txt
 	touch $@
 
 # One worker has the job, the other what needs an engine alone: an engine takes half a minute of a core to start.
-test-sglang: install sglang
+test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight loading, a job that is killed
 	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
 
-lint: install
+coverage: install  ## lines and branches that `make test` reaches, subprocesses included
+	rm -f .coverage .coverage.*
+	COVERAGE_PROCESS_START=pyproject.toml $(PYTEST) --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not sglang" $(ARGS)
+
+lint: install  ## ruff: check and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: install  ## mypy, strict on the core
 	$(BIN)/mypy
 
-layers: install
+layers: install  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-bench: install
+bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
-clean:
+clean:  ## remove environments and caches
 	rm -rf $(VENV) $(SGLANG) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-ORDER = ("kill", "e2e", "rollouts", "workloads", "megatron")
+ORDER = ("kill", "e2e", "rollouts", "workloads", "engines", "megatron")
 """The longest first, so that the workers end together."""
 
 

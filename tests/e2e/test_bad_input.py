@@ -112,6 +112,7 @@ def test_more_devices_than_the_job_has_nodes_for(mine: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_more_gpus_than_there_are(shared: Shared, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps({**JOB, "name": "gpus", "device_type": "GPU"}))
@@ -196,6 +197,7 @@ def test_off_loopback_without_a_token(mine: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_no_ray_at_the_address(short_home: Path, nowhere: str) -> None:
     """In a process that is not connected. Ray alone would try for more than a minute."""
     file = short_home / "job.json"
@@ -209,6 +211,7 @@ def test_no_ray_at_the_address(short_home: Path, nowhere: str) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_submit_without_a_cluster(short_home: Path) -> None:
     file = short_home / "job.json"
     file.write_text(json.dumps(JOB))
@@ -224,6 +227,7 @@ def test_submit_without_a_cluster(short_home: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_name_is_taken_only_while_its_cluster_lives(shared: Shared, nowhere: str) -> None:
     """A job of a cluster that is gone is told of as it is, and loses its name to the next one."""
     url = f"sqlite:///{shared.home / 'gyre.db'}"
@@ -249,6 +253,7 @@ def test_a_name_is_taken_only_while_its_cluster_lives(shared: Shared, nowhere: s
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_stop_of_a_job_whose_cluster_is_gone_ends_it(shared: Shared, nowhere: str) -> None:
     url = f"sqlite:///{shared.home / 'gyre.db'}"
     builder = RLJobBuilder().trainer(MODULE, "Endless").rollout(MODULE, "MyRollout")

@@ -63,6 +63,7 @@ def ends(process: Process, code: int) -> None:
     process.nothing_left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ray_starts(running: Process) -> None:
     def ray_starts() -> bool:
         return any("gcs_server" in command_of(child) for child in running.seen)
@@ -72,6 +73,7 @@ def test_ctrl_c_while_ray_starts(running: Process) -> None:
     ends(running, 130)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_job_is_placed(running: Process) -> None:
     running.until(lambda: row_of(running))
     running.ctrl_c()
@@ -89,6 +91,7 @@ def test_ctrl_c_while_it_trains(running: Process) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_impatient_ctrl_c(running: Process) -> None:
     reach(running, "running")
     running.ctrl_c()
@@ -100,6 +103,7 @@ def test_an_impatient_ctrl_c(running: Process) -> None:
     assert row.phase == "stopped"
 
 
+@pytest.mark.slow
 def test_a_killed_driver_takes_everything_along_and_its_name_comes_free_for_one_that_sigterm_ends_in_order(
     running: Process, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_job_of_the_readme_runs_and_its_handle_tells_everything(shared: Shar
     handle.close()
 
 
+@pytest.mark.slow
 def test_classes_may_be_given_themselves_and_build_left_out(shared: Shared) -> None:
     handle = (
         RLJobBuilder()
@@ -101,6 +102,7 @@ def test_classes_may_be_given_themselves_and_build_left_out(shared: Shared) -> N
     handle.close()
 
 
+@pytest.mark.slow
 def test_a_script_holds_its_own_classes_and_starts_its_own_cluster(short_home: Path) -> None:
     """`python script.py` on a machine without Ray: it runs, and leaves nothing behind."""
     import sys

@@ -97,6 +97,7 @@ def engine_of(agent: Victim) -> psutil.Process:
     raise AssertionError(f"{agent} has no engine")
 
 
+@pytest.mark.slow
 def test_everything_is_killed_at_once(start: Start, undisturbed_digest: str) -> None:
     """Every process that the job has."""
     run = start(rollout_total=1)
@@ -108,6 +109,7 @@ def test_everything_is_killed_at_once(start: Start, undisturbed_digest: str) -> 
     assert view["job"]["result"]["digest"] == undisturbed_digest
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_digest: str) -> None:
     """A vertex by the master, and the master by its vertices, which end it."""
     names = ("actor-1", "trainer-0", "rollout-0", "master")
@@ -126,6 +128,7 @@ def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_diges
             assert "host.py" in incident["evidence"]["stack"] or "Thread" in incident["evidence"]["stack"]
 
 
+@pytest.mark.slow
 def test_a_rollout_class_of_the_users_is_called_again_elsewhere_also_behind_its_weights(start: Start) -> None:
     """With staleness permitted the weights may differ from run to run; the account may not."""
     run = start(steps=12, own_rollouts=True, max_staleness=2)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
 
 STEPS = 9
 JOB: dict[str, Any] = {

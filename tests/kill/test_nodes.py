@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.ray
 @pytest.mark.kill
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_vertices_of_a_dead_node_come_back_on_another(undisturbed_digest: str) -> None:
     done = subprocess.run(

@@ -14,6 +14,7 @@ __all__ = ["postgres_server", "postgres_url"]
 
 @pytest.mark.ray
 @pytest.mark.kill
+@pytest.mark.slow
 @pytest.mark.postgres
 @pytest.mark.timeout(240)
 def test_master_and_trainer_killed_together_on_postgres(
