@@ -180,11 +180,11 @@ def bare_loop(options: argparse.Namespace, name: str) -> Loop:
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.module import Float16Module
 
+    from gyre.models.first_weights import SeededWeights
     from gyre.workloads.megatron.config import architecture_from, transformer_config
     from gyre.workloads.megatron.hugging_face import import_weights
     from gyre.workloads.megatron.model import build_model
     from gyre.workloads.megatron.parallel import Ranks
-    from gyre.workloads.torch.folder import SeededWeights
 
     architecture = architecture_from(hugging_face(options), "bench")
     context = WorkloadContext("bench", "actor", 0, 1)

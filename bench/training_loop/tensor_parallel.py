@@ -79,7 +79,7 @@ class VersionsWork(Work):
     """An actor that becomes one model or the other, as by an optimizer's step."""
 
     def take(self, path: str) -> Row:
-        from gyre.workloads.torch.folder import SafetensorsFolder
+        from gyre.models.folder import SafetensorsFolder
 
         began = self._now()
         self.actor.policy.load(SafetensorsFolder(Path(path)))

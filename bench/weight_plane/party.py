@@ -119,10 +119,11 @@ class Train(Serve):
     def weights(self, options: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        from gyre.workloads.torch.model import Decoder, ModelConfig
+        from gyre.models.architecture import Architecture
+        from gyre.models.modules import Decoder
 
         torch.set_num_threads(1)
-        config = ModelConfig(
+        config = Architecture.qwen3(
             vocab=VOCABULARY, layers=6, hidden=512, heads=8, kv_heads=2, mlp=1408, max_positions=128
         )
         self.model = Decoder(config, seed=0)

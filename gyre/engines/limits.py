@@ -10,12 +10,13 @@ This module must not know which engine it is, or how a request is sent.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.engines.dialect import GenerateRequest
 from gyre.engines.errors import RequestUnsafe
+from gyre.models.architecture import read_config
+from gyre.models.errors import ModelFolderError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class RequestLimits:
 def vocabulary_of(model_path: Path | str) -> int | None:
     """The number of tokens of the model in this folder; None where its `config.json` does not say."""
     try:
-        config = json.loads((Path(model_path) / "config.json").read_text())
+        config = read_config(Path(model_path))
         size = config.get("vocab_size") or config["text_config"]["vocab_size"]
         return int(size)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ModelFolderError, ValueError, KeyError, TypeError):
         return None

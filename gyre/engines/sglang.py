@@ -5,7 +5,6 @@ This module must not import SGLang: it runs in a process, and often an environme
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
@@ -16,6 +15,8 @@ from gyre.engines.limits import RequestLimits, vocabulary_of
 from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
+from gyre.models.architecture import read_config
+from gyre.models.errors import ModelFolderError
 
 STREAM_INTERVAL = 8
 """Tokens a chunk: 8 costs an eighth of the messages of 1, and is a fifth of a second of a busy engine's work."""
@@ -98,6 +99,6 @@ def _loads_otherwise(model_path: Path | str, extra: Sequence[str]) -> bool:
     if any(argument.partition("=")[0] in _OTHER_LOADERS for argument in extra):
         return True
     try:
-        return "quantization_config" in json.loads((Path(model_path) / "config.json").read_text())
-    except (OSError, ValueError):
+        return "quantization_config" in read_config(Path(model_path))
+    except ModelFolderError:
         return False  # the engine will say what is wrong with the folder

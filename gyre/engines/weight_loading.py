@@ -35,7 +35,11 @@ from typing import Any, Literal
 from gyre.engines.dialect import PauseMode
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
-from gyre.weights.version.manifest import WeightManifest, WeightMismatch
+from gyre.models.architecture import read_config
+from gyre.models.errors import ModelFolderError
+from gyre.models.folder import weight_files
+from gyre.models.safetensors_header import read_header
+from gyre.weights.version.manifest import DTYPES, WeightManifest, WeightMismatch
 
 LISTING = "gyre.json"
 
@@ -56,23 +60,8 @@ _NOTHING = base64.b64encode(b"\x80\x04].").decode()
 _FLUSHES = 3
 """Times that a cache is flushed before the load is given up: a request may come in between."""
 
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
-
-_MAX_HEADER_BYTES = 100 << 20
-"""Safetensors' own limit."""
+_TORCH_DTYPES = {saved: name for name, (saved, _) in DTYPES.items()}
+"""Safetensors' name of a dtype: torch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +83,18 @@ class Slot:
         """The slot in the folder `path`, with the checksums of `manifest`, else those of its `gyre.json`, else none.
         Raises WeightMismatch for what is no such folder."""
         try:
-            files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors")
+            files = weight_files(path)
             if not files:
                 raise ValueError("it has no safetensors file")
-            tensors = [row for number, file in enumerate(files) for row in _header(file, number)]
+            tensors = [
+                (entry.name, _TORCH_DTYPES[entry.dtype], entry.shape, number, entry.offset, entry.size_bytes)
+                for number, file in enumerate(files)
+                for entry in read_header(file)
+            ]
             numbers = {file.name: number for number, file in enumerate(files)}
             chunks = _chunks_of(manifest, numbers) if manifest is not None else _listed(path, numbers)
-            config = json.loads((path / "config.json").read_text())
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            config = read_config(path)
+        except (ModelFolderError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise WeightMismatch(f"{path} holds no weights that can be loaded: {error}.") from error
         names = tuple(str(file.absolute()) for file in files)
         return cls(path, names, tuple(tensors), tuple(chunks), bool(config.get("tie_word_embeddings")))
@@ -133,21 +126,6 @@ class Slot:
             for name, _, shape, *_ in self.tensors
             if "rotary_emb.inv_freq" not in name and not (self.tied and name == "lm_head.weight")
         }
-
-
-def _header(file: Path, number: int) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
-    with open(file, "rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if not 2 <= length <= _MAX_HEADER_BYTES:
-            raise ValueError(f"{file.name} is no safetensors file")
-        header = json.loads(opened.read(length))
-    rows = []
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            shape = tuple(int(size) for size in entry["shape"])
-            rows.append((name, _DTYPES[entry["dtype"]], shape, number, 8 + length + begin, end - begin))
-    return rows
 
 
 def _chunks_of(manifest: WeightManifest, numbers: Mapping[str, int]) -> list[tuple[int, int, int, str]]:

@@ -108,8 +108,8 @@ def train_in_plain_torch(
     rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps
 ) -> dict[str, Any]:
     """The plain actor on ranks of its own: metrics, weights by Hugging Face's names, and state."""
+    from gyre.models.tensor_names import to_names
     from gyre.workloads.torch.actor import TorchActor
-    from gyre.workloads.torch.hugging_face import to_names
 
     actor = TorchActor()
     actor.context = WorkloadContext(
@@ -119,7 +119,7 @@ def train_in_plain_torch(
     try:
         actor.warm_start()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps]
-        named = to_names(dict(actor.model.named_parameters()), actor.model.config)
+        named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
         weights = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}
         return {"metrics": metrics, "weights": weights, "state": actor.state()}
     finally:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.models.tensor_names import to_names
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import work
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups, take_step
 from tests.rank_pool import RankPool
@@ -33,7 +33,7 @@ def plain_torch(config: dict[str, Any], steps: work.Steps) -> dict[str, Any]:
     actor.setup()
     actor.warm_start()
     metrics = [take_step(actor, [[group for part in parts for group in part]]) for parts in steps]
-    named = to_names(dict(actor.model.named_parameters()), actor.model.config)
+    named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
     return {"metrics": metrics, "weights": {name: t.detach().numpy() for name, t in named.items()}}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.models.tensor_names import to_names
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import learner_work, work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups, take_step
@@ -45,7 +45,7 @@ def plain_torch(config: dict[str, Any], steps: work.Steps, policy: Any = None) -
         )
         values.append(learner_work.flat_values(groups))
         metrics.append(take_step(critic, [groups]))
-    named = to_names(dict(critic.model.decoder.named_parameters()), critic.model.decoder.config)
+    named = to_names(dict(critic.model.decoder.named_parameters()), critic.model.decoder.architecture)
     named |= {f"value_head.{name}": one for name, one in critic.model.value_head.named_parameters()}
     return {
         "values": values,

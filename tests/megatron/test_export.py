@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from gyre.errors import ConfigError
-from gyre.workloads.torch.folder import SafetensorsFolder
-from gyre.workloads.torch.saved_model import save_model_folder
+from gyre.models.folder import SafetensorsFolder
+from gyre.models.saving import save_model_folder
 from tests.megatron import learner_work, work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups

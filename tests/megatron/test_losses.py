@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.settings import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.hugging_face import to_names
 from tests.megatron import learner_work
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
@@ -69,7 +69,7 @@ def plain() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     found = []
     for name, loss in LOSSES.items():
         metrics = learner_work.step_by(actor, loss, GROUPS[name])
-        named = to_names(dict(actor.model.named_parameters()), actor.model.config)
+        named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
         found.append((metrics, {key: one.detach().numpy().copy() for key, one in named.items()}))
     return found
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gyre.engines.embedded.errors import CheckpointError
+from gyre.errors import ConfigError
 
 _SHUTDOWN_S = 1.0
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(_serve(arguments))
-    except (CheckpointError, OSError) as error:
+    except (ConfigError, OSError) as error:
         print(f"The engine cannot start: {error}", file=sys.stderr)
         return 2
     return 0

@@ -25,13 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode
-from gyre.engines.embedded.architecture import Architecture
 from gyre.engines.embedded.checkpoint import Weights
 from gyre.engines.embedded.decoder import Batch, Chunk, Decoder, KVCache
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.invariance import Scheme, measure
 from gyre.engines.embedded.requests import Delta, Ending, Request, throw
 from gyre.engines.embedded.sampling import choose
+from gyre.models.architecture import Architecture
 
 _ABORTED = Ending(FinishKind.ABORT, message="Aborted")
 _FIRST_CAPACITY = 256

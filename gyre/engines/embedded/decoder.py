@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyre.engines.embedded.architecture import Architecture
 from gyre.engines.embedded.checkpoint import LayerWeights, Weights
 from gyre.engines.embedded.invariance import attend, mask_of
+from gyre.models.architecture import Architecture
 
 _ALIGNMENT_BYTES = 64
 

@@ -1,9 +1,8 @@
 """What the embedded engine raises on purpose, inside its own process.
 
     GyreError
-    ├── BadRequest        a request that cannot be served; nothing was started
-    ├── CheckpointError   a model that cannot be served; nothing was changed
-    └── LoopEnded         the engine's loop is over; the process must be started again
+    ├── BadRequest   a request that cannot be served; nothing was started
+    └── LoopEnded    the engine's loop is over; the process must be started again
 
 What a client of an engine sees is in `gyre.engines.errors`. This module must not import torch.
 """
@@ -15,11 +14,6 @@ from gyre.errors import GyreError
 
 class BadRequest(GyreError):
     code = "engine.bad_request"
-    http_status = 400
-
-
-class CheckpointError(GyreError):
-    code = "engine.checkpoint"
     http_status = 400
 
 

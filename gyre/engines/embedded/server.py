@@ -26,10 +26,9 @@ import torch
 from aiohttp import web
 
 from gyre.engines.dialect import FinishKind, PauseMode
-from gyre.engines.embedded.architecture import Architecture, read_architecture
 from gyre.engines.embedded.checkpoint import load_weights
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
-from gyre.engines.embedded.errors import BadRequest, CheckpointError, LoopEnded
+from gyre.engines.embedded.errors import BadRequest, LoopEnded
 from gyre.engines.embedded.loop import SHUTTING_DOWN, EngineLoop
 from gyre.engines.embedded.requests import Delta, Request
 from gyre.engines.embedded.sampling import Sampling
@@ -41,6 +40,9 @@ from gyre.engines.embedded.wire import (
     loads_of,
     read_generate,
 )
+from gyre.errors import ConfigError
+from gyre.models.architecture import Architecture, read_architecture
+from gyre.models.errors import ModelFolderError
 
 ENGINE_VERSION = "gyre-embedded-1 (dialect of SGLang 0.5.23)"
 
@@ -76,7 +78,7 @@ class EngineServer:
     """One engine and its routes. `start` before the first request, `close` after the last."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Reads `config.json`. Raises CheckpointError."""
+        """Reads `config.json`. Raises ConfigError."""
         self.settings = settings
         self.architecture = _with_context(read_architecture(Path(settings.model_path)), settings)
         context = settings.context_length or self.architecture.max_positions
@@ -96,7 +98,7 @@ class EngineServer:
         self.loop = EngineLoop(self._build_core, self._post, threads=settings.threads)
 
     async def start(self) -> None:
-        """Load the weights and start the loop. Raises CheckpointError."""
+        """Load the weights and start the loop. Raises ModelFolderError."""
         self._http = asyncio.get_running_loop()
         await asyncio.to_thread(self.loop.start)
 
@@ -298,7 +300,7 @@ class EngineServer:
 
             await self._ask(swap)
             paused = await self._until(swapped)
-        except (CheckpointError, BadRequest) as error:
+        except (ModelFolderError, BadRequest) as error:
             return _reply({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
         return _reply(
             {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": paused}
@@ -439,15 +441,15 @@ class EngineServer:
             return await handler(http)
         except UnknownField as error:
             return _reply({"error": str(error)}, 400)
-        except (BadRequest, CheckpointError, LoopEnded) as error:
+        except (BadRequest, ModelFolderError, LoopEnded) as error:
             return _reply(error_of(str(error), error.http_status), error.http_status)
 
 
 def _with_context(architecture: Architecture, settings: EngineSettings) -> Architecture:
-    """Checks the settings against the model. Raises CheckpointError."""
+    """Checks the settings against the model. Raises ConfigError."""
     context = settings.context_length
     if context is not None and context > architecture.max_positions:
-        raise CheckpointError(
+        raise ConfigError(
             f"--context-length {context} exceeds the model's max_position_embeddings of "
             f"{architecture.max_positions}.",
             hint="Give a smaller one.",

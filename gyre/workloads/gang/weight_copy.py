@@ -120,13 +120,9 @@ class FetchedCopy:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by their Hugging Face names. They are of their own memory."""
-        from safetensors.torch import load_file
+        from gyre.models.folder import SafetensorsFolder
 
-        return {
-            name: tensor
-            for file in sorted(self.path.glob("*.safetensors"))
-            for name, tensor in load_file(file).items()
-        }
+        return {name: tensor.clone() for name, tensor in SafetensorsFolder(self.path).tensors().items()}
 
     def forsake(self) -> None:
         """As of a Party."""

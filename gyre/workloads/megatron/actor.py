@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gyre.models.modules import Decoder
+from gyre.models.saving import save_model_folder
+from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import operator
@@ -26,9 +29,6 @@ from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.gradients import trained_samples
-from gyre.workloads.torch.hugging_face import from_names, to_names
-from gyre.workloads.torch.model import Decoder
-from gyre.workloads.torch.saved_model import save_model_folder
 
 if TYPE_CHECKING:
     from gyre.workloads.megatron.packing import Pass
@@ -54,12 +54,12 @@ class MegatronActor(MegatronLearner, TorchActor):
         from a folder has none: `{"steps": 0}`."""
         if self._warm is not None or self.step > 0:
             return super().warm_start()
-        if self.decoder_config is None:
+        if self.small_architecture is None:
             self._warm = {"steps": 0}
         else:
-            self.model = Decoder(self.decoder_config, seed=self.settings.seed)
+            self.model = Decoder(self.small_architecture, seed=self.settings.seed)
             super().warm_start()
-            self.policy.load(to_names(self.model.state_dict(), self.decoder_config).__getitem__)
+            self.policy.load(to_names(self.model.state_dict(), self.small_architecture).__getitem__)
             del self.model
         self._changed()
         return self._warm or {}
@@ -122,8 +122,8 @@ class MegatronActor(MegatronLearner, TorchActor):
         trained: list[list[int]],
     ) -> None:
         """As `TorchActor.restore_weights`, into whatever layout."""
+        from gyre.models.folder import SafetensorsFolder
         from gyre.workloads.megatron.checkpoint import begin_optimizer_anew
-        from gyre.workloads.torch.folder import SafetensorsFolder
 
         self.policy.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
         begin_optimizer_anew(self.policy)
@@ -137,8 +137,8 @@ class MegatronActor(MegatronLearner, TorchActor):
     def export_weights(self, *, version: int) -> tuple[dict[str, Any], bytes]:
         """The weights as policy `version`: the manifest as a dict, and its buffer. The first rank has them."""
         named = self.weights()
-        if self.decoder_config is not None:
-            named = from_names(named, self.decoder_config)
+        if self.small_architecture is not None:
+            named = from_names(named, self.small_architecture)
         manifest, buffer = pack_weights(named, version=version, step=self.step)
         return manifest.to_dict(), buffer
 

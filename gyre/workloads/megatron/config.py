@@ -1,7 +1,7 @@
 """From a Hugging Face `config.json` to Megatron's configuration: Qwen2, Qwen3 and Llama.
 
 Invariant *nothing is ignored*: what would change the function and is not computed here is refused, by the same reading
-of the file as the embedded engine's (`gyre.engines.embedded.architecture`).
+of the file as the embedded engine's (`gyre.models.architecture`).
 
 This module must not know about ranks beyond their numbers, and must not be imported before `seam.open_seam`.
 """
@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from gyre.engines.embedded.architecture import Architecture, architecture_of
-from gyre.engines.embedded.errors import CheckpointError
 from gyre.errors import ConfigError
+from gyre.models.architecture import Architecture, architecture_of
 from gyre.workloads.megatron.settings import MegatronSettings
 
 _VOCAB_MULTIPLE = 8
@@ -25,13 +24,7 @@ _VOCAB_MULTIPLE = 8
 
 def architecture_from(config: dict[str, Any], where: str) -> Architecture:
     """The decoder that `config`, the content of a `config.json`, describes. Raises ConfigError."""
-    try:
-        found = architecture_of(config, where)
-    except CheckpointError as error:
-        raise ConfigError(
-            f"{where} describes a model that the Megatron actor does not train: {error}",
-            hint="It trains Qwen2, Qwen3 and Llama shapes.",
-        ) from None
+    found = architecture_of(config, where)
     if found.out_bias != found.mlp_bias:
         raise ConfigError(
             f"{where}: a bias in attention's output but not in the MLP, or the other way round, is not trained "

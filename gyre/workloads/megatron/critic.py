@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from gyre.models.first_weights import with_value_head
+from gyre.models.folder import TensorSource
+from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.base import operator
-from gyre.workloads.megatron.learner import MegatronLearner, Source
+from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT, with_value_head
-from gyre.workloads.torch.hugging_face import to_names
 
 if TYPE_CHECKING:
-    from gyre.engines.embedded.architecture import Architecture
+    from gyre.models.architecture import Architecture
 
 
 class MegatronCritic(MegatronLearner, TorchCritic):
@@ -34,9 +35,9 @@ class MegatronCritic(MegatronLearner, TorchCritic):
 
     VALUES: ClassVar[bool] = True
 
-    def first_model(self) -> tuple[Architecture, Source]:
+    def first_model(self) -> tuple[Architecture, TensorSource]:
         architecture, source = super().first_model()
-        if self.decoder_config is None:
+        if self.small_architecture is None:
             source = with_value_head(source, architecture.hidden, self.settings.seed)
         else:
             source = _with_zeros(source, architecture.hidden)
@@ -57,9 +58,9 @@ class MegatronCritic(MegatronLearner, TorchCritic):
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
         """As `TorchCritic.load_weights`."""
         told = WeightManifest.from_dict(manifest)
-        if self.step == 0 and self.decoder_config is not None:
-            named = to_names(unpack_weights(told, buffer), self.decoder_config)
-            self.policy.load(_with_zeros(named.__getitem__, self.decoder_config.hidden))
+        if self.step == 0 and self.small_architecture is not None:
+            named = to_names(unpack_weights(told, buffer), self.small_architecture)
+            self.policy.load(_with_zeros(named.__getitem__, self.small_architecture.hidden))
             self._changed()
         return told.version
 
@@ -76,6 +77,6 @@ class MegatronCritic(MegatronLearner, TorchCritic):
         return groups
 
 
-def _with_zeros(source: Source, hidden: int) -> Source:
+def _with_zeros(source: TensorSource, hidden: int) -> TensorSource:
     heads = {VALUE_WEIGHT: torch.zeros(1, hidden), VALUE_BIAS: torch.zeros(1)}
     return lambda name: heads[name] if name in heads else source(name)

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from gyre.errors import ConfigError
+from gyre.models.architecture import Architecture
+from gyre.models.saving import save_model_folder
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.errors import CheckpointMismatch
-from gyre.workloads.torch.saved_model import save_model_folder
 from gyre.workloads.torch.settings import OptimSettings
 
 _TIMEOUT_S = 600.0
@@ -36,7 +37,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
 
     device = torch.device("cpu")
     seam = open_seam(device)
-    from gyre.engines.embedded.checkpoint import expected_shapes
+    from gyre.models.tensor_names import expected_shapes
     from gyre.workloads.megatron.checkpoint import load_weights, read_book
     from gyre.workloads.megatron.config import architecture_from
     from gyre.workloads.megatron.hugging_face import export_weights
@@ -72,7 +73,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
         )
         load_weights(policy, seam, checkpoint)
         tensors = dict(export_weights(policy.module, architecture, ranks))
-        if _digest(tensors, model) != book["digest"]:
+        if _digest(tensors, architecture, model) != book["digest"]:
             raise CheckpointMismatch(f"the weights in {checkpoint} are not those that were written.")
         if dtype:
             tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
@@ -88,11 +89,10 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
     }
 
 
-def _digest(tensors: dict[str, torch.Tensor], model: dict[str, Any]) -> str:
+def _digest(tensors: dict[str, torch.Tensor], architecture: Architecture, model: dict[str, Any]) -> str:
     """As the actor took it: of the small decoder by its own names."""
-    from gyre.workloads.torch.hugging_face import from_names
-    from gyre.workloads.torch.model import ModelConfig
+    from gyre.models.tensor_names import from_names
 
-    if model["decoder"] is not None:
-        tensors = from_names(tensors, ModelConfig(**model["decoder"]))
+    if model["decoder"]:
+        tensors = from_names(tensors, architecture)
     return pack_weights(tensors, version=0, step=0)[0].checksum

@@ -20,8 +20,8 @@ from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.settings import TorchSettings
 
 if TYPE_CHECKING:
-    from gyre.engines.embedded.architecture import Architecture
-    from gyre.workloads.megatron.learner import Source
+    from gyre.models.architecture import Architecture
+    from gyre.models.folder import TensorSource
     from gyre.workloads.megatron.packing import Pass, Row
 
 
@@ -35,7 +35,7 @@ class FrozenModel(BaseWorkload):
         """Raises ConfigError where none is named."""
         raise NotImplementedError
 
-    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> Source:
+    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> TensorSource:
         raise NotImplementedError
 
     def setup(self) -> None:
@@ -50,10 +50,10 @@ class FrozenModel(BaseWorkload):
         from gyre.workloads.megatron.seam import open_seam
 
         seam = open_seam(device)
+        from gyre.models.architecture import read_config
         from gyre.workloads.megatron.config import architecture_from
         from gyre.workloads.megatron.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
-        from gyre.workloads.torch.folder import read_config
 
         self.architecture = architecture_from(read_config(path), str(path))
         source = self.weights_in(path, self.architecture, device)

@@ -17,7 +17,7 @@ This module must not know where tensors come from or go to, and must not be impo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,16 +25,11 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from gyre.engines.embedded.architecture import Architecture
+from gyre.models.architecture import Architecture
+from gyre.models.folder import TensorSource
+from gyre.models.tensor_names import EMBEDDING, HEAD, VALUE_BIAS, VALUE_WEIGHT, expected_shapes, value_shapes
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.megatron.parallel import Ranks
-from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-
-Source = Callable[[str], Tensor]
-"""Gives a whole tensor by its Hugging Face name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class _Parameter:
 
 
 def import_weights(
-    model: GPTModel, architecture: Architecture, ranks: Ranks, source: Source, *, values: bool = False
+    model: GPTModel, architecture: Architecture, ranks: Ranks, source: TensorSource, *, values: bool = False
 ) -> None:
     """Set this rank's parameters from whole tensors. Raises WeightMismatch for a tensor of another shape.
 
@@ -62,11 +57,12 @@ def import_weights(
     head.
     """
     state = dict(model.named_parameters())
+    shapes = value_shapes(architecture) if values else expected_shapes(architecture)
     for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size, values=values):
         if parameter.stage != _stage(ranks):
             continue
         target = state.pop(parameter.name)
-        parts = [_checked(source, part, architecture) for part in parameter.parts]
+        parts = [_checked(source, part, shapes) for part in parameter.parts]
         whole = _joined(parameter, architecture, ranks.tensor, parts)
         with torch.no_grad():
             target.copy_(_slice(parameter, whole, ranks))
@@ -74,7 +70,7 @@ def import_weights(
         copy = state.pop(HEAD_PARAMETER)
         shape = (model.vocab_size, architecture.hidden)
         parameter = _Parameter(HEAD_PARAMETER, _stage(ranks), "vocab", shape, (EMBEDDING,))
-        parts = [_checked(source, EMBEDDING, architecture)]
+        parts = [_checked(source, EMBEDDING, shapes)]
         with torch.no_grad():
             copy.copy_(_slice(parameter, _joined(parameter, architecture, ranks.tensor, parts), ranks))
     if state:
@@ -104,26 +100,6 @@ def export_weights(
 HEAD_PARAMETER = "output_layer.weight"
 _VALUE_BIAS_PARAMETER = "output_layer.bias"
 _LAYER = "decoder.layers.{}."
-
-
-def _shape_of(name: str, a: Architecture) -> tuple[int, ...]:
-    if name in (EMBEDDING, HEAD):
-        return a.vocab, a.hidden
-    if name in (VALUE_WEIGHT, VALUE_BIAS):
-        return (1, a.hidden) if name == VALUE_WEIGHT else (1,)
-    rows = {
-        "q_proj": a.heads * a.head_dim,
-        "k_proj": a.kv_heads * a.head_dim,
-        "v_proj": a.kv_heads * a.head_dim,
-    }
-    rows |= {"gate_proj": a.mlp, "up_proj": a.mlp, "o_proj": a.hidden, "down_proj": a.hidden}
-    columns = {"o_proj": a.heads * a.head_dim, "down_proj": a.mlp}
-    module, kind = name.split(".")[-2:]
-    if module in ("q_norm", "k_norm"):
-        return (a.head_dim,)
-    if module not in rows:
-        return (a.hidden,)
-    return (rows[module],) if kind == "bias" else (rows[module], columns.get(module, a.hidden))
 
 
 def _parameters(a: Architecture, stages: int, padded: int, *, values: bool) -> Iterator[_Parameter]:
@@ -182,8 +158,8 @@ def _parameters(a: Architecture, stages: int, padded: int, *, values: bool) -> I
 # -- in -----------------------------------------------------------------------------------------------
 
 
-def _checked(source: Source, name: str, architecture: Architecture) -> Tensor:
-    tensor, wanted = source(name), _shape_of(name, architecture)
+def _checked(source: TensorSource, name: str, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+    tensor, wanted = source(name), shapes[name]
     if tuple(tensor.shape) != wanted:
         raise WeightMismatch(f"tensor {name} is {tuple(tensor.shape)}, the model's is {wanted}.")
     return tensor

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +27,11 @@ from numpy.typing import NDArray
 
 from gyre.data.prepared import PreparedData
 from gyre.errors import ConfigError
+from gyre.models.architecture import config_of, read_config
+from gyre.models.first_weights import first_weights
+from gyre.models.folder import TensorSource
+from gyre.models.modules import Decoder
+from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.devices import device_of, dtype_of, make_deterministic, seed_everything
@@ -35,22 +39,15 @@ from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.tasks.task import Task, task_of
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
-from gyre.workloads.torch.folder import first_weights, read_config
 from gyre.workloads.torch.gradients import counted
-from gyre.workloads.torch.hugging_face import config_of, to_names
 from gyre.workloads.torch.learner import TorchLearner
-from gyre.workloads.torch.model import Decoder, ModelConfig
-from gyre.workloads.torch.policy import model_config
+from gyre.workloads.torch.policy import small_architecture
 
 if TYPE_CHECKING:
-    from gyre.engines.embedded.architecture import Architecture
+    from gyre.models.architecture import Architecture
     from gyre.workloads.algorithms.losses import LossSum
     from gyre.workloads.megatron.checkpoint_memory import MemoryCheckpoints
     from gyre.workloads.megatron.packing import Pass, Row
-
-
-Source = Callable[[str], torch.Tensor]
-"""Gives a whole tensor by its Hugging Face name."""
 
 
 def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
@@ -73,7 +70,7 @@ class MegatronLearner(TorchLearner):
 
     hugging_face_config: dict[str, Any]
     """The content of the model's `config.json`."""
-    decoder_config: ModelConfig | None = None
+    small_architecture: Architecture | None = None
     """The small decoder's shape, where the model is not a folder's."""
 
     def setup(self) -> None:
@@ -145,7 +142,7 @@ class MegatronLearner(TorchLearner):
         )
         self._writer = CheckpointWriter(self.policy, self._seam)
 
-    def first_model(self) -> tuple[Architecture, Source]:
+    def first_model(self) -> tuple[Architecture, TensorSource]:
         """The folder's model, or the small decoder. Raises ConfigError."""
         from gyre.workloads.megatron.config import architecture_from
 
@@ -158,11 +155,11 @@ class MegatronLearner(TorchLearner):
                 Path(path), architecture, self.settings.seed, self.device, head=not self.VALUES
             )
         task = task_of(self.config)
-        self.decoder_config = model_config(self.settings, task)
-        self.hugging_face_config = config_of(self.decoder_config, eos_id=task.tokenizer.eos_id)
+        self.small_architecture = small_architecture(self.settings, task)
+        self.hugging_face_config = config_of(self.small_architecture, eos_id=task.tokenizer.eos_id)
         architecture = architecture_from(self.hugging_face_config, "config.model")
-        decoder = Decoder(self.decoder_config, seed=self.settings.seed)
-        return architecture, to_names(decoder.state_dict(), self.decoder_config).__getitem__
+        decoder = Decoder(self.small_architecture, seed=self.settings.seed)
+        return architecture, to_names(decoder.state_dict(), self.small_architecture).__getitem__
 
     # -- one optimizer step --------------------------------------------------------------------------
 
@@ -324,7 +321,7 @@ class MegatronLearner(TorchLearner):
             return None
         return {
             "config": self.hugging_face_config,
-            "decoder": asdict(self.decoder_config) if self.decoder_config is not None else None,
+            "decoder": True if self.small_architecture is not None else None,
             "path": str(Path(self.layout.model_path).resolve()) if self.layout.model_path else "",
             "dtype": str(self.dtype).removeprefix("torch."),
         }

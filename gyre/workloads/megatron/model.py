@@ -33,7 +33,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
-from gyre.engines.embedded.architecture import Architecture
+from gyre.models.architecture import Architecture
 from gyre.workloads.megatron.config import padded_vocab
 
 try:  # torch 2.10 and newer, and a kernel for GPUs alone

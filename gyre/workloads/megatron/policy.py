@@ -27,9 +27,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from gyre.engines.embedded.architecture import Architecture
+from gyre.models.architecture import Architecture
+from gyre.models.folder import TensorSource
 from gyre.workloads.megatron.config import transformer_config
-from gyre.workloads.megatron.hugging_face import Source, import_weights
+from gyre.workloads.megatron.hugging_face import import_weights
 from gyre.workloads.megatron.logprobs import vocab_parallel_logprobs
 from gyre.workloads.megatron.model import Segments, build_model
 from gyre.workloads.megatron.packing import Pass
@@ -56,7 +57,7 @@ class MegatronPolicy:
         settings: MegatronSettings,
         optim: OptimSettings,
         ranks: Ranks,
-        source: Source,
+        source: TensorSource,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -122,7 +123,7 @@ class MegatronPolicy:
             if "foreach" in group:  # torch's AdamW, where there is no Transformer Engine
                 group["fused"] = True
 
-    def load(self, source: Source) -> None:
+    def load(self, source: TensorSource) -> None:
         """Take other weights. What the optimizer knows of the old ones stays."""
         with self._seam():
             import_weights(self.module, self.architecture, self.ranks, source, values=self.values)

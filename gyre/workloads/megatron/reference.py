@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from gyre.errors import ConfigError
+from gyre.models.first_weights import first_weights
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.frozen import FrozenModel
 from gyre.workloads.megatron.settings import MegatronSettings
-from gyre.workloads.torch.folder import first_weights
 
 if TYPE_CHECKING:
-    from gyre.engines.embedded.architecture import Architecture
-    from gyre.workloads.megatron.learner import Source
+    from gyre.models.architecture import Architecture
+    from gyre.models.folder import TensorSource
 
 
 class MegatronReference(FrozenModel):
@@ -35,7 +35,7 @@ class MegatronReference(FrozenModel):
             )
         return Path(layout.model_path)
 
-    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> Source:
+    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> TensorSource:
         return first_weights(folder, architecture, self.settings.seed, device)
 
     @operator

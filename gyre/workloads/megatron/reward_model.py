@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from gyre.models.first_weights import score_weights
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.frozen import FrozenModel
 from gyre.workloads.megatron.settings import MegatronSettings
-from gyre.workloads.torch.folder import score_weights
 from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens, take_rewards
 
 if TYPE_CHECKING:
-    from gyre.engines.embedded.architecture import Architecture
-    from gyre.workloads.megatron.learner import Source
+    from gyre.models.architecture import Architecture
+    from gyre.models.folder import TensorSource
 
 
 class MegatronRewardModel(FrozenModel):
@@ -30,7 +30,7 @@ class MegatronRewardModel(FrozenModel):
     def model_folder(self, layout: MegatronSettings) -> Path:
         return reward_model_folder(self.config)
 
-    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> Source:
+    def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> TensorSource:
         return score_weights(folder, architecture)
 
     @operator

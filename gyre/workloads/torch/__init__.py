@@ -10,8 +10,6 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
-    "ModelConfig": "model",
-    "Decoder": "model",
     "TorchActor": "actor",
     "TorchCritic": "critic",
     "TorchReference": "reference",
@@ -21,8 +19,6 @@ _EXPORTS = {
 }
 
 __all__ = [
-    "Decoder",
-    "ModelConfig",
     "TorchActor",
     "TorchCritic",
     "TorchReference",

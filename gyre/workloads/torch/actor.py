@@ -16,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.config import WeightsSpec
+from gyre.models.architecture import config_of
+from gyre.models.modules import Decoder
+from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import pack_weights
@@ -32,10 +35,8 @@ from gyre.workloads.torch.gradients import (
     trained_samples,
     with_old_logprobs,
 )
-from gyre.workloads.torch.hugging_face import config_of, from_names, to_names
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
-from gyre.workloads.torch.model import Decoder
-from gyre.workloads.torch.policy import load_parameters, model_config
+from gyre.workloads.torch.policy import load_parameters, small_architecture
 from gyre.workloads.torch.settings import OptimSettings
 from gyre.workloads.torch.warm_start import warm_steps
 
@@ -87,7 +88,7 @@ class TorchActor(TorchLearner):
                 one.forsake()
 
     def make_model(self) -> Decoder:
-        return Decoder(model_config(self.settings, self.task), seed=self.settings.seed)
+        return Decoder(small_architecture(self.settings, self.task), seed=self.settings.seed)
 
     @property
     def optim(self) -> OptimSettings:
@@ -165,7 +166,7 @@ class TorchActor(TorchLearner):
 
     def servable(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The weights in Hugging Face's names, and the content of `config.json`: what engines can load."""
-        config = self.model.config
+        config = self.model.architecture
         named = to_names(dict(self.model.named_parameters()), config)
         return named, config_of(config, eos_id=self.task.tokenizer.eos_id)
 
@@ -212,7 +213,7 @@ class TorchActor(TorchLearner):
         Raises WeightsUnreachable, and WeightMismatch where it is another model's; then nothing has changed.
         """
         named = self.fetched(version, checksum, sources).tensors()
-        config = model_config(self.settings, self.task)
+        config = small_architecture(self.settings, self.task)
         own = {name: tensor.float() for name, tensor in from_names(named, config).items()}
         load_parameters(self.model, own)
         self.optimizer.state.clear()

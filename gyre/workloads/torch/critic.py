@@ -19,7 +19,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from gyre.engines.embedded.checkpoint import expected_shapes
+from gyre.models.architecture import read_architecture
+from gyre.models.first_weights import first_weights, with_value_head
+from gyre.models.modules import ValueModel
+from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, expected_shapes, from_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.algorithms.advantages import gae_of
@@ -28,19 +31,10 @@ from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.errors import StepGap
-from gyre.workloads.torch.folder import (
-    VALUE_BIAS,
-    VALUE_WEIGHT,
-    architecture_in,
-    first_weights,
-    with_value_head,
-)
 from gyre.workloads.torch.gradients import value_gradient
-from gyre.workloads.torch.hugging_face import config_from, from_names
 from gyre.workloads.torch.learner import TorchLearner
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
-from gyre.workloads.torch.model import ValueModel
-from gyre.workloads.torch.policy import load_parameters, model_config
+from gyre.workloads.torch.policy import load_parameters, small_architecture
 from gyre.workloads.torch.settings import OptimSettings
 
 
@@ -56,17 +50,18 @@ class TorchCritic(TorchLearner):
         """Raises ConfigError where the folder holds no model, or one that is not computed here."""
         self.model_path = MegatronSettings.read(self.config).model_path
         if not self.model_path:
-            return ValueModel(model_config(self.settings, task_of(self.config)), seed=self.settings.seed)
+            return ValueModel(
+                small_architecture(self.settings, task_of(self.config)), seed=self.settings.seed
+            )
         seed, folder = self.settings.seed, Path(self.model_path)
         architecture = replace(
-            architecture_in(folder), tied=True
+            read_architecture(folder), tied=True
         )  # whatever head it has is the policy's alone
-        shape, cpu = config_from(architecture), torch.device("cpu")
-        weights = first_weights(folder, architecture, seed, cpu, head=False)
+        weights = first_weights(folder, architecture, seed, torch.device("cpu"), head=False)
         source = with_value_head(weights, architecture.hidden, seed)
-        model = ValueModel(shape)
+        model = ValueModel(architecture)
         named = {name: source(name).float() for name in expected_shapes(architecture)}
-        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, shape).items()}
+        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, architecture).items()}
         load_parameters(model, tensors | {name: source(name) for name in (VALUE_WEIGHT, VALUE_BIAS)})
         return model
 

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gyre.models.modules import Decoder, KVCache
 from gyre.philox import uniforms
-from gyre.workloads.torch.model import Decoder, KVCache
 
 _STREAM_TOKEN = 16
 _COMPACT_BELOW = 0.75
@@ -66,12 +66,12 @@ def generate(
     if any(len(prompt.token_ids) == 0 for prompt in prompts):
         raise ValueError("a prompt needs at least one token")
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    if longest + max_new_tokens > model.config.max_positions:
+    if longest + max_new_tokens > model.architecture.max_positions:
         raise IndexError(
             f"{longest} prompt tokens and {max_new_tokens} new ones exceed "
-            f"max_positions={model.config.max_positions}"
+            f"max_positions={model.architecture.max_positions}"
         )
-    cache = KVCache(model.config, len(prompts), longest + max_new_tokens)
+    cache = KVCache(model.architecture, len(prompts), longest + max_new_tokens)
     logits, pads = _prefill(model, prompts, longest, cache)
 
     rows = torch.arange(len(prompts)).repeat_interleave(n)

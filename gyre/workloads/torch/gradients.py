@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gyre.models.modules import Decoder, ValueModel
 from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
-from gyre.workloads.torch.model import Decoder, ValueModel
 from gyre.workloads.torch.settings import TorchSettings
 
 OLD_LOGPROBS = "old_logprobs"

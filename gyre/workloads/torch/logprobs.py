@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre.workloads.torch.model import Decoder, ValueModel
+from gyre.models.modules import Decoder, ValueModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gyre.models.architecture import Architecture
+from gyre.models.modules import Decoder
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch, unpack_weights
 from gyre.workloads.tasks.task import Task
 from gyre.workloads.torch.errors import OlderWeights
-from gyre.workloads.torch.model import Decoder, ModelConfig
 from gyre.workloads.torch.settings import TorchSettings
 
 
@@ -34,10 +35,10 @@ class Policy:
         return self.manifest.version
 
 
-def model_config(settings: TorchSettings, task: Task) -> ModelConfig:
+def small_architecture(settings: TorchSettings, task: Task) -> Architecture:
     """The decoder's shape for the task's vocabulary."""
     model = settings.model
-    return ModelConfig(
+    return Architecture.qwen3(
         vocab=task.tokenizer.vocab_size,
         layers=model.layers,
         hidden=model.hidden,
@@ -47,12 +48,12 @@ def model_config(settings: TorchSettings, task: Task) -> ModelConfig:
         max_positions=model.max_positions,
         rope_theta=model.rope_theta,
         norm_eps=model.norm_eps,
-        tied_embeddings=model.tied_embeddings,
+        tied=model.tied_embeddings,
     )
 
 
 def next_policy(
-    config: ModelConfig, served: Policy | None, manifest: WeightManifest, buffer: bytes
+    architecture: Architecture, served: Policy | None, manifest: WeightManifest, buffer: bytes
 ) -> Policy:
     """The policy to serve after `buffer` arrived; `served` itself when it is the same version again.
 
@@ -74,7 +75,7 @@ def next_policy(
                 )
             return served
     tensors = unpack_weights(manifest, buffer)
-    model = Decoder(config)
+    model = Decoder(architecture)
     load_parameters(model, tensors)
     return Policy(model.eval().requires_grad_(False), manifest)
 

@@ -15,7 +15,7 @@ from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
-from gyre.workloads.torch.policy import Policy, model_config, next_policy
+from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
 from gyre.workloads.torch.settings import TorchSettings
 
 
@@ -25,7 +25,7 @@ class TorchReference(BaseWorkload):
     def setup(self) -> None:
         self.settings = TorchSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
-        self.model_config = model_config(self.settings, task_of(self.config))
+        self.architecture = small_architecture(self.settings, task_of(self.config))
         self._policy: Policy | None = None
 
     @property
@@ -37,7 +37,7 @@ class TorchReference(BaseWorkload):
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
         """Take the version in `buffer` as the reference; see `TorchRollout.load_weights` for what it refuses."""
         self._policy = next_policy(
-            self.model_config, self._policy, WeightManifest.from_dict(manifest), buffer
+            self.architecture, self._policy, WeightManifest.from_dict(manifest), buffer
         )
         return self._policy.version
 

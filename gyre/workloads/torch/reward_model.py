@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from gyre.engines.embedded.checkpoint import expected_shapes
 from gyre.errors import ConfigError, UserCodeError
+from gyre.models.architecture import read_architecture
+from gyre.models.first_weights import score_weights
+from gyre.models.modules import ValueModel
+from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, expected_shapes, from_names
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.settings import read_settings
-from gyre.workloads.torch.folder import VALUE_BIAS, VALUE_WEIGHT, architecture_in, score_weights
-from gyre.workloads.torch.hugging_face import config_from, from_names
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
-from gyre.workloads.torch.model import ValueModel
 from gyre.workloads.torch.policy import load_parameters
 from gyre.workloads.torch.settings import TorchSettings
 
@@ -46,12 +46,11 @@ class TorchRewardModel(BaseWorkload):
         self.settings = TorchSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         folder = reward_model_folder(self.config)
-        self.architecture = replace(architecture_in(folder), tied=True)  # a policy's head is of no interest
-        shape = config_from(self.architecture)
+        self.architecture = replace(read_architecture(folder), tied=True)  # a policy's head is of no interest
         source = score_weights(folder, self.architecture)
         named = {name: source(name).float() for name in expected_shapes(self.architecture)}
-        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, shape).items()}
-        self.model = ValueModel(shape)
+        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, self.architecture).items()}
+        self.model = ValueModel(self.architecture)
         load_parameters(
             self.model, tensors | {name: source(name).float() for name in (VALUE_WEIGHT, VALUE_BIAS)}
         )

@@ -23,7 +23,7 @@ from gyre.workloads.rewards import exact_match
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.generate import Completion, Prompt, generate
-from gyre.workloads.torch.policy import Policy, model_config, next_policy
+from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
 from gyre.workloads.torch.settings import TorchSettings
 
 
@@ -34,7 +34,7 @@ class TorchRollout(BaseWorkload):
         self.settings = TorchSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.task = task_of(self.config)
-        self.model_config = model_config(self.settings, self.task)
+        self.architecture = small_architecture(self.settings, self.task)
         self._policy: Policy | None = None
 
     @property
@@ -70,7 +70,7 @@ class TorchRollout(BaseWorkload):
         the served policy stays.
         """
         self._policy = next_policy(
-            self.model_config, self._policy, WeightManifest.from_dict(manifest), buffer
+            self.architecture, self._policy, WeightManifest.from_dict(manifest), buffer
         )
         return self._policy.version
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from gyre.engines.embedded.architecture import Rope, read_architecture
-from gyre.engines.embedded.errors import CheckpointError
+from gyre.models.architecture import Rope, read_architecture
+from gyre.models.errors import ModelFolderError
 from tests.engines.embedded.tiny import CONFIGS, LLAMA3_ROPE
 
 
@@ -22,11 +22,11 @@ def read(tmp_path, **changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not served"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
         ({"hidden_act": "gelu"}, "only silu"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not served"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3' needs 'factor'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_size": "32"}, "hidden_size must be a positive integer, not '32'"),
@@ -36,15 +36,15 @@ def read(tmp_path, **changes):
     ],
 )
 def test_what_is_not_served_is_refused_with_its_name(tmp_path, changes, sentence):
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(ModelFolderError, match=sentence):
         read(tmp_path, **changes)
 
 
 def test_a_folder_without_a_config_is_refused_with_its_path(tmp_path):
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+    with pytest.raises(ModelFolderError, match=r"config\.json cannot be read"):
         read_architecture(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not JSON"):
+    with pytest.raises(ModelFolderError, match="not JSON"):
         read_architecture(tmp_path)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre.engines.embedded.architecture import read_architecture
 from gyre.engines.embedded.checkpoint import load_weights
-from gyre.engines.embedded.errors import CheckpointError
+from gyre.models.architecture import read_architecture
+from gyre.models.errors import ModelFolderError
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 
@@ -42,10 +42,10 @@ def test_tied_weights_are_one_tensor_and_untied_two(tmp_path):
         ),
         (
             lambda t: t.update(extra=torch.zeros(1)),
-            "holds 1 tensors that a qwen3 of this shape has not, extra",
+            "holds 1 unknown tensors, extra",
         ),
         (lambda t: t.update({"model.norm.weight": torch.zeros(31)}), r"model\.norm\.weight is .*\(31,\)"),
-        (lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}), "torch.int32"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}), r"is I32 \(32,\)"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_with_the_tensors_name(tmp_path, change, sentence):
@@ -53,19 +53,19 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_tensors_name(tmp_path
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(ModelFolderError, match=sentence):
         load(folder)
 
 
 def test_files_that_are_no_checkpoint_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen3"]))
-    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors"):
+    with pytest.raises(ModelFolderError, match=r"holds no safetensors"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"nonsense" * 9)
-    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+    with pytest.raises(ModelFolderError, match="cannot be read as safetensors"):
         load(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="not an index"):
+    with pytest.raises(ModelFolderError, match="not an index"):
         load(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+    with pytest.raises(ModelFolderError, match="cannot be read as safetensors"):
         load(folder)
 
 

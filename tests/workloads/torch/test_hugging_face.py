@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from gyre.models.tensor_names import from_names, to_names
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder, fingerprint, write_model_folder
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.hugging_face import from_names, to_names
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
 from tests.engines.embedded.tiny import Model, ask, run
 from tests.workloads.torch_workloads import CONFIG, bind
@@ -30,7 +30,7 @@ def exported(actor: TorchActor, folder: Path) -> ModelFolder:
 
 def test_names_there_and_back_are_the_same_bits(actor: TorchActor) -> None:
     state = dict(actor.model.named_parameters())
-    back = from_names(to_names(state, actor.model.config), actor.model.config)
+    back = from_names(to_names(state, actor.model.architecture), actor.model.architecture)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
 

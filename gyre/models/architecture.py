@@ -1,7 +1,7 @@
 """A Hugging Face `config.json` as the shape of a decoder: Qwen2, Qwen3 and Llama.
 
-Invariant *nothing is ignored*: what would change the function (another activation, a sliding window, a rope type
-that is not known here) is refused, never served as if it were not there.
+Invariant *nothing is ignored*: a field that would change the function (another activation, a sliding window, a rope
+type that is not known here) is refused, never read as if it were not there.
 
 This module must not import torch.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre.engines.embedded.errors import CheckpointError
+from gyre.models.errors import ModelFolderError
 
 _FAMILIES = ("qwen2", "qwen3", "llama")
 
@@ -69,7 +69,42 @@ class Architecture:
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    eos_token_ids: frozenset[int]
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def qwen3(
+        cls,
+        *,
+        vocab: int,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        mlp: int,
+        max_positions: int,
+        rope_theta: float = 10000.0,
+        norm_eps: float = 1e-6,
+        tied: bool = True,
+    ) -> Architecture:
+        """A Qwen3 whose heads share the hidden size."""
+        return cls(
+            family="qwen3",
+            vocab=vocab,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=hidden // heads,
+            mlp=mlp,
+            norm_eps=norm_eps,
+            rope=Rope(rope_theta),
+            max_positions=max_positions,
+            tied=tied,
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            qk_norm=True,
+        )
 
     @property
     def group(self) -> int:
@@ -77,41 +112,42 @@ class Architecture:
         return self.heads // self.kv_heads
 
 
-def read_architecture(model_path: Path) -> Architecture:
-    """The shape of the model in the folder `model_path`. Raises CheckpointError, which says what is wrong."""
-    config = _read_json(model_path / "config.json")
-    generation = (
-        _read_json(model_path / "generation_config.json")
-        if (model_path / "generation_config.json").exists()
-        else {}
-    )
-    return architecture_of(config, str(model_path / "config.json"), generation)
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of the folder's `config.json`. Raises ModelFolderError."""
+    return _read_json(folder / "config.json")
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """The shape of the folder's model. Raises ModelFolderError, which says what is wrong."""
+    beside = folder / "generation_config.json"
+    generation = _read_json(beside) if beside.exists() else {}
+    return architecture_of(read_config(folder), str(folder / "config.json"), generation)
 
 
 def architecture_of(
     config: dict[str, Any], where: str, generation: dict[str, Any] | None = None
 ) -> Architecture:
     """The shape that the content of a `config.json` describes, and of a `generation_config.json` beside it. `where`
-    names it in errors. Raises CheckpointError."""
+    names it in errors. Raises ModelFolderError."""
     family = config.get("model_type")
     if family not in _FAMILIES:
-        raise CheckpointError(
-            f"{where}: model_type {family!r} is not served by the embedded engine.",
-            hint=f"It serves {', '.join(_FAMILIES)}; run SGLang for others.",
+        raise ModelFolderError(
+            f"{where}: model_type {family!r} is not supported.",
+            hint=f"The embedded engine and the trainers know {', '.join(_FAMILIES)}; SGLang serves others.",
         )
 
     def number(key: str) -> int:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{where}: {key} must be a positive integer, not {value!r}.")
+            raise ModelFolderError(f"{where}: {key} must be a positive integer, not {value!r}.")
         return value
 
-    _refuse_what_is_not_served(config, where)
+    _refuse_unsupported(config, where)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
     head_dim = number("head_dim") if config.get("head_dim") is not None else hidden // heads
     if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{where}: {heads} heads must be a multiple of {kv_heads} key-value heads, and head_dim "
             f"{head_dim} even."
         )
@@ -138,13 +174,45 @@ def architecture_of(
     )
 
 
-def _refuse_what_is_not_served(config: dict[str, Any], where: str) -> None:
+def config_of(architecture: Architecture, *, eos_id: int) -> dict[str, Any]:
+    """The content of `config.json` of a model that `Architecture.qwen3` describes."""
+    a = architecture
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": a.vocab,
+        "hidden_size": a.hidden,
+        "intermediate_size": a.mlp,
+        "num_hidden_layers": a.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "rms_norm_eps": a.norm_eps,
+        "rope_theta": a.rope.theta,
+        "rope_scaling": None,
+        "max_position_embeddings": a.max_positions,
+        "tie_word_embeddings": a.tied,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": a.layers,
+        "initializer_range": 0.02,
+        "eos_token_id": eos_id,
+        "torch_dtype": "float32",
+    }
+
+
+def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
     if config.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{where}: hidden_act {config['hidden_act']!r} is not served; only silu is.")
+        raise ModelFolderError(
+            f"{where}: hidden_act {config['hidden_act']!r} is not supported; only silu is."
+        )
     if config.get("use_sliding_window"):
-        raise CheckpointError(f"{where}: use_sliding_window is not served; run SGLang for it.")
+        raise ModelFolderError(f"{where}: use_sliding_window is not supported; SGLang serves it.")
     if config.get("quantization_config"):
-        raise CheckpointError(f"{where}: quantized weights are not served; run SGLang for them.")
+        raise ModelFolderError(f"{where}: quantized weights are not supported; SGLang serves them.")
 
 
 def _read_rope(config: dict[str, Any], where: str) -> Rope:
@@ -155,7 +223,7 @@ def _read_rope(config: dict[str, Any], where: str) -> Rope:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
     if float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise CheckpointError(f"{where}: a partial_rotary_factor other than 1 is not served.")
+        raise ModelFolderError(f"{where}: a partial_rotary_factor other than 1 is not supported.")
     try:
         if kind == "default":
             return Rope(theta)
@@ -171,10 +239,10 @@ def _read_rope(config: dict[str, Any], where: str) -> Rope:
                 original_positions=int(parameters["original_max_position_embeddings"]),
             )
     except KeyError as missing:
-        raise CheckpointError(f"{where}: rope type {kind!r} needs {missing}.") from None
-    raise CheckpointError(
-        f"{where}: rope type {kind!r} is not served.",
-        hint="default, linear and llama3 are; run SGLang for it.",
+        raise ModelFolderError(f"{where}: rope type {kind!r} needs {missing}.") from None
+    raise ModelFolderError(
+        f"{where}: rope type {kind!r} is not supported.",
+        hint="default, linear and llama3 are; SGLang serves others.",
     )
 
 
@@ -188,9 +256,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise ModelFolderError(
+            f"{path} cannot be read: {error.strerror or error}.",
+            hint="Name a folder in Hugging Face's layout, with config.json.",
+        ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}.") from None
+        raise ModelFolderError(f"{path} is not JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
+        raise ModelFolderError(f"{path} must hold a JSON object.")
     return value

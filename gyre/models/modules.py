@@ -11,48 +11,23 @@ This module must not know about tasks, sampling, losses or Gyre's workloads.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The decoder's shape. `hidden / heads` must be even; `heads` a multiple of `kv_heads`."""
-
-    vocab: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    max_positions: int
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-6
-    tied_embeddings: bool = True
-    head_size: int = 0
-    """0: `hidden / heads`."""
-    qk_norm: bool = True
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    frequencies: tuple[float, ...] = ()
-    """Radians a position of each pair of rotary dimensions; () takes them from `rope_theta`."""
-
-    @property
-    def head_dim(self) -> int:
-        return self.head_size or self.hidden // self.heads
+from gyre.models.architecture import Architecture
 
 
 class KVCache:
     """Keys and values of every layer, allocated once for `capacity` positions: `[rows, kv_heads, capacity, d]`."""
 
-    def __init__(self, config: ModelConfig, rows: int, capacity: int) -> None:
-        shape = (rows, config.kv_heads, capacity, config.head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape) for _ in range(config.layers)]
+    def __init__(self, architecture: Architecture, rows: int, capacity: int) -> None:
+        a = architecture
+        shape = (rows, a.kv_heads, capacity, a.head_dim)
+        self.keys = [torch.zeros(shape) for _ in range(a.layers)]
+        self.values = [torch.zeros(shape) for _ in range(a.layers)]
         self.length = 0
 
     def select(self, rows: Tensor) -> None:
@@ -62,34 +37,30 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.config = config
-        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.qkv = nn.Linear(config.hidden, width + 2 * kv_width, bias=config.qkv_bias)
-        self.out = nn.Linear(width, config.hidden, bias=config.out_bias)
-        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        a = self.architecture = architecture
+        width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        self.qkv = nn.Linear(a.hidden, width + 2 * kv_width, bias=a.qkv_bias)
+        self.out = nn.Linear(width, a.hidden, bias=a.out_bias)
+        self.q_norm = nn.RMSNorm(a.head_dim, eps=a.norm_eps) if a.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(a.head_dim, eps=a.norm_eps) if a.qk_norm else nn.Identity()
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
     ) -> Tensor:
-        config = self.config
+        a = self.architecture
         rows, length, _ = x.shape
-        heads = (
-            self.qkv(x)
-            .view(rows, length, config.heads + 2 * config.kv_heads, config.head_dim)
-            .transpose(1, 2)
-        )
-        q, k, v = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        heads = self.qkv(x).view(rows, length, a.heads + 2 * a.kv_heads, a.head_dim).transpose(1, 2)
+        q, k, v = heads.split([a.heads, a.kv_heads, a.kv_heads], dim=1)
         q, k = _rotate(self.q_norm(q), rotary), _rotate(self.k_norm(k), rotary)
         if cache is not None:
             end = cache.length + length
             cache.keys[layer][:, :, cache.length : end] = k
             cache.values[layer][:, :, cache.length : end] = v
             k, v = cache.keys[layer][:, :, :end], cache.values[layer][:, :, :end]
-        if config.kv_heads != config.heads:
-            repeats = config.heads // config.kv_heads
+        if a.kv_heads != a.heads:
+            repeats = a.heads // a.kv_heads
             k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         joined: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, length, -1))
@@ -97,13 +68,14 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.attention = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.gate_up = nn.Linear(config.hidden, 2 * config.mlp, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp, config.hidden, bias=config.mlp_bias)
+        a = architecture
+        self.attention_norm = nn.RMSNorm(a.hidden, eps=a.norm_eps)
+        self.attention = Attention(architecture)
+        self.mlp_norm = nn.RMSNorm(a.hidden, eps=a.norm_eps)
+        self.gate_up = nn.Linear(a.hidden, 2 * a.mlp, bias=a.mlp_bias)
+        self.down = nn.Linear(a.mlp, a.hidden, bias=a.mlp_bias)
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
@@ -120,25 +92,22 @@ class Decoder(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, architecture: Architecture, seed: int = 0) -> None:
         super().__init__()
-        self.config = config
-        self.embed = nn.Embedding(config.vocab, config.hidden)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.head = None if config.tied_embeddings else nn.Linear(config.hidden, config.vocab, bias=False)
-        if config.frequencies:
-            frequencies = torch.tensor(config.frequencies)
-        else:
-            frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
-        angles = torch.outer(torch.arange(config.max_positions), frequencies)
+        a = self.architecture = architecture
+        self.embed = nn.Embedding(a.vocab, a.hidden)
+        self.blocks = nn.ModuleList(Block(architecture) for _ in range(a.layers))
+        self.norm = nn.RMSNorm(a.hidden, eps=a.norm_eps)
+        self.head = None if a.tied else nn.Linear(a.hidden, a.vocab, bias=False)
+        frequencies = torch.tensor(a.rope.frequencies(a.head_dim))
+        angles = torch.outer(torch.arange(a.max_positions), frequencies)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-        depth_scale = 1.0 / math.sqrt(2 * self.config.layers)
+        depth_scale = 1.0 / math.sqrt(2 * self.architecture.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 continue
@@ -174,8 +143,10 @@ class Decoder(nn.Module):
         """
         if positions is None:
             rotary = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
-            if tokens.shape[1] > self.config.max_positions:
-                raise IndexError(f"{tokens.shape[1]} tokens exceed max_positions={self.config.max_positions}")
+            if tokens.shape[1] > self.architecture.max_positions:
+                raise IndexError(
+                    f"{tokens.shape[1]} tokens exceed max_positions={self.architecture.max_positions}"
+                )
         else:
             rotary = self.cos[positions][:, None], self.sin[positions][:, None]
         if cache is not None and mask is None:
@@ -195,11 +166,11 @@ class ValueModel(nn.Module):
     The head begins at zero, so that the first values are 0, unless it is set to something else.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, architecture: Architecture, seed: int = 0) -> None:
         super().__init__()
         # Tied embeddings leave no head of the decoder's own, which nothing would train.
-        self.decoder = Decoder(replace(config, tied_embeddings=True), seed=seed)
-        self.value_head = nn.Linear(config.hidden, 1)
+        self.decoder = Decoder(replace(architecture, tied=True), seed=seed)
+        self.value_head = nn.Linear(architecture.hidden, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 

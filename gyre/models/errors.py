@@ -1,0 +1,16 @@
+"""What this room raises.
+
+    ConfigError
+    └── ModelFolderError   a model's folder cannot be read, or is not the model that is wanted
+
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from gyre.errors import ConfigError
+
+
+class ModelFolderError(ConfigError):
+    code = "config.model_folder"
+    http_status = 400

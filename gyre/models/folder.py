@@ -1,0 +1,116 @@
+"""The tensors of a folder in Hugging Face's layout, in one safetensors file or several.
+
+Invariant *all of it or none*: `require` compares names, shapes and dtypes with an architecture before any tensor is
+read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gyre.models.architecture import Architecture
+from gyre.models.errors import ModelFolderError
+from gyre.models.safetensors_header import TensorEntry, read_header
+from gyre.models.tensor_names import HEAD, SCORE, expected_shapes
+
+TensorSource = Callable[[str], Tensor]
+"""Gives a whole tensor by its Hugging Face name."""
+
+_DTYPES = ("F64", "F32", "F16", "BF16")
+"""In safetensors' names. Narrower floats come with scales, which nothing here applies."""
+
+_ANOTHER_MODEL = "Its config.json describes another model than its safetensors."
+
+
+class SafetensorsFolder:
+    """`source(name)` gives a tensor of the folder. The headers are read at once, a tensor when it is asked for.
+
+    Raises ModelFolderError for a file that is absent or cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[str, tuple[Path, TensorEntry]] = {}
+        self._files: dict[Path, Any] = {}
+        for path in weight_files(folder):
+            self._entries |= {entry.name: (path, entry) for entry in read_header(path)}
+
+    def __bool__(self) -> bool:
+        """Whether it holds weights."""
+        return bool(self._entries)
+
+    def require(self, architecture: Architecture, *, head: str | None = HEAD) -> None:
+        """Raises ModelFolderError unless it holds all tensors of the architecture, each of its shape, and no others. It
+        reads none of them. `head` is the output layer that is wanted; None takes any."""
+        wanted = expected_shapes(architecture)
+        if head != HEAD:
+            wanted.pop(HEAD, None)
+        if head == SCORE:
+            wanted[SCORE] = (1, architecture.hidden)
+        missing = sorted(wanted.keys() - self._entries.keys())
+        unknown = sorted(
+            name for name in self._entries.keys() - wanted.keys() if not _is_harmless(name, wanted)
+        )
+        problems = [
+            f"{what.format(len(names))}, {names[0]} among them"
+            for what, names in (("lacks {} tensors", missing), ("holds {} unknown tensors", unknown))
+            if names
+        ]
+        if problems:
+            raise ModelFolderError(f"{self._folder} {' and '.join(problems)}.", hint=_ANOTHER_MODEL)
+        for name, shape in wanted.items():
+            _, entry = self._entries[name]
+            if entry.shape != shape or entry.dtype not in _DTYPES:
+                raise ModelFolderError(
+                    f"{self._folder}: tensor {name} is {entry.dtype} {entry.shape}, the model's is {shape}, of "
+                    f"{', '.join(_DTYPES)}.",
+                    hint=_ANOTHER_MODEL,
+                )
+
+    def __call__(self, name: str) -> Tensor:
+        """The tensor; it may be a view of the file. Raises ModelFolderError where there is none of this name."""
+        if name not in self._entries:
+            raise ModelFolderError(f"there is no tensor {name} in {self._folder}.", hint=_ANOTHER_MODEL)
+        path, _ = self._entries[name]
+        try:
+            if path not in self._files:
+                self._files[path] = safe_open(path, framework="pt")
+            tensor: Tensor = self._files[path].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelFolderError(f"{path}: {name} cannot be read: {error}.") from None
+        return tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by name."""
+        return {name: self(name) for name in self._entries}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that the folder's index names, or all where it has no index. Raises ModelFolderError for
+    an index that cannot be read, or names a file that is absent."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelFolderError(f"{index} is not an index of shards: {error!r}.") from None
+    absent = [name for name in names if not (folder / name).exists()]
+    if absent:
+        raise ModelFolderError(
+            f"{folder} lacks {len(absent)} of the {len(names)} files of its weights, {absent[0]} among them.",
+            hint="Copy or download the rest.",
+        )
+    return [folder / name for name in names]
+
+
+def _is_harmless(name: str, wanted: Container[str]) -> bool:
+    """Whether a folder may hold this tensor although it is not wanted: old models saved their rotary angles, tied ones
+    the embedding twice, and a head that is not wanted is a policy's or a reward model's."""
+    return name.endswith("rotary_emb.inv_freq") or (name in (HEAD, SCORE) and HEAD not in wanted)
