@@ -288,7 +288,7 @@ async def test_a_load_that_fails_changes_nothing_and_says_why(served, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
     before = await served.post("/generate", input_ids=PROMPT, sampling_params=params(6))
     for body, why in [
-        ({"model_path": str(tmp_path / "none")}, "holds no model.safetensors"),
+        ({"model_path": str(tmp_path / "none")}, "holds no safetensors"),
         ({"model_path": str(tmp_path)}, "cannot be read as safetensors"),
     ]:
         status, reply = await served.post("/update_weights_from_disk", weight_version="2", **body)
