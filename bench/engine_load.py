@@ -38,7 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from rollouts_gpu import DRY, GPU, SGLANG_EXTRA, model_main
+from gpu_plane.engine_command import SGLANG_EXTRA
+from gpu_plane.model import model_main
+from gpu_plane.scale import DRY, GPU
 
 from gyre.engines.dialect import FinishKind, GenerateRequest, SamplingParams
 from gyre.engines.http_client import EngineClient

@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rollouts_gpu as base
+from gpu_plane.plane import Plane
+from gpu_plane.scale import Ask
+from gpu_plane.trainer import Trainer
 from training_loop.actor import ActorProcess, Row, Work, now
 from training_loop.trainer import Shape
 
@@ -106,7 +108,7 @@ class VersionsWork(Work):
         return np.split(np.abs(mine - engine).astype(np.float32), ends[:-1])
 
 
-class LoadTrainer(base.Trainer):
+class LoadTrainer(Trainer):
     """Keeps an engine under load, and what came of it."""
 
     def __init__(self, endpoint: Callable[[], Any], shape: Shape) -> None:
@@ -132,7 +134,7 @@ class LoadTrainer(base.Trainer):
             number = 0
             while not stop.wait(0.02):
                 for _ in range(groups - self.outstanding):
-                    ask = base.Ask(self.shape.prompt_of(6_000_000 + number), self.shape.length(number))
+                    ask = Ask(self.shape.prompt_of(6_000_000 + number), self.shape.length(number))
                     self.ask([ask], self.shape.n)
                     number += 1
 
@@ -153,7 +155,7 @@ def _in_order(sample: Any) -> bool:
 class Versions:
     """`models[v % 2]` are the weights of version `v`. The plane's trainer is a `LoadTrainer`."""
 
-    plane: base.Plane
+    plane: Plane
     actor: ActorProcess
     models: tuple[Path, Path]
     published: Path
