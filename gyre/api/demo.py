@@ -185,4 +185,5 @@ def _tell_end(live: LiveProgress, view: dict[str, Any], summary: dict[str, Any])
         seconds = incident["recovery_s"]
         took = f"{seconds:.1f} s" if seconds else "–"
         live.say(f"  {incident['vertex']}: {incident['cause']} → {incident['decision']} ({took})")
-    live.say(f"look back with: gyre events {summary['job']}   gyre replay {summary['job']}")
+    live.say(f"look back with: gyre events {summary['job']}")
+    live.say(f"                gyre replay {summary['job']}")
