@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from gpu_plane.endpoint import endpoint_of
+
 Row = dict[str, Any]
 now = time.monotonic  # one clock for all processes of this machine
 
@@ -332,8 +334,6 @@ class Work:
 
     def _publish_arena(self, version: int, folder: Path, endpoint: Path) -> Row:
         """Tensor by tensor into the slot of an arena that serves it, checksums beside it."""
-        from rollouts_gpu import endpoint_of
-
         from gyre.weights.version.manifest import layout_of
         from gyre.weights.version.model_folder import config_bytes, fingerprint_of
         from gyre.workloads.gang.weight_source import WeightSource

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_plane.endpoint import endpoint_of
 from training_loop.actor import ActorProcess
 from training_loop.gang import ActorGang
 
@@ -94,8 +95,6 @@ class LoopTrainer:
         *,
         way: str = "arena",
     ) -> None:
-        from rollouts_gpu import endpoint_of
-
         from gyre.rollouts.trainer.plane_client import RolloutClient
 
         self._endpoint_file = endpoint_file
