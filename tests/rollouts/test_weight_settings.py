@@ -417,14 +417,14 @@ async def test_what_is_encrypted_goes_in_small_blocks_so_that_a_slow_link_is_see
     assert max(sizes) <= TLS_BLOCK
 
 
-def test_who_stands_in_between_without_the_token_is_noticed() -> None:
-    """He has a handshake with either end, and passes on what they prove to each other."""
+def test_a_process_in_between_without_the_token_is_noticed() -> None:
+    """It shows either end a certificate of its own, and passes on what they prove to each other."""
     import threading
 
     from gyre.weights.transfer.encryption import Encryption
     from gyre.weights.transfer.protocol import receive_caller
 
-    encryption = Encryption()
+    source, receiver, between = Encryption(), Encryption(), Encryption()
     outcome: list[str] = []
 
     def accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
@@ -435,8 +435,8 @@ def test_who_stands_in_between_without_the_token_is_noticed() -> None:
             outcome.append(type(error).__name__)
 
     def in_between(link: socket.socket) -> None:
-        theirs = encryption.accept(link, 5.0)
-        ours = encryption.dial(socket.create_connection(real.getsockname()), 5.0)
+        theirs = between.accept(link, 5.0)
+        ours = between.dial(socket.create_connection(real.getsockname()), 5.0)
         try:
             theirs.sendall(ours.recv(4096))  # the real source's hello
             ours.sendall(theirs.recv(4096))  # the receiver's proof
@@ -451,7 +451,7 @@ def test_who_stands_in_between_without_the_token_is_noticed() -> None:
                 target=accept,
                 args=(
                     real,
-                    lambda link: receive_caller(link, TOKEN, stall_s=5.0, encryption=encryption).close(),
+                    lambda link: receive_caller(link, TOKEN, stall_s=5.0, encryption=source).close(),
                 ),
             ),
             threading.Thread(target=accept, args=(false, in_between)),
@@ -460,7 +460,7 @@ def test_who_stands_in_between_without_the_token_is_noticed() -> None:
             thread.start()
         port = false.getsockname()[1]
         with pytest.raises((Unauthorized, OSError)):
-            dial(f"127.0.0.1:{port}", TOKEN, stall_s=5.0, encryption=encryption)
+            dial(f"127.0.0.1:{port}", TOKEN, stall_s=5.0, encryption=receiver)
         for thread in threads:
             thread.join(20.0)
     assert "Unauthorized" in outcome  # the real source has noticed

@@ -1,70 +1,105 @@
-"""TLS between publisher, instances and each other, with no certificate of its own.
+"""TLS 1.3 between the publisher and the instances, without a certificate authority.
 
-Each connection agrees on keys that nobody else has (ephemeral Diffie-Hellman over RFC 7919's group, TLS 1.2), and the
-proofs of the job's token that both ends give afterwards cover what the handshake was (RFC 5929, `tls-unique`). So who
-sits in between and does not know the token has another handshake with either end, and neither believes him. The
-certificate's key stays on the rollout manager's machine: it protects the token on its way to the instances.
+Each process signs a certificate for itself. Nobody vouches for it: the proofs of the job's token that both ends give
+after the handshake cover the fingerprint of the certificate that the handshake used (RFC 5929, `tls-server-end-point`).
+A process in between that lacks the token has to show a certificate of its own, so its callers prove the token for
+another fingerprint than the real source expects, and both ends hang up. The rollout manager's certificate protects the
+token itself on its way to the instances.
 
 Invariants:
-- *no fallback*: an end that is to encrypt says nothing to one that does not;
-- *one handshake, one connection*: nothing is resumed or renegotiated, which `tls-unique` rests on.
+- *no fallback*: an end that encrypts says nothing to an end that does not;
+- *one handshake, one connection*: no session is resumed, so every connection agrees on keys of its own.
 
-This module must not know what is said.
+This module must not know what is sent.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import os
 import socket
 import ssl
 import tempfile
+from pathlib import Path
 
-from gyre.errors import ConfigError
+VALID_DAYS = 3650
+"""Nobody checks when a process's certificate ends: its fingerprint is what counts. It outlasts any job."""
 
-CIPHER = "ADH-AES128-GCM-SHA256"
-"""Anonymous, for who is there is proven by the token: `gyre.weights.transfer.protocol`."""
-
-_GROUP = """\
------BEGIN DH PARAMETERS-----
-MIIBiAKCAYEA//////////+t+FRYortKmq/cViAnPTzx2LnFg84tNpWp4TZBFGQz
-+8yTnc4kmz75fS/jY2MMddj2gbICrsRhetPfHtXV/WVhJDP1H18GbtCFY2VVPe0a
-87VXE15/V8k1mE8McODmi3fipona8+/och3xWKE2rec1MKzKT0g6eXq8CrGCsyT7
-YdEIqUuyyOP7uWrat2DX9GgdT0Kj3jlN9K5W7edjcrsZCwenyO4KbXCeAvzhzffi
-7MA0BM0oNC9hkXL+nOmFg/+OTxIy7vKBg8P+OxtMb61zO7X8vC7CIAXFjvGDfRaD
-ssbzSibBsu/6iGtCOGEfz9zeNVs7ZRkDW7w09N75nAI4YbRvydbmyQd62R0mkff3
-7lmMsPrBhtkcrv4TCYUTknC0EwyTvEN5RPT9RFLi103TZPLiHnH1S/9croKrnJ32
-nuhtK8UiNjoNq8Uhl5sN6todv5pC1cRITgq80Gv6U93vPBsg7j/VnXwl5B0rZsYu
-N///////////AgEC
------END DH PARAMETERS-----
-"""
-"""ffdhe3072."""
+NAME = "gyre-weights"
+"""The certificate's subject. Nobody checks that either."""
 
 
 class Encryption:
-    """Of one process, for its connections in both directions. Raises ConfigError where this machine's OpenSSL does
-    not offer it."""
+    """The certificate of one process, for its connections in both directions."""
 
     def __init__(self) -> None:
-        try:
-            self._accepting = _context(ssl.PROTOCOL_TLS_SERVER)
-            self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT)
-        except ssl.SSLError as error:
-            raise ConfigError(
-                f"weights.encrypt: this machine's OpenSSL ({ssl.OPENSSL_VERSION}) does not offer {CIPHER}: {error}.",
-                hint="Set weights.encrypt to false on a private network, or permit the cipher.",
-            ) from None
+        certificate, key = _self_signed()
+        self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.decode())).digest()
+        """SHA-256 of this process's certificate in DER, 32 bytes."""
+        self._accepting = _context(ssl.PROTOCOL_TLS_SERVER)
+        self._accepting.num_tickets = 0
+        with tempfile.TemporaryDirectory(prefix="gyre-tls-") as folder:  # `ssl` takes paths only; mode 0700
+            path = Path(folder) / "both.pem"
+            path.touch(0o600)
+            path.write_bytes(certificate + key)
+            self._accepting.load_cert_chain(path)
+        self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT)
 
     def accept(self, link: socket.socket, timeout_s: float) -> ssl.SSLSocket:
-        """`link` is used up. Raises OSError."""
+        """The encrypted side of an accepted connection. `link` is used up. Raises OSError."""
         return _wrapped(self._accepting, link, timeout_s, server_side=True)
 
     def dial(self, link: socket.socket, timeout_s: float) -> ssl.SSLSocket:
+        """The encrypted side of a connection that this process opened. `link` is used up. Raises OSError."""
         return _wrapped(self._dialling, link, timeout_s, server_side=False)
 
+    def binding(self, link: ssl.SSLSocket) -> bytes:
+        """The fingerprint of the certificate that the accepting end of `link` has shown: 32 bytes, the same for both
+        ends unless somebody stands in between."""
+        if link.server_side:
+            return self.fingerprint
+        return hashlib.sha256(link.getpeercert(binary_form=True) or b"").digest()
 
-def binding(link: socket.socket) -> bytes:
-    """What both ends of this very connection know of its handshake; empty where it is not encrypted."""
-    return (link.get_channel_binding("tls-unique") or b"") if isinstance(link, ssl.SSLSocket) else b""
+
+def _self_signed() -> tuple[bytes, bytes]:
+    """A new certificate and its P-256 key, both PEM. About 1 ms."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(int.from_bytes(os.urandom(16), "big") >> 1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .sign(key, hashes.SHA256())
+    )
+    return (
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def _context(side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.check_hostname = False
+    context.verify_mode = (
+        ssl.CERT_NONE
+    )  # no authority has signed it: the token's proofs cover its fingerprint
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
 
 
 def _wrapped(
@@ -78,27 +113,7 @@ def _wrapped(
         raise
     try:
         wrapped.do_handshake()
-        if not wrapped.get_channel_binding("tls-unique"):
-            raise ConnectionAbortedError("the handshake has nothing to be known by")
     except BaseException:
         wrapped.close()
         raise
     return wrapped
-
-
-def _context(side: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(side)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # there is none: see the proofs
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.set_ciphers(f"{CIPHER}:@SECLEVEL=0")
-    if side == ssl.PROTOCOL_TLS_SERVER:
-        descriptor, path = tempfile.mkstemp(prefix="gyre-dh-")  # it takes a path only
-        try:
-            os.write(descriptor, _GROUP.encode())
-            context.load_dh_params(path)
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
-    return context

@@ -5,9 +5,9 @@ Invariants:
   said before both have;
 - *progress, not patience*: a wait ends `stall_s` after the last byte, however much is still to come;
 - *bounded*: a frame says its length, and one that is too long ends the connection. Nothing is unpickled;
-- *one connection, one proof*: where it is encrypted (`gyre.weights.transfer.encryption`), the proofs cover its very
-  handshake, so that
-  nobody can stand in between. Else it is for private networks only.
+- *one connection, one proof*: where the connection is encrypted (`gyre.weights.transfer.encryption`), the proofs cover
+  the certificate of its handshake, so that nobody without the token can stand in between. A connection in clear is for
+  private networks only.
 
 This module must not know what is asked for.
 """
@@ -29,7 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gyre.errors import GyreError, Unauthorized
-from gyre.weights.transfer.encryption import Encryption, binding
+from gyre.weights.transfer.encryption import Encryption
 
 MAGIC = b"gyre-weights/1\n\0"
 _NONCE = 32
@@ -222,7 +222,7 @@ def dial(
         if hello[: len(MAGIC)] != MAGIC:
             raise ConnectionAbortedError(f"{address} is no source of weights")
         theirs, ours = bytes(hello[len(MAGIC) :]), secrets.token_bytes(_NONCE)
-        bound = binding(link)
+        bound = _binding(link, encryption)
         line.send(ours + _proof(token, b"receiver", theirs, ours, bound))
         answer = bytearray(_PROOF)
         try:
@@ -247,7 +247,7 @@ def receive_caller(
         link = encryption.accept(link, HANDSHAKE_S)
     try:
         line = PeerConnection(link, stall_s=HANDSHAKE_S, **options)
-        ours, bound = secrets.token_bytes(_NONCE), binding(link)
+        ours, bound = secrets.token_bytes(_NONCE), _binding(link, encryption)
         line.send(MAGIC + ours)
         answer = bytearray(_NONCE + _PROOF)
         line.receive_into(memoryview(answer))
@@ -260,6 +260,13 @@ def receive_caller(
         raise
     line.stall_s = stall_s
     return line
+
+
+def _binding(link: socket.socket, encryption: Encryption | None) -> bytes:
+    """What the proofs of this connection cover besides the random numbers; empty where it is not encrypted."""
+    if encryption is None or not isinstance(link, ssl.SSLSocket):
+        return b""
+    return encryption.binding(link)
 
 
 def _proof(token: str, side: bytes, source: bytes, receiver: bytes, bound: bytes) -> bytes:
