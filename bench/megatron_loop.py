@@ -166,9 +166,9 @@ Loop = tuple[Callable[[int], dict[str, float]], Callable[[], None]]
 
 
 def bare_loop(options: argparse.Namespace, name: str) -> Loop:
+    from gyre.config.sections import MegatronSettings
     from gyre.workloads.megatron.devices import device_of, dtype_of
     from gyre.workloads.megatron.seam import open_seam
-    from gyre.workloads.megatron.settings import MegatronSettings
 
     settings = MegatronSettings()
     device = device_of(settings)

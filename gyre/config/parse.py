@@ -29,10 +29,26 @@ def parse_job(data: Mapping[str, Any]) -> JobSpec:
 
 
 def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
-    """The mistakes as sentences; `prefix` (`roles.actor.`) is where the model stands in the job."""
-    sentences = [prefix + _sentence(item, model) for item in error.errors(include_url=False)]
+    """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job."""
+    sentences = [_sentence(item, model, prefix) for item in error.errors(include_url=False)]
     text = "; ".join(sentences)
     return ConfigError(text if text.endswith("?") else f"{text}.", details={"mistakes": sentences})
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as 1.2 reads numbers: `1e-6` is a number, which YAML 1.1 takes for text because it has no point."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(text: str) -> Any:
+    """YAML as plain data. Raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)  # a SafeLoader: it constructs plain data alone
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
@@ -46,7 +62,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not text.", hint="Give a path to a YAML file.") from None
     try:
-        data = yaml.safe_load(text)
+        data = read_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where else ""
@@ -95,7 +111,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str,
                 raise ConfigError(f"--set {override}: {here} holds {inner!r}, which has no keys below it.")
             at = inner
         try:
-            at[keys[-1]] = yaml.safe_load(text)
+            at[keys[-1]] = read_yaml(text)
         except yaml.YAMLError:
             at[keys[-1]] = text  # not YAML, so it is meant as plain text
     return result
@@ -107,23 +123,31 @@ def _copy(value: Any) -> Any:
     return list(value) if isinstance(value, list) else value
 
 
-def _sentence(item: Any, model: type[BaseModel]) -> str:
+def _sentence(item: Any, model: type[BaseModel], prefix: str) -> str:
     location = [part for part in item["loc"] if part != "[key]"]
-    path = ".".join(str(part) for part in location) or "the job"
+    path = ".".join(filter(None, (prefix.rstrip("."), *map(str, location)))) or "the job"
     given = item.get("input")
     if item["type"] == "extra_forbidden":
         known = _keys_at(model, location[:-1])
         return f"{path}: unknown key; {nearest(str(location[-1]), known)}".rstrip(".")
     if item["type"] == "missing":
         return f"{path}: is missing"
+    if item["type"] == "model_type":
+        return f"{path}: {_shown(given)} given, expected a mapping of keys to values"
     message = item["msg"]
     message = message.removeprefix("Value error, ").removeprefix("Input ")
     message = message[0].lower() + message[1:]
     if item["type"] == "literal_error":
         near = nearest(str(given), re.findall(r"'([^']*)'", item["ctx"]["expected"]))
         message += f"; {near}" if near.startswith("did") else ""
-    shown = repr(given)
-    return f"{path}: {shown if len(shown) <= 80 else shown[:77] + '...'} {message}"
+    if item["type"] == "value_error" and isinstance(given, Mapping):
+        return f"{path}: {message}"  # settings that do not go together: the message names them
+    return f"{path}: {_shown(given)} {message}"
+
+
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _keys_at(model: Any, location: list[Any]) -> list[str]:

@@ -10,7 +10,6 @@ This module must not know how answers are produced or rewarded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,55 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre.config.sections import DataSettings, read_section
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
 from gyre.data.tokenizer import TextTokenizer
-from gyre.errors import ConfigError, nearest
+from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, Sample
-
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """The section `config.data`."""
-
-    path: str = ""
-    """A folder that `gyre data prepare` made."""
-    held_out: str = ""
-    """Another, for evaluation; or, where it is empty …"""
-    held_out_every: int = 0
-    """… one prompt in this many of `path` is held out, by its hash. 0 holds none out."""
-    shuffle: bool = True
-    digest: str = ""
-    """What the manifest of `path` must say, so that nobody trains on another data set; "" takes any."""
-
-    @classmethod
-    def read(cls, section: Any) -> DataSettings:
-        """Raises ConfigError for what is no setting, or of another type than the setting."""
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"config.data must be a mapping, not {section!r}.")
-        known = {"path": str, "held_out": str, "held_out_every": int, "shuffle": bool, "digest": str}
-        for key, value in section.items():
-            if key not in known:
-                raise ConfigError(f"config.data.{key} is not a setting.", hint=nearest(str(key), known))
-            if type(value) is not known[key]:
-                raise ConfigError(f"config.data.{key} must be {known[key].__name__}, not {value!r}.")
-        found = cls(**section)
-        if not found.path:
-            raise ConfigError("config.data.path is missing.", hint="Make a folder with `gyre data prepare`.")
-        if found.held_out_every < 0 or found.held_out_every == 1:
-            raise ConfigError("config.data.held_out_every must be 0, or at least 2.")
-        if found.held_out and found.held_out_every:
-            raise ConfigError(
-                "config.data: held_out and held_out_every are both given.", hint="Keep one of them."
-            )
-        return found
 
 
 class PreparedData:
     """By the job's `config`: its section `data`, and `seed`. Raises ConfigError where the folders will not do."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.settings = DataSettings.read(config.get("data"))
+        self.settings = read_section(DataSettings, config, "data")
         self._folder = PreparedFolder(Path(self.settings.path))
         manifest = self._folder.manifest
         if self.settings.digest and manifest["digest"] != self.settings.digest:

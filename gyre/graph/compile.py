@@ -24,10 +24,11 @@ from gyre.config import (
     Resources,
     RoleSpec,
 )
+from gyre.config.sections import WorkloadSettings
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, repetition_vector
 from gyre.graph.execution import ExecutionGraph
-from gyre.graph.integrations import check_integrations, default_with
+from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.placement import plan_placement
 from gyre.graph.recipes import ROLLOUT_INSTANCE, recipe_named
@@ -52,7 +53,7 @@ class CompiledJob:
 
 
 def compile_job(spec: JobSpec) -> CompiledJob:
-    """Raises GraphError, as one sentence, for a job that cannot run."""
+    """Raises ConfigError for a mistake below `config`, and GraphError, as one sentence, for a job that cannot run."""
     resolved = _with_recipe_defaults(spec)
     dcg, implicit = _build_dcg(resolved)
     _mark_gangs(resolved, dcg)
@@ -69,6 +70,8 @@ def compile_job(spec: JobSpec) -> CompiledJob:
 
 def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
     resolved = spec.model_copy(deep=True)
+    if reads_sections(resolved):
+        WorkloadSettings.read(resolved.config)
     if resolved.weights.encrypt is None:
         resolved.weights.encrypt = bool(resolved.rollouts.tls_cert)
     if resolved.recipe is not None:
@@ -82,7 +85,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         _add_rollout_manager(resolved, recipe.defaults[ROLLOUT_MANAGER])
         _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
-        if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by whoever reads it
+        if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by `check_integrations`
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
         check_integrations(resolved)
     trainer = resolved.roles.get(TRAINER)

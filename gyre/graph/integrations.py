@@ -3,16 +3,13 @@
 A model is a folder's where the job says `config.megatron.model_path` and its actor is Megatron's; it is the small
 decoder elsewhere. Critic and reference hold the actor's model, so by default they are Megatron's with a folder's.
 
-This module knows its classes by name: it must not import them. What else is wrong with their sections of `config` they
-say themselves.
+This module knows its classes by name: it must not import them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from gyre.config import Entrypoint, JobSpec
+from gyre.config.sections import LossSettings, WorkloadSettings
 from gyre.errors import GraphError
 
 _TORCH, _MEGATRON = "gyre.workloads.torch", "gyre.workloads.megatron"
@@ -31,7 +28,7 @@ def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
 
 def model_path(spec: JobSpec) -> str:
     """The folder of the model that is trained; "" where it is the small decoder."""
-    return str(_section(spec.config, "megatron").get("model_path") or "")
+    return WorkloadSettings.read(spec.config).megatron.model_path
 
 
 def reads_a_folder(spec: JobSpec, role: str) -> bool:
@@ -42,10 +39,18 @@ def reads_a_folder(spec: JobSpec, role: str) -> bool:
     )
 
 
+def reads_sections(spec: JobSpec) -> bool:
+    """Whether Gyre's own code reads the job's `config`, whose sections are then checked. A job with neither recipe nor
+    class of Gyre's has `config` to itself."""
+    given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
+    return spec.recipe is not None or any(one.module.startswith("gyre.workloads.") for one in given)
+
+
 def check_integrations(spec: JobSpec) -> None:
     """Raises GraphError where Gyre's own classes do not go together, or not with the numbers of the job."""
-    path, section = model_path(spec), _section(spec.config, "megatron")
-    replica = _count(section, "tensor_parallel") * _count(section, "pipeline_parallel")
+    settings = WorkloadSettings.read(spec.config)
+    path, layout = settings.megatron.model_path, settings.megatron
+    replica = layout.tensor_parallel * layout.pipeline_parallel
     for role, name in (("actor", "MegatronActor"), ("critic", "MegatronCritic")):
         total = spec.roles[role].total if role in spec.roles else 0
         if _is(spec, role, _MEGATRON, name) and total % replica:
@@ -66,45 +71,38 @@ def check_integrations(spec: JobSpec) -> None:
             f"roles.reference: TorchReference holds the small decoder, but the actor's model is that of {path}.",
             hint="Leave the reference's class out: it is then MegatronReference.",
         )
-    _check_losses(spec)
-    _check_mini_batches(spec)
+    _check_losses(spec, settings.loss)
+    _check_mini_batches(spec, settings)
 
 
-def _check_losses(spec: JobSpec) -> None:
-    estimator = _section(spec.config, "loss").get("adv_estimator")
-    if estimator == "gae" and spec.recipe is not None and "critic" not in spec.roles:
+def _check_losses(spec: JobSpec, loss: LossSettings) -> None:
+    """Every term of the loss has the role that it needs."""
+    if loss.adv_estimator == "gae" and "critic" not in spec.roles:
         raise GraphError(
             f"config.loss.adv_estimator: 'gae' needs the values of a critic, which recipe {spec.recipe!r} has not.",
             hint='Take the recipe "ppo".',
         )
+    if "reference" not in spec.roles:
+        for key in ("kl_loss_coef", "kl_reward_coef"):
+            if getattr(loss, key) > 0:
+                raise GraphError(
+                    f"config.loss.{key}: {getattr(loss, key):g} given, but the job has no reference role, whose "
+                    "log-probs the KL divergence is taken to.",
+                    hint=f"Add the role reference, or set {key} to 0.",
+                )
 
 
-def _check_mini_batches(spec: JobSpec) -> None:
+def _check_mini_batches(spec: JobSpec, settings: WorkloadSettings) -> None:
     """All updates of a pass train equally many groups."""
     batch = spec.run.prompts_per_step
-    for path, config in (
-        ("config.optim", _section(spec.config, "optim")),
-        ("config.critic.optim", _section(_section(spec.config, "critic"), "optim")),
-    ):
-        count = _count(config, "mini_batches")
+    for path, optim in (("config.optim", settings.optim), ("config.critic.optim", settings.critic.optim)):
+        count = optim.mini_batches
         if batch % count:
             raise GraphError(
                 f"{path}.mini_batches: {count} does not divide run.prompts_per_step ({batch}), so the optimizer steps "
                 "of a pass would train unequal numbers of groups.",
                 hint=f"Take a divisor of {batch}.",
             )
-
-
-def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """What is no mapping is refused by whoever reads it."""
-    found = config.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _count(section: Mapping[str, Any], key: str) -> int:
-    """A count of at least 1; what is none is refused by whoever reads it."""
-    found = section.get(key)
-    return found if isinstance(found, int) and found > 0 else 1
 
 
 def _is(spec: JobSpec, role: str, package: str, name: str) -> bool:

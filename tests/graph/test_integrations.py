@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gyre.config import parse_job
-from gyre.errors import GraphError
+from gyre.errors import ConfigError, GraphError
 from gyre.graph import CompiledJob, Dispatch, compile_job
 
 ACTOR = {"entrypoint": "gyre.workloads.megatron:MegatronActor"}
@@ -105,5 +105,41 @@ def test_generalised_advantages_need_a_critic() -> None:
         compile_job(parse_job(given | {"config": {"loss": {"adv_estimator": "gae"}}}))
 
 
-def test_what_is_no_section_or_no_count_is_left_to_its_reader() -> None:
-    ppo({"megatron": [], "optim": {"mini_batches": 0}, "critic": "none"})
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"megatron": []}, r"config\.megatron: \[\] given, expected a mapping"),
+        ({"optim": {"mini_batches": 0}}, r"config\.optim\.mini_batches: 0 should be greater"),
+        (
+            {"sampling": {"temprature": 1}},
+            r"config\.sampling\.temprature: unknown key; did you mean 'temperature'",
+        ),
+        ({"optim": {"lr": "fast"}}, r"config\.optim\.lr: 'fast' should be a valid number"),
+        ({"samplin": {}}, r"config\.samplin: unknown key; did you mean 'sampling'"),
+    ],
+)
+def test_a_mistake_below_config_is_refused_with_its_path(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        ppo(config)
+
+
+def test_keys_that_no_section_claims_are_the_users_own() -> None:
+    ppo({"curriculum": {"from": "easy"}, "goal": 3})
+
+
+def test_config_is_the_users_own_where_neither_recipe_nor_class_is_gyres() -> None:
+    script = {"roles": {"trainer": {"entrypoint": "my.job:Loop"}}, "config": {"model": "mine", "optim": 3}}
+    compile_job(parse_job(script))
+    script["roles"]["reward"] = {"entrypoint": "gyre.workloads.rewards:PythonReward"}
+    with pytest.raises(ConfigError, match=r"config\.model: 'mine' given"):
+        compile_job(parse_job(script))
+
+
+@pytest.mark.parametrize("key", ["kl_loss_coef", "kl_reward_coef"])
+def test_a_divergence_to_the_reference_needs_a_reference(key: str) -> None:
+    given = {"loss": {key: 0.01}}
+    with pytest.raises(
+        GraphError, match=rf"config\.loss\.{key}: 0\.01 given, but the job has no reference role"
+    ):
+        ppo(given)
+    ppo(given, reference={})

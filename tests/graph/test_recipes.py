@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gyre.config import parse_job
+from gyre.config.sections import WorkloadSettings
 from gyre.graph import RECIPES, compile_job
-from gyre.workloads.torch.settings import TorchSettings
 
 
 def job(recipe: str, **keys):
@@ -21,7 +21,7 @@ def test_a_recipe_compiles_to_the_same_graph_again(recipe, reference):
     again = compile_job(first.spec)
     assert again.dcg == first.dcg
     assert again.spec == first.spec
-    TorchSettings.read(first.spec.config)  # its defaults are settings
+    WorkloadSettings.read(first.spec.config)  # its defaults are settings
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,17 @@ def test_a_recipe_compiles_to_the_same_graph_again(recipe, reference):
     ],
 )
 def test_a_recipe_brings_its_loss(recipe, estimator, mode, clip):
-    loss = TorchSettings.read(job(recipe).spec.config).loss
+    loss = WorkloadSettings.read(job(recipe).spec.config).loss
     assert (loss.adv_estimator, loss.loss_agg_mode) == (estimator, mode)
     assert (loss.clip_ratio_low, loss.clip_ratio_high) == clip
 
 
 def test_what_the_job_says_goes_over_the_recipe_s_loss():
-    spec = job("rloo", config={"seed": 4, "loss": {"loss_agg_mode": "token-mean", "kl_loss_coef": 0.1}}).spec
-    loss = TorchSettings.read(spec.config).loss
-    assert (loss.adv_estimator, loss.loss_agg_mode, loss.kl_loss_coef) == ("rloo", "token-mean", 0.1)
+    spec = job(
+        "rloo", config={"seed": 4, "loss": {"loss_agg_mode": "token-mean", "clip_ratio_low": 0.1}}
+    ).spec
+    loss = WorkloadSettings.read(spec.config).loss
+    assert (loss.adv_estimator, loss.loss_agg_mode, loss.clip_ratio_low) == ("rloo", "token-mean", 0.1)
     assert spec.config["seed"] == 4
 
 

@@ -139,9 +139,9 @@ def restore_and_train(
 
 def step_by(actor: Any, loss: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     """A step by another loss than the one before."""
-    from gyre.workloads.torch.settings import TorchSettings
+    from gyre.config.sections import WorkloadSettings
 
-    actor.settings = TorchSettings.read({**actor.config, "loss": loss})
+    actor.settings = WorkloadSettings.read({**actor.config, "loss": loss})
     return take_step(actor, [groups[:1], groups[1:]])
 
 

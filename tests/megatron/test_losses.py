@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.config.sections import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES
 from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group
-from gyre.workloads.algorithms.settings import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.actor import TorchActor
 from tests.megatron import learner_work

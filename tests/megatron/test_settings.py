@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -10,27 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.errors import ConfigError
-from gyre.workloads.megatron.settings import MegatronSettings
 
 
 def test_settings_are_checked_with_their_path() -> None:
-    assert MegatronSettings.read({"megatron": {"tensor_parallel": 2}}).tensor_parallel == 2
+    assert WorkloadSettings.read({"megatron": {"tensor_parallel": 2}}).megatron.tensor_parallel == 2
     for wrong, sentence in (
         ({"tensor_paralel": 2}, r"config.megatron.tensor_paralel"),
-        ({"tensor_parallel": 0}, "must be at least 1"),
+        ({"tensor_parallel": 0}, "should be greater than or equal to 1"),
         ({"sequence_parallel": True}, "needs a tensor_parallel above 1"),
-        ({"dtype": "float8"}, "one of auto, float32, bfloat16"),
-        ({"device": "tpu"}, "one of auto, cpu, cuda"),
+        ({"dtype": "float8"}, "'auto', 'float32' or 'bfloat16'"),
+        ({"device": "tpu"}, "'auto', 'cpu' or 'cuda'"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            MegatronSettings.read({"megatron": wrong})
+            WorkloadSettings.read({"megatron": wrong})
 
 
 def test_the_documentation_has_every_key_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", page, re.MULTILINE))
-    defaults = {field.name: field.default for field in dataclasses.fields(MegatronSettings)}
+    defaults = {name: field.default for name, field in MegatronSettings.model_fields.items()}
     assert list(rows) == list(defaults)
     for key, default in defaults.items():
         told = rows[key].strip("`").strip('"')

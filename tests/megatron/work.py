@@ -201,9 +201,9 @@ def refusal_of(rank: int, ranks: int, port: int, hugging_face: dict[str, Any]) -
     """Why a model's configuration is refused at two by two ranks."""
     import torch
 
+    from gyre.config.sections import MegatronSettings
     from gyre.errors import ConfigError
     from gyre.workloads.megatron.config import architecture_from, transformer_config
-    from gyre.workloads.megatron.settings import MegatronSettings
 
     settings = MegatronSettings(tensor_parallel=2, pipeline_parallel=2)
     try:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gyre.config.sections import LossSettings
 from gyre.rollouts.samples import Group, Sample
-from gyre.workloads.algorithms.settings import LossSettings
 
 STD_EPS = 1e-6
 

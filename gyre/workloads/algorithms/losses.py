@@ -7,7 +7,9 @@ Invariants:
 - *sums, not means*: a loss is a sum over tokens and comes with the weight to divide by, so that a mini-batch may be
   cut into micro-batches of any sizes and spread over ranks in any way and still has one gradient: add the losses,
   add the weights, divide at the end;
-- *padding does not matter*: what stands where `mask` is False, infinities included, changes neither loss nor gradient.
+- *padding does not matter*: what stands where `mask` is False, infinities included, changes neither loss nor gradient;
+- *one token does not end a job*: a log-ratio is clamped before it is exponentiated, as in veRL, so that the loss of an
+  outlier is large and finite.
 
 Sources: PPO (arXiv 1707.06347) for the clipped objective and the clipped value loss; DeepSeekMath (arXiv 2402.03300)
 for GRPO; DAPO (arXiv 2503.14476) for the higher upper clip and token-level aggregation; Dr. GRPO (arXiv 2503.20783)
@@ -25,7 +27,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gyre.workloads.algorithms.settings import LossSettings
+from gyre.config.sections import LossSettings
+
+MAX_LOG_RATIO = 20.0
+"""Bound of a log-ratio before it is exponentiated, as in veRL: `exp(20)` is 5e8."""
+MAX_KL = 10.0
+"""Bound of a token's KL divergence by `k3`, as in veRL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ def policy_loss(
     `rollout_kl` (k3 of the old policy to the engine's). Raises ValueError for a term without its tensor.
     """
     log_ratio = logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
-    log_ratio = _within(mask, log_ratio)
+    log_ratio = _within(mask, log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     advantages = _within(mask, advantages)
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
@@ -79,6 +86,7 @@ def policy_loss(
     if settings.tis_imp_ratio_cap > 0:
         old = logprobs.detach() if old_logprobs is None else old_logprobs
         gap = _within(mask, old - _needed(rollout_logprobs, "tis_imp_ratio_cap", "rollout_logprobs"))
+        gap = gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         weight = gap.exp()
         metrics["tis_capped"] = mask & (weight > settings.tis_imp_ratio_cap)
         metrics["rollout_kl"] = gap.expm1() - gap
@@ -135,17 +143,19 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tens
 
     `k1`: `log p - log q`, unbiased, of high variance, may be negative; its gradient in a loss has the expectation 0,
     so it belongs into the reward. `k2`: half its square, biased; its gradient is that of the divergence. `k3`:
-    `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False.
+    `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False. `log(q/p)` is held within
+    `MAX_LOG_RATIO`, and what `k3` makes of it below `MAX_KL`; a token beyond has no gradient.
     """
     log_ratio = ref_logprobs - logprobs
     if mask is not None:
         log_ratio = _within(mask, log_ratio)
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if kind == "k1":
         return -log_ratio
     if kind == "k2":
         return 0.5 * log_ratio.square()
     if kind == "k3":
-        return log_ratio.expm1() - log_ratio
+        return (log_ratio.expm1() - log_ratio).clamp(max=MAX_KL)
     raise ValueError(f"KL estimator {kind!r} is none of k1, k2, k3")
 
 

@@ -14,10 +14,9 @@ _EXPORTS = {
     "MegatronCritic": "critic",
     "MegatronReference": "reference",
     "MegatronRewardModel": "reward_model",
-    "MegatronSettings": "settings",
 }
 
-__all__ = ["MegatronActor", "MegatronCritic", "MegatronReference", "MegatronRewardModel", "MegatronSettings"]
+__all__ = ["MegatronActor", "MegatronCritic", "MegatronReference", "MegatronRewardModel"]
 
 
 def __getattr__(name: str) -> Any:

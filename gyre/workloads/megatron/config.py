@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, architecture_of
-from gyre.workloads.megatron.settings import MegatronSettings
 
 _VOCAB_MULTIPLE = 8
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
-from gyre.workloads.megatron.settings import MegatronSettings
 
 
 def device_of(layout: MegatronSettings) -> torch.device:

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
+from gyre.config.sections import MegatronSettings, OptimSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture
 from gyre.models.saving import save_model_folder
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.errors import CheckpointMismatch
-from gyre.workloads.torch.settings import OptimSettings
 
 _TIMEOUT_S = 600.0
 """Of a group with one member: nobody is waited for."""

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.workloads.base import BaseWorkload
 from gyre.workloads.megatron.devices import device_of, dtype_of
-from gyre.workloads.megatron.settings import MegatronSettings
-from gyre.workloads.torch.settings import TorchSettings
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
@@ -39,10 +38,12 @@ class FrozenModel(BaseWorkload):
         raise NotImplementedError
 
     def setup(self) -> None:
-        self.settings = TorchSettings.read(self.config)
-        layout = MegatronSettings.read(self.config)
+        self.settings = WorkloadSettings.read(self.config)
+        layout = self.settings.megatron
         path = self.model_folder(layout)
-        self.layout = replace(layout, tensor_parallel=1, pipeline_parallel=1, sequence_parallel=False)
+        self.layout = layout.model_copy(
+            update={"tensor_parallel": 1, "pipeline_parallel": 1, "sequence_parallel": False}
+        )
         torch.set_num_threads(self.settings.threads)
         device = device_of(self.layout)
         if device.type == "cuda":

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gyre.config.sections import WorkloadSettings
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
 from gyre.workloads.megatron.packing import Pass, Row
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
-from gyre.workloads.torch.settings import TorchSettings
 
 
-def policy_rows(groups: Sequence[Group], settings: TorchSettings) -> list[Row]:
+def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
     """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones and `reference`'s where
     they are needed. Raises ValueError as `trained_samples`."""
     rows = []
@@ -37,7 +37,7 @@ def policy_rows(groups: Sequence[Group], settings: TorchSettings) -> list[Row]:
     return rows
 
 
-def value_rows(groups: Sequence[Group], settings: TorchSettings) -> list[Row]:
+def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
     """The samples with a token, with the `values` that their advantages are made from, and the `returns`.
 
     Raises ValueError for a sample without reward or without values.
@@ -55,7 +55,7 @@ def value_rows(groups: Sequence[Group], settings: TorchSettings) -> list[Row]:
 
 
 def packed_policy_loss(
-    part: Pass, logprobs: Tensor, entropies: Tensor, settings: TorchSettings
+    part: Pass, logprobs: Tensor, entropies: Tensor, settings: WorkloadSettings
 ) -> tuple[Tensor, LossSum]:
     """The summed loss of a pass, twice: to go backwards from, and with what it says of its tokens."""
     loss = settings.loss
@@ -77,7 +77,7 @@ def packed_policy_loss(
     return found.loss, LossSum(found.loss.detach(), found.weight, found.metrics)
 
 
-def packed_value_loss(part: Pass, values: Tensor, settings: TorchSettings) -> tuple[Tensor, LossSum]:
+def packed_value_loss(part: Pass, values: Tensor, settings: WorkloadSettings) -> tuple[Tensor, LossSum]:
     """The same of the critic's loss."""
     found = value_loss(
         values,

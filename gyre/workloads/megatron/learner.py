@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gyre.config.sections import WorkloadSettings
 from gyre.data.prepared import PreparedData
 from gyre.errors import ConfigError
 from gyre.models.architecture import config_of, read_config
@@ -35,7 +36,6 @@ from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.devices import device_of, dtype_of, make_deterministic, seed_everything
-from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.tasks.task import Task, task_of
 from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
@@ -74,7 +74,7 @@ class MegatronLearner(TorchLearner):
     """The small decoder's shape, where the model is not a folder's."""
 
     def setup(self) -> None:
-        self.layout = MegatronSettings.read(self.config)
+        self.layout = WorkloadSettings.read(self.config).megatron
         self.device = device_of(self.layout)
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False

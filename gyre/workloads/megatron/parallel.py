@@ -24,10 +24,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.peers import exchange_bytes
 
 

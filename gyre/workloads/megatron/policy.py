@@ -27,6 +27,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
+from gyre.config.sections import MegatronSettings, OptimSettings
 from gyre.models.architecture import Architecture
 from gyre.models.folder import TensorSource
 from gyre.workloads.megatron.config import transformer_config
@@ -35,9 +36,7 @@ from gyre.workloads.megatron.logprobs import vocab_parallel_logprobs
 from gyre.workloads.megatron.model import Segments, build_model
 from gyre.workloads.megatron.packing import Pass
 from gyre.workloads.megatron.parallel import Ranks
-from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.errors import NotFinite
-from gyre.workloads.torch.settings import OptimSettings
 
 Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
 """Of a pass, its log-probs and entropies `[n]`: a summed loss, and whatever is to be returned of it."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.models.first_weights import first_weights
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.frozen import FrozenModel
-from gyre.workloads.megatron.settings import MegatronSettings
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture

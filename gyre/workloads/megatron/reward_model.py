@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from gyre.config.sections import MegatronSettings
 from gyre.models.first_weights import score_weights
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.frozen import FrozenModel
-from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens, take_rewards
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from gyre.config.sections import RewardSettings
 from gyre.errors import UserCodeError
-from gyre.workloads.rewards.settings import RewardSettings
 from gyre.workloads.rewards.worker import receive, send
 
 Texts = tuple[str, str, Mapping[str, Any]]

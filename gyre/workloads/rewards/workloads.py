@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gyre.config.sections import RewardSettings, read_section
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards.functions import exact_match, load_function
 from gyre.workloads.rewards.pool import RewardPool
-from gyre.workloads.rewards.settings import RewardSettings
-from gyre.workloads.settings import read_settings
 from gyre.workloads.tasks.task import task_of
 
 
@@ -48,8 +47,7 @@ class PythonReward(BaseWorkload):
 
     def setup(self) -> None:
         self.task = task_of(self.config)
-        settings = read_settings(RewardSettings, self.config.get("reward", {}), "config.reward")
-        settings.check()
+        settings = read_section(RewardSettings, self.config, "reward")
         load_function(settings.function)  # what cannot be loaded is told before the first sample
         self.pool = RewardPool(settings)
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre.config.sections import TaskSettings, WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.philox import uniforms, words
 from gyre.rollouts.samples import Group, Sample
-from gyre.workloads.torch.settings import TaskSettings, TorchSettings
 
 _STREAM_PROBLEM = 1
 _STREAM_HELD_OUT_DRAW = 2
@@ -67,7 +67,7 @@ class ArithmeticTask:
     """Problems, their tokens and their answers, by the job's `config` (`seed` and the `task` section)."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        settings = TorchSettings.read(config)
+        settings = WorkloadSettings.read(config)
         self.settings: TaskSettings = settings.task
         self.seed = settings.seed
         self.tokenizer = CharTokenizer("0123456789+-*=")

@@ -15,7 +15,6 @@ _EXPORTS = {
     "TorchReference": "reference",
     "TorchRewardModel": "reward_model",
     "TorchRollout": "rollout",
-    "TorchSettings": "settings",
 }
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "TorchReference",
     "TorchRewardModel",
     "TorchRollout",
-    "TorchSettings",
 ]
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.config import WeightsSpec
+from gyre.config.sections import OptimSettings
 from gyre.models.architecture import config_of
 from gyre.models.modules import Decoder
 from gyre.models.tensor_names import from_names, to_names
@@ -37,7 +38,6 @@ from gyre.workloads.torch.gradients import (
 )
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
 from gyre.workloads.torch.policy import load_parameters, small_architecture
-from gyre.workloads.torch.settings import OptimSettings
 from gyre.workloads.torch.warm_start import warm_steps
 
 _BEACON_EVERY = 10

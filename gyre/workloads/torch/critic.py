@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from gyre.config.sections import OptimSettings
 from gyre.models.architecture import read_architecture
 from gyre.models.first_weights import first_weights, with_value_head
 from gyre.models.modules import ValueModel
@@ -27,7 +28,6 @@ from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.algorithms.advantages import gae_of
 from gyre.workloads.base import operator
-from gyre.workloads.megatron.settings import MegatronSettings
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.errors import StepGap
@@ -35,7 +35,6 @@ from gyre.workloads.torch.gradients import value_gradient
 from gyre.workloads.torch.learner import TorchLearner
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
 from gyre.workloads.torch.policy import load_parameters, small_architecture
-from gyre.workloads.torch.settings import OptimSettings
 
 
 class TorchCritic(TorchLearner):
@@ -48,7 +47,7 @@ class TorchCritic(TorchLearner):
 
     def make_model(self) -> ValueModel:
         """Raises ConfigError where the folder holds no model, or one that is not computed here."""
-        self.model_path = MegatronSettings.read(self.config).model_path
+        self.model_path = self.settings.megatron.model_path
         if not self.model_path:
             return ValueModel(
                 small_architecture(self.settings, task_of(self.config)), seed=self.settings.seed

@@ -15,20 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gyre.config.sections import WorkloadSettings
 from gyre.models.modules import Decoder, ValueModel
 from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
 from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
-from gyre.workloads.torch.settings import TorchSettings
 
 OLD_LOGPROBS = "old_logprobs"
 """Of a sample's extras: the trainer's own log-probs before the first update of the step, float32 `[t]`."""
 
 
 def trained_samples(
-    groups: Sequence[Group], settings: TorchSettings
+    groups: Sequence[Group], settings: WorkloadSettings
 ) -> list[tuple[Group, Sample, NDArray[np.float32]]]:
     """The samples that have a gradient, with their advantages, in order. Those without advantage have none, unless
     another term of the loss needs them.
@@ -48,7 +48,7 @@ def trained_samples(
     return found
 
 
-def keeps_old_logprobs(settings: TorchSettings) -> bool:
+def keeps_old_logprobs(settings: WorkloadSettings) -> bool:
     """Whether the policy's own log-probs before a step have to be kept: the ratio is to them, and not to the engine's,
     and a later update of the step would compute others."""
     return settings.loss.tis_imp_ratio_cap > 0 and settings.optim.updates > 1
@@ -70,7 +70,7 @@ def with_old_logprobs(groups: Sequence[Group], found: Sequence[NDArray[np.float3
 
 @torch.no_grad()
 def old_logprobs(
-    model: Decoder, groups: Sequence[Group], settings: TorchSettings
+    model: Decoder, groups: Sequence[Group], settings: WorkloadSettings
 ) -> list[NDArray[np.float32]]:
     """Of every sample under the weights as they are, float32 `[t]`; zeros of those that have no gradient."""
     needed = {id(sample) for _, sample, _ in trained_samples(groups, settings)}
@@ -90,7 +90,7 @@ def old_logprobs(
 
 
 def policy_gradient(
-    model: Decoder, groups: Sequence[Group], settings: TorchSettings
+    model: Decoder, groups: Sequence[Group], settings: WorkloadSettings
 ) -> tuple[Tensor | None, Tally]:
     """The flat float32 gradient of the summed loss, or None where it is exactly zero, and the tally.
 
@@ -130,7 +130,7 @@ def policy_gradient(
 
 
 def value_gradient(
-    model: ValueModel, groups: Sequence[Group], settings: TorchSettings
+    model: ValueModel, groups: Sequence[Group], settings: WorkloadSettings
 ) -> tuple[Tensor | None, Tally]:
     """The same of the critic's loss; every sample with a token has a gradient.
 

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.algorithms.losses import mini_batch_weight
@@ -47,7 +48,6 @@ from gyre.workloads.torch.gradients import counted
 from gyre.workloads.torch.intervals import Interval, contains, merge
 from gyre.workloads.torch.peers import Peers
 from gyre.workloads.torch.policy import load_parameters
-from gyre.workloads.torch.settings import OptimSettings, TorchSettings
 from gyre.workloads.torch.updates import mini_batches_of, share_of
 
 CHECKPOINT_FORMAT = 1
@@ -100,7 +100,7 @@ class TorchLearner(BaseWorkload):
         """A step's updates are made: the weights are new."""
 
     def setup(self) -> None:
-        self.settings = TorchSettings.read(self.config)
+        self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.build()
         self.step = 0

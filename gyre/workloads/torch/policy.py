@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gyre.config.sections import WorkloadSettings
 from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch, unpack_weights
 from gyre.workloads.tasks.task import Task
 from gyre.workloads.torch.errors import OlderWeights
-from gyre.workloads.torch.settings import TorchSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Policy:
         return self.manifest.version
 
 
-def small_architecture(settings: TorchSettings, task: Task) -> Architecture:
+def small_architecture(settings: WorkloadSettings, task: Task) -> Architecture:
     """The decoder's shape for the task's vocabulary."""
     model = settings.model
     return Architecture.qwen3(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gyre.config.sections import WorkloadSettings
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
@@ -16,14 +17,13 @@ from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
 from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
-from gyre.workloads.torch.settings import TorchSettings
 
 
 class TorchReference(BaseWorkload):
     """Adds `extras["ref_logprobs"]` to samples."""
 
     def setup(self) -> None:
-        self.settings = TorchSettings.read(self.config)
+        self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.architecture = small_architecture(self.settings, task_of(self.config))
         self._policy: Policy | None = None

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gyre.config.sections import RewardModelSettings, WorkloadSettings, read_section
 from gyre.errors import ConfigError, UserCodeError
 from gyre.models.architecture import read_architecture
 from gyre.models.first_weights import score_weights
@@ -25,25 +26,15 @@ from gyre.models.modules import ValueModel
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, expected_shapes, from_names
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.settings import read_settings
 from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
 from gyre.workloads.torch.policy import load_parameters
-from gyre.workloads.torch.settings import TorchSettings
-
-
-@dataclass(frozen=True, slots=True)
-class RewardModelSettings:
-    """The section `config.reward_model`."""
-
-    path: str = ""
-    """The reward model's folder."""
 
 
 class TorchRewardModel(BaseWorkload):
     """Scores with the model in `config.reward_model.path`, in float32 on the CPU."""
 
     def setup(self) -> None:
-        self.settings = TorchSettings.read(self.config)
+        self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         folder = reward_model_folder(self.config)
         self.architecture = replace(read_architecture(folder), tied=True)  # a policy's head is of no interest
@@ -74,7 +65,7 @@ class TorchRewardModel(BaseWorkload):
 
 def reward_model_folder(config: Mapping[str, Any]) -> Path:
     """Raises ConfigError where none is named."""
-    path = read_settings(RewardModelSettings, config.get("reward_model", {}), "config.reward_model").path
+    path = read_section(RewardModelSettings, config, "reward_model").path
     if not path:
         raise ConfigError(
             "config.reward_model.path is missing.",

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gyre.config.sections import WorkloadSettings
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
@@ -24,14 +25,13 @@ from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.generate import Completion, Prompt, generate
 from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
-from gyre.workloads.torch.settings import TorchSettings
 
 
 class TorchRollout(BaseWorkload):
     """Generates `sampling.n` samples a group, and evaluates greedily."""
 
     def setup(self) -> None:
-        self.settings = TorchSettings.read(self.config)
+        self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.task = task_of(self.config)
         self.architecture = small_architecture(self.settings, self.task)

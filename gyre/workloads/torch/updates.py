@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import xxhash
 
+from gyre.config.sections import OptimSettings
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.batching import deal
-from gyre.workloads.torch.settings import OptimSettings
 
 
 def mini_batches_of(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre.config.sections import WorkloadSettings
 from gyre.errors import GyreError
 from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch, Operator
@@ -26,7 +27,6 @@ from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
 from gyre.rollouts.protocol.frames import DevicesReturned, WindowStatus
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import RolloutClient
-from gyre.workloads.torch.settings import TorchSettings
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.starvation import Starvation
 
@@ -65,7 +65,7 @@ class RolloutRequests:
     ) -> None:
         """`last_share`, where the trainer's devices generate too: the part of a step's training that can begin only
         when its last sample is there."""
-        self._settings = TorchSettings.read(config)
+        self._settings = WorkloadSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, dict[int, _Open]] = {}
         """By purpose and group."""

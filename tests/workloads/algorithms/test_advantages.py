@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gyre.config.sections import LossSettings
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.algorithms.advantages import (
     advantages_of,
@@ -17,7 +18,6 @@ from gyre.workloads.algorithms.advantages import (
     mean_only,
     token_rewards,
 )
-from gyre.workloads.algorithms.settings import LossSettings
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=9)
 TRACES = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=12)

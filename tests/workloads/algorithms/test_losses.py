@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.data.prepared import DataSettings
+from gyre.config.sections import (
+    KL_TYPES,
+    LOSS_AGG_MODES,
+    DataSettings,
+    LossSettings,
+    RewardSettings,
+    read_section,
+)
 from gyre.errors import ConfigError
 from gyre.workloads.algorithms.losses import (
     kl_estimate,
@@ -21,8 +27,6 @@ from gyre.workloads.algorithms.losses import (
     token_weights,
     value_loss,
 )
-from gyre.workloads.algorithms.settings import KL_TYPES, LOSS_AGG_MODES, LossSettings
-from gyre.workloads.rewards.settings import RewardSettings
 
 LENGTHS = (5, 1, 3, 2, 4, 5)
 MASK = torch.arange(5)[None, :] < torch.tensor(LENGTHS)[:, None]
@@ -88,7 +92,7 @@ def by_hand(config, given):
 @pytest.mark.parametrize("terms", ["all", "none"])
 def test_the_loss_is_the_formula(dtype, close, mode, kl, terms):
     base = EVERYTHING if terms == "all" else LossSettings()
-    config = replace(base, loss_agg_mode=mode, kl_loss_type=kl)
+    config = base.model_copy(update={"loss_agg_mode": mode, "kl_loss_type": kl})
     given = tensors(dtype)
     found = loss_of(config, given)
     expected, weight = by_hand(config, given)
@@ -107,7 +111,7 @@ def test_the_loss_is_the_formula(dtype, close, mode, kl, terms):
     order=st.permutations(range(6)),
 )
 def test_losses_gradients_and_metrics_of_pieces_sum_to_those_of_the_whole(cut, mode, seed, order):
-    config = replace(EVERYTHING, loss_agg_mode=mode)
+    config = EVERYTHING.model_copy(update={"loss_agg_mode": mode})
     given = tensors(seed=seed)
     given[0].requires_grad_()
     whole = loss_of(config, given)
@@ -123,7 +127,7 @@ def test_losses_gradients_and_metrics_of_pieces_sum_to_those_of_the_whole(cut, m
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_packed_tokens_have_the_loss_of_padded_rows(mode):
-    config = replace(EVERYTHING, loss_agg_mode=mode)
+    config = EVERYTHING.model_copy(update={"loss_agg_mode": mode})
     given = tensors()
     rows = torch.arange(6)[:, None].expand(6, 5)
     new, old, engine, reference, advantages, entropies = (value.reshape(-1) for value in given)
@@ -203,7 +207,7 @@ def test_kl_estimates_are_what_they_are_called():
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_what_stands_at_padding_does_not_matter_even_when_it_is_not_finite(mode):
-    config = replace(EVERYTHING, loss_agg_mode=mode)
+    config = EVERYTHING.model_copy(update={"loss_agg_mode": mode})
     clean = tensors()
     for bad in (float("-inf"), float("nan"), 1e30):
         dirty = [torch.where(MASK, value, bad) for value in clean]
@@ -254,22 +258,52 @@ def test_a_term_without_its_tensor_is_refused(config, missing):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"loss_agg_mode": "token_mean"}, r"loss_agg_mode is 'token_mean'.*token-mean"),
-        ({"adv_estimator": "reinforce"}, r"adv_estimator is 'reinforce'; it is one of grpo"),
+        ({"loss_agg_mode": "token_mean"}, r"loss_agg_mode: 'token_mean' .*did you mean 'token-mean'"),
+        ({"adv_estimator": "reinforce"}, r"adv_estimator: 'reinforce' should be 'grpo'"),
         ({"kl_loss_type": "k4"}, "kl_loss_type"),
-        ({"lam": 1.5}, "lam must be in"),
+        ({"lam": 1.5}, r"config\.loss\.lam: 1\.5 should be less"),
         ({"clip_ratio_low": 2.0}, "clip_ratio_low"),
-        ({"kl_loss_coef": -1.0}, "must not be negative"),
+        ({"kl_loss_coef": -1.0}, r"kl_loss_coef: -1\.0 should be greater"),
         ({"cliprange_value": 0.0}, "cliprange_value"),
     ],
 )
 def test_settings_out_of_range_are_named(wrong, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        LossSettings(**wrong).check()
+        read_section(LossSettings, {"loss": wrong}, "loss")
 
 
 @pytest.mark.parametrize("settings_class", [LossSettings, RewardSettings, DataSettings])
 def test_every_setting_is_documented(settings_class):
     text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
-    missing = [field.name for field in fields(settings_class) if f"`{field.name}`" not in text]
+    missing = [name for name in settings_class.model_fields if f"`{name}`" not in text]
     assert missing == []
+
+
+# -- outliers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kl", KL_TYPES)
+@pytest.mark.parametrize("distance", [100.0, -100.0, math.inf, -math.inf])
+def test_one_outlier_token_has_a_finite_loss_and_gradient(kl, distance):
+    """Of 20 tokens one is as far from all other policies as float32 can tell, in either direction."""
+    config = EVERYTHING.model_copy(update={"kl_loss_type": kl})
+    new, old, engine, reference, advantages, entropies = tensors(torch.float32)
+    for value in (old, engine, reference):
+        value[0, 0] = new[0, 0] - distance
+    engine[1, 0] = old[1, 0] - distance
+    new = new.requires_grad_()
+    found = loss_of(config, (new, old, engine, reference, advantages, entropies))
+    found.loss.backward()
+    assert math.isfinite(found.loss.item())
+    assert all(math.isfinite(value.item()) for value in found.metrics.values())
+    assert torch.isfinite(new.grad).all()
+    assert new.grad[MASK].count_nonzero() >= MASK.sum() - 2, "the other tokens are still learned from"
+
+
+def test_the_bounds_are_those_of_verl():
+    apart = torch.tensor([[25.0, -25.0]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    found = policy_loss(apart, torch.ones(1, 2), mask, LossSettings(), old_logprobs=torch.zeros(1, 2))
+    assert found.metrics["ratio"].item() == pytest.approx(math.exp(20.0) + math.exp(-20.0))
+    assert kl_estimate(apart, torch.zeros(1, 2), "k3").tolist() == [[10.0, 10.0]]
+    assert kl_estimate(apart, torch.zeros(1, 2), "k1").tolist() == [[20.0, -20.0]]

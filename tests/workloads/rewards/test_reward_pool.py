@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from gyre.config.sections import RewardSettings, read_section
 from gyre.errors import ConfigError, UserCodeError
 from gyre.workloads.rewards import RewardPool, load_function, math_verify
-from gyre.workloads.rewards.settings import RewardSettings
 
 HERE = "tests.workloads.reward_functions"
 
@@ -164,7 +164,7 @@ def test_answers_are_compared_as_mathematics(answer, said, reward):
 )
 def test_settings_out_of_range_are_named(wrong):
     with pytest.raises(ConfigError, match=r"config\.reward"):
-        RewardSettings(**wrong).check()
+        read_section(RewardSettings, {"reward": wrong}, "reward")
 
 
 def test_the_builtin_functions_have_names():

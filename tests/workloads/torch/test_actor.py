@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gyre.config.sections import OptimSettings
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import (
     CheckpointMismatch,
@@ -17,7 +18,6 @@ from gyre.workloads.torch.errors import (
 from gyre.workloads.torch.gradients import policy_gradient
 from gyre.workloads.torch.learner import learning_rate
 from gyre.workloads.torch.reference import TorchReference
-from gyre.workloads.torch.settings import OptimSettings
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out, train_as_peer
 
 

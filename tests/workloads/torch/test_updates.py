@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of
 from gyre.workloads.algorithms.losses import policy_loss, value_loss
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.errors import HalfUpdated, NotFinite
-from gyre.workloads.torch.settings import OptimSettings, TorchSettings
 from gyre.workloads.torch.updates import mini_batches_of, share_of
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
 
@@ -87,8 +87,10 @@ def test_a_mini_batch_is_dealt_to_the_copies_by_tokens(groups: Any) -> None:
 @pytest.mark.parametrize("section", ["optim", "critic"])
 def test_counts_below_one_are_refused(section: str, wrong: dict[str, int]) -> None:
     config = {"optim": wrong} if section == "optim" else {"critic": {"optim": wrong}}
-    with pytest.raises(ConfigError, match="epochs and mini_batches must be at least 1"):
-        TorchSettings.read(config)
+    with pytest.raises(
+        ConfigError, match=r"(epochs|mini_batches): -?\d should be greater than or equal to 1"
+    ):
+        WorkloadSettings.read(config)
 
 
 # -- what they do -----------------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""The sections of a job's `config`: one pydantic model each, with every default in its field.
+
+They are what the command line and the master check before any process starts, so importing them needs neither Ray nor
+torch.
+"""
+
+from gyre.config.sections.data import DataSettings
+from gyre.config.sections.loss import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES, LossSettings
+from gyre.config.sections.megatron import MegatronSettings
+from gyre.config.sections.model import ModelSettings
+from gyre.config.sections.optim import CriticSettings, OptimSettings
+from gyre.config.sections.reward import RewardModelSettings, RewardSettings
+from gyre.config.sections.sampling import SamplingSettings
+from gyre.config.sections.section import Section, read_section
+from gyre.config.sections.task import TaskSettings, WarmStartSettings
+from gyre.config.sections.workload import WorkloadSettings
+
+__all__ = [
+    "ADV_ESTIMATORS",
+    "KL_TYPES",
+    "LOSS_AGG_MODES",
+    "CriticSettings",
+    "DataSettings",
+    "LossSettings",
+    "MegatronSettings",
+    "ModelSettings",
+    "OptimSettings",
+    "RewardModelSettings",
+    "RewardSettings",
+    "SamplingSettings",
+    "Section",
+    "TaskSettings",
+    "WarmStartSettings",
+    "WorkloadSettings",
+    "read_section",
+]

@@ -1,0 +1,78 @@
+"""All sections of a job's `config` that Gyre's own workloads read, as one model.
+
+Other top-level keys of `config` belong to the user's own workloads and are left alone, unless one is nearly the name
+of a section here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gyre.config.sections.data import DataSettings
+from gyre.config.sections.loss import LossSettings
+from gyre.config.sections.megatron import MegatronSettings
+from gyre.config.sections.model import ModelSettings
+from gyre.config.sections.optim import CriticSettings, OptimSettings
+from gyre.config.sections.reward import RewardModelSettings, RewardSettings
+from gyre.config.sections.sampling import SamplingSettings
+from gyre.config.sections.section import Section, read_mapping
+from gyre.config.sections.task import TaskSettings, WarmStartSettings
+from gyre.errors import ConfigError, nearest
+
+_NEARLY = 0.75
+"""How similar a key must be to a section's name to be taken for a typo of it (`difflib`'s ratio)."""
+
+
+class WorkloadSettings(Section):
+    """What the plain torch and the Megatron workloads, the rewards, the tasks and the built-in trainer read."""
+
+    seed: int = 0
+    """Every random number of the job follows from it."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Torch's intra-op threads in each process."""
+    collective_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """How long a rank waits for its peers in a collective."""
+    model: ModelSettings = ModelSettings()
+    """The small decoder's shape, where the model is not the folder of `megatron.model_path`."""
+    task: TaskSettings = TaskSettings()
+    """Arithmetic problems, where the prompts are not the data set of `data`."""
+    data: DataSettings | None = None
+    """A prepared data set."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
+    optim: OptimSettings = OptimSettings()
+    """How the actor is updated."""
+    loss: LossSettings = LossSettings()
+    """What is minimised."""
+    critic: CriticSettings = CriticSettings()
+    """How the critic is updated."""
+    warm_start: WarmStartSettings = WarmStartSettings()
+    """Supervised steps before the first optimizer step; only the arithmetic task has them."""
+    reward: RewardSettings = RewardSettings()
+    """What `PythonReward` calls."""
+    reward_model: RewardModelSettings = RewardModelSettings()
+    """What the reward models score with."""
+    megatron: MegatronSettings = MegatronSettings()
+    """The folder of the model that is trained, and how Megatron's ranks share it."""
+
+    @property
+    def norm_length(self) -> float:
+        """The constant of `loss_agg_mode: seq-mean-token-sum-norm`."""
+        return self.loss.loss_scale_factor or float(self.sampling.max_new_tokens)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> WorkloadSettings:
+        """The settings that a job's `config` asks for, defaults elsewhere. Raises ConfigError."""
+        refuse_near_names(config, cls.model_fields)
+        return read_mapping(cls, {key: config[key] for key in config if key in cls.model_fields}, "config")
+
+
+def refuse_near_names(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a top-level key that is none of the `known`, but nearly one."""
+    for key in config:
+        if key not in known and difflib.get_close_matches(str(key), known, n=1, cutoff=_NEARLY):
+            raise ConfigError(f"config.{key}: unknown key; {nearest(str(key), known)}")
