@@ -218,8 +218,8 @@ def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
     ("section", "sentence"),
     [
         ({"pathh": "x"}, "did you mean 'path'"),
-        ({"path": 3}, "must be str"),
-        ({}, "path is missing"),
+        ({"path": 3}, "path: 3 should be a valid string"),
+        ({}, "path: is missing"),
         ({"path": "/nowhere/at/all"}, "no prepared data set"),
         ({"path": "x", "held_out_every": 1}, "at least 2"),
         ({"path": "x", "held_out": "y", "held_out_every": 2}, "both given"),

@@ -70,7 +70,7 @@ def policy_loss(
     `rollout_kl` (k3 of the old policy to the engine's). Raises ValueError for a term without its tensor.
     """
     log_ratio = logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
-    log_ratio = _within(mask, log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = _bounded(_within(mask, log_ratio), MAX_LOG_RATIO)
     advantages = _within(mask, advantages)
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
@@ -86,7 +86,7 @@ def policy_loss(
     if settings.tis_imp_ratio_cap > 0:
         old = logprobs.detach() if old_logprobs is None else old_logprobs
         gap = _within(mask, old - _needed(rollout_logprobs, "tis_imp_ratio_cap", "rollout_logprobs"))
-        gap = gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        gap = _bounded(gap, MAX_LOG_RATIO)
         weight = gap.exp()
         metrics["tis_capped"] = mask & (weight > settings.tis_imp_ratio_cap)
         metrics["rollout_kl"] = gap.expm1() - gap
@@ -149,13 +149,13 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tens
     log_ratio = ref_logprobs - logprobs
     if mask is not None:
         log_ratio = _within(mask, log_ratio)
-    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = _bounded(log_ratio, MAX_LOG_RATIO)
     if kind == "k1":
         return -log_ratio
     if kind == "k2":
         return 0.5 * log_ratio.square()
     if kind == "k3":
-        return (log_ratio.expm1() - log_ratio).clamp(max=MAX_KL)
+        return _bounded(log_ratio.expm1() - log_ratio, MAX_KL)
     raise ValueError(f"KL estimator {kind!r} is none of k1, k2, k3")
 
 
@@ -215,6 +215,12 @@ def _row_lengths(weights: Tensor, rows: Tensor) -> Tensor:
 def _within(mask: Tensor, value: Tensor) -> Tensor:
     """Zero outside the mask, in the value and in the gradient, whatever stands there."""
     return torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
+
+
+def _bounded(value: Tensor, bound: float) -> Tensor:
+    """Within `-bound .. bound`, without a gradient where it was beyond. What is not a number stays so, in the gradient
+    too: it is a fault to be told, and no outlier. (`clamp` alone would give it a gradient of 0.)"""
+    return torch.where(value.abs() > bound, value.detach().clamp(-bound, bound), value)
 
 
 def _needed(value: Tensor | None, setting: str, name: str) -> Tensor:
