@@ -15,7 +15,7 @@ from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
 if TYPE_CHECKING:
-    from gyre.rollouts.agent.agent import Endpoint
+    from gyre.rollouts.protocol.connection import Endpoint
 
 
 def _checked(url: str) -> str:

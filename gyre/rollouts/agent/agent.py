@@ -26,9 +26,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import aiohttp
 import numpy as np
 
 from gyre.engines.dialect import (
@@ -40,13 +39,13 @@ from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
-from gyre.errors import ConfigError, GyreError
+from gyre.errors import GyreError
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
 from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request_id, version_runs
 from gyre.rollouts.agent.policy_loading import AgentWeights
 from gyre.rollouts.agent.reports import Reports
+from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
 from gyre.rollouts.protocol.frames import (
-    MAX_FRAME_BYTES,
     PROTOCOL,
     Ack,
     Assign,
@@ -60,14 +59,11 @@ from gyre.rollouts.protocol.frames import (
     Hello,
     Progress,
     Prompt,
-    Reject,
     Sleep,
     Wake,
     Weights,
     Welcome,
     Work,
-    decode,
-    encode,
 )
 from gyre.weights.version.model_folder import fingerprint
 
@@ -83,10 +79,6 @@ END_WITHIN_S = 20.0
 SICK_WITHIN_S = 1.0
 """How long a failed request waits for others to fail, before it is the one that failed."""
 
-REDIAL_FIRST_S, REDIAL_MAX_S = 0.1, 1.0
-"""Pause before the manager is dialled again, doubled each time. Less than a new manager waits for those who hold
-samples."""
-
 SICK_AFTER = 3
 """Requests in a row that fail before the engine is started anew: it answers, and does not work."""
 
@@ -96,18 +88,6 @@ DRAIN_ABORT_S = 0.6
 SAMPLES_PER_REQUEST = 16
 """Samples that come together are asked for together, up to so many: a connection for each costs more than a short
 sample does. More would cost an SGLang server, which looks at all of a request's streams at each chunk."""
-
-
-class Refused(GyreError):
-    """The manager will not work with this agent. `details["reason"]` is its code."""
-
-    code = "rollouts.refused"
-
-
-class Endpoint(Protocol):
-    """Where the manager is, asked for before each dial: it may have moved. (URL, token); None while unknown."""
-
-    def __call__(self) -> tuple[str, str] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +121,31 @@ class Agent:
         *,
         on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        connection: ConnectionSettings | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.incarnation = uuid.uuid4().hex
-        self.connected = False
         self.tokens = 0
         self._endpoint = endpoint
         self._command_for = command_for
         self._on_progress = on_progress
-        self._tls = tls
         self._now = monotonic
+        self._connection = ManagerConnection(
+            endpoint,
+            "agent",
+            first_frame=self._hello,
+            welcome=Welcome,
+            welcomed=self._welcomed,
+            talk=self._report_loop,
+            received=self._received,
+            refused=self._refused,
+            tls=tls,
+            settings=connection,
+            monotonic=monotonic,
+        )
+        self._where = ("", "")
+        """URL and token of the manager that welcomed this agent last."""
         self._model = "unset"
         self._engine: EngineProcess | None = None
         self._engines: list[EngineProcess] = []
@@ -163,7 +157,6 @@ class Agent:
         self._engine_watch: asyncio.Task[None] | None = None
         self._samples: dict[int, HeldSample] = {}
         """By lease."""
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reports = Reports(settings.max_running)
         self._acked = 0
         self._interval_s = 0.25
@@ -173,7 +166,7 @@ class Agent:
             settings.cache,
             serve=self._serve,
             is_serving=lambda: self._client is not None,
-            send=self._send,
+            send=self._connection.send_soon,
             fetch_timeout_s=settings.fetch_timeout_s,
             bind=settings.bind,
             ports=settings.ports,
@@ -183,9 +176,7 @@ class Agent:
         self._drain_deadline_s = 30.0
         self._drained = asyncio.Event()
         self._fatal: BaseException | None = None
-        self._stopped = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
-        self._reject: Refused | None = None
         self._failed_in_a_row = 0
         self._sick = ""
         """Why the engine was ended by us."""
@@ -198,24 +189,8 @@ class Agent:
     # -- life ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        pause_s = REDIAL_FIRST_S
         try:
-            while not self._stopped.is_set():
-                began = self._now()
-                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                    await self._session()
-                if self._fatal is not None:
-                    raise self._fatal
-                if self._reject is not None:
-                    raise self._reject
-                if self._stopped.is_set():
-                    return
-                if self._now() - began > REDIAL_MAX_S:
-                    pause_s = REDIAL_FIRST_S
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._stopped.wait()
-                pause_s = min(REDIAL_MAX_S, 2 * pause_s)
+            await self._connection.run()
             if self._fatal is not None:
                 raise self._fatal
         finally:
@@ -231,6 +206,10 @@ class Agent:
     def version(self) -> int:
         """The policy version that the engine serves; -1 without."""
         return self._weights.version
+
+    @property
+    def connected(self) -> bool:
+        return self._connection.is_up
 
     @property
     def is_draining(self) -> bool:
@@ -268,71 +247,16 @@ class Agent:
 
     def _give_up(self, error: BaseException | None) -> None:
         self._fatal = self._fatal or error
-        self._stopped.set()
-        if self._socket is not None:
-            self._spawn_close(self._socket)
+        self._connection.stop()
 
-    def _spawn_close(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        task = asyncio.ensure_future(socket.close())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    # -- the connection -----------------------------------------------------------------------------
 
-    # -- one connection -----------------------------------------------------------------------------
-
-    async def _session(self) -> None:
-        where = self._endpoint()
-        if where is None:
-            return
-        url, token = where
-        headers = {"Authorization": f"Bearer {token}"}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-            try:
-                socket = await session.ws_connect(
-                    f"{url.rstrip('/')}/v1/agent",
-                    max_msg_size=MAX_FRAME_BYTES,
-                    compress=0,
-                    ssl=self._tls() or True,
-                )
-            except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
-                self._reject = Refused(
-                    f"The rollout manager at {url} is not who it should be: {error}.",
-                    hint="Give what to trust with --ca, and the address by the name that its certificate has.",
-                    details={"reason": "certificate"},
-                )
-                raise
-            except aiohttp.WSServerHandshakeError as error:
-                if error.status in (401, 403):
-                    self._reject = Refused(
-                        f"The rollout manager at {url} does not accept the token.",
-                        hint="Give the job's rollout token.",
-                        details={"reason": "unauthorised"},
-                    )
-                raise
-            async with socket:
-                await socket.send_bytes(encode(self._hello()))
-                reporter: asyncio.Task[None] | None = None
-                try:
-                    async for message in socket:
-                        if message.type is not aiohttp.WSMsgType.BINARY:
-                            break
-                        frame = decode(message.data)
-                        if isinstance(frame, Welcome):
-                            self._welcomed(frame, session, url, socket)
-                            reporter = asyncio.create_task(self._report_loop(socket))
-                        else:
-                            self._hear(frame, session, url)
-                        if self._reject is not None:
-                            return
-                except FrameError as error:
-                    self._reject = Refused(str(error), details={"reason": "protocol"})
-                finally:
-                    self.connected = False
-                    self._socket = None
-                    if reporter is not None:
-                        reporter.cancel()
-                        with contextlib.suppress(asyncio.CancelledError, ConnectionError, RuntimeError):
-                            await reporter
+    def _refused(self, error: GyreError) -> bool:
+        """Nothing that the manager refuses becomes right by coming back."""
+        if isinstance(error, FrameError):
+            error = Refused(str(error), details={"reason": "protocol"})
+        self._give_up(error)
+        return False
 
     def _hello(self) -> Hello:
         return Hello(
@@ -357,19 +281,9 @@ class Agent:
             asleep=self._asleep,
         )
 
-    def _welcomed(
-        self,
-        frame: Welcome,
-        session: aiohttp.ClientSession,
-        url: str,
-        socket: aiohttp.ClientWebSocketResponse,
-    ) -> None:
-        try:
-            self._weights.settle(frame.plane)
-        except ConfigError as error:  # on every connection: nobody is served by coming back
-            self._socket = socket
-            self._give_up(error)
-            return
+    def _welcomed(self, frame: Welcome, url: str, token: str) -> None:
+        self._weights.settle(frame.plane)
+        self._where = (url, token)
         self._interval_s = frame.interval_s
         self._update_mode = frame.update_mode
         self._reports.seq, self._acked = 0, 0
@@ -391,12 +305,10 @@ class Agent:
             held.sent = held.lease_began = max(0, keep.known - held.start)
             held.end_seq = 0
             self._samples[held.lease] = held
-        self._socket = socket
-        self.connected = True
         if self._draining is not None:
-            self._send(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
+            self._connection.send_soon(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
         if frame.weights is not None:
-            self._spawn(self._weights.load(frame.weights, url, dict(session.headers)))
+            self._spawn(self._weights.load(frame.weights, url, token))
         self._report_now.set()
 
     def _drop(self, held: HeldSample) -> None:
@@ -406,15 +318,7 @@ class Agent:
             held.task.cancel()  # closing the stream aborts it in the engine
         self._samples.pop(held.lease, None)
 
-    def _send(self, frame: Frame) -> None:
-        if self._socket is not None and not self._socket.closed:
-            self._spawn(self._send_quietly(self._socket, encode(frame)))
-
-    async def _send_quietly(self, socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
-            await socket.send_bytes(data)  # a cut is noticed by the reading side, which dials again
-
-    def _hear(self, frame: Frame | Progress, session: aiohttp.ClientSession, url: str) -> None:
+    def _received(self, frame: Frame | Progress) -> None:
         if isinstance(frame, Assign):
             prompts = {prompt.ticket: prompt for prompt in frame.prompts}
             self._begin([(work, prompts[work.ticket]) for work in frame.work])
@@ -427,15 +331,13 @@ class Agent:
                     self._spawn(self._call_off(held))
         elif isinstance(frame, Weights):
             get = self._weights.fetch_ahead if frame.ahead else self._weights.load
-            self._spawn(get(frame, url, dict(session.headers)))
+            self._spawn(get(frame, *self._where))
         elif isinstance(frame, Sleep):
             self._spawn(self._fall_asleep())
         elif isinstance(frame, Wake):
             self._spawn(self._wake_up())
         elif isinstance(frame, Drain):
             self.drain(frame.reason or "the manager asked", frame.deadline_s)
-        elif isinstance(frame, Reject):
-            self._reject = Refused(frame.message, details={"reason": frame.code})
 
     def _acknowledged(self, seq: int) -> None:
         self._acked = max(self._acked, seq)
@@ -578,7 +480,7 @@ class Agent:
 
     # -- reporting ----------------------------------------------------------------------------------
 
-    async def _report_loop(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _report_loop(self) -> None:
         """Everything each interval; what ended at once, and by itself, for many samples end in an interval."""
         due = self._now()
         while True:
@@ -598,11 +500,11 @@ class Agent:
                     interval_s=self._interval_s,
                     now=self._now(),
                 )
-                await socket.send_bytes(encode(frame))
+                await self._connection.send(frame)
                 if not more:
                     break
             while self._unsaid:
-                await socket.send_bytes(encode(self._unsaid[0]))
+                await self._connection.send(self._unsaid[0])
                 del self._unsaid[0]
             self._on_progress({"version": self.version, "tokens": self.tokens, "samples": len(self._samples)})
             await asyncio.sleep(FLUSH_GAP_S)
@@ -675,7 +577,7 @@ class Agent:
         said = await fall_asleep(self._client, self._now)
         self._asleep = self._client is not None
         self._released = self._asleep and not said.error
-        self._send(said)
+        self._connection.send_soon(said)
 
     async def _wake_up(self) -> None:
         try:
@@ -684,13 +586,13 @@ class Agent:
             self._end_engine(f"it did not take its memory again: {error}"[:2000])
             return
         self._asleep = False
-        self._send(said)
+        self._connection.send_soon(said)
 
     # -- the engine's end, and ours -----------------------------------------------------------------
 
     async def _watch_engine(self, engine: EngineProcess) -> None:
         death = await engine.died()
-        if self._engine is not engine or self._stopped.is_set():
+        if self._engine is not engine or self._connection.is_stopped:
             return
         self._spawn(self._engine_died(engine, death))
 
@@ -717,7 +619,7 @@ class Agent:
     async def _drain(self) -> None:
         """Everything that runs is called off at once; what it had is reported, and acknowledged before the end."""
         assert self._draining is not None
-        self._send(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
+        self._connection.send_soon(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(DRAIN_ABORT_S):  # an engine that hangs keeps what it did not say
                 if self._client is not None:
@@ -737,6 +639,4 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._drain_deadline_s):
                     await self._drained.wait()
-        self._stopped.set()
-        if self._socket is not None:
-            await self._socket.close()
+        self._connection.stop()

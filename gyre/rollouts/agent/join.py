@@ -20,7 +20,8 @@ from typing import Any
 from gyre.engines.process import EngineCommand
 from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.errors import Unauthorized, Unreachable
-from gyre.rollouts.agent.agent import Agent, AgentSettings, Endpoint, Refused
+from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.protocol.connection import Endpoint, Refused
 
 LOOK_S = 0.2
 """How often the notice file is looked for."""

@@ -119,17 +119,17 @@ class AgentWeights:
         if self._holdings is not None:
             self._holdings.close()
 
-    def load(self, weights: Weights, url: str, headers: Mapping[str, str]) -> Awaitable[None]:
+    def load(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
         """Fetch, verify, load, and tell. What is awaited raises EngineError where no engine can be started, time
         after time, and ConfigError where this machine cannot do what the settings say."""
         self._wanted = weights  # now, and not when its turn comes
-        return self._load(weights, url, _token_of(headers))
+        return self._load(weights, url, token)
 
-    def fetch_ahead(self, weights: Weights, url: str, headers: Mapping[str, str]) -> Awaitable[None]:
+    def fetch_ahead(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
         """Fetch and verify what is to be loaded later. Where that cannot be, whoever loads it tries again, and tells.
         What is awaited raises ConfigError."""
         self._wanted = weights
-        return self._fetch_ahead(weights, url, _token_of(headers))
+        return self._fetch_ahead(weights, url, token)
 
     async def _fetch_ahead(self, weights: Weights, url: str, token: str) -> None:
         async with self._loading:
@@ -245,10 +245,6 @@ class AgentWeights:
         frame = WeightsTrouble(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._send, frame)
-
-
-def _token_of(headers: Mapping[str, str]) -> str:
-    return headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _codec_of(fetched: Fetched) -> str:

@@ -80,6 +80,7 @@ from gyre.rollouts.protocol.frames import (
     refuse,
     unpack,
 )
+from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S, watch_acknowledgements
 from gyre.rollouts.samples import unpack_groups
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.token_log.group_commit import GroupCommit
@@ -136,6 +137,8 @@ class ManagerSettings:
     restart_grace_s: float = 2.0
     """After a start, before samples that somebody may still hold are given out anew."""
     hello_timeout_s: float = 10.0
+    heartbeat_s: float = HEARTBEAT_S
+    """Silence of a connection after which a ping is sent; half as long again is left for the answer."""
     send_timeout_s: float = 30.0
     """For a peer to read one frame; one that does not is cut off."""
     load_timeout_s: float = 600.0
@@ -304,7 +307,7 @@ class RolloutManager:
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
         if not self._authorised(request):
             return self._refuse_http()
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
+        socket = self._websocket(request)
         await socket.prepare(request)
         peer = Connection(socket, "an agent", request.transport, self.settings.send_timeout_s)
         writer = asyncio.create_task(peer.write())
@@ -328,6 +331,13 @@ class RolloutManager:
                 await asyncio.wait_for(asyncio.shield(writer), 3.0)
             writer.cancel()
         return socket
+
+    def _websocket(self, request: web.Request) -> web.WebSocketResponse:
+        if request.transport is not None:
+            watch_acknowledgements(request.transport.get_extra_info("socket"))
+        return web.WebSocketResponse(
+            max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=self.settings.heartbeat_s
+        )
 
     async def _first(self, socket: web.WebSocketResponse) -> Frame | Report:
         try:
@@ -789,18 +799,22 @@ class RolloutManager:
         return weights.model_copy(update={"sources": [*weights.sources, *others][:SOURCES_TOLD]})
 
     def _sources_moved(self) -> None:
-        """The publisher serves the version from elsewhere now: who is fetching it hears of it."""
+        """The publisher serves the version from elsewhere now: instances that are fetching it, or could not, hear of
+        it."""
         served = self.weights.served
         for session in self.sessions.values():
             if served is not None and session.loading == served.version and session.peer is not None:
                 session.peer.send(self._with_sources(served))
+            elif session.refused:
+                session.refused = {}
+                self._update(session)
 
     # -- the trainer --------------------------------------------------------------------------------
 
     async def _trainer_route(self, request: web.Request) -> web.StreamResponse:
         if not self._authorised(request):
             return self._refuse_http()
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
+        socket = self._websocket(request)
         await socket.prepare(request)
         peer = Connection(
             socket,

@@ -24,8 +24,8 @@ from typing import Any
 import aiohttp
 
 from gyre.errors import Fenced, GyreError, Unauthorized
+from gyre.rollouts.protocol.connection import ConnectionSettings, ManagerConnection, Refused
 from gyre.rollouts.protocol.frames import (
-    MAX_FRAME_BYTES,
     PROTOCOL,
     Attach,
     Attached,
@@ -35,24 +35,21 @@ from gyre.rollouts.protocol.frames import (
     Frame,
     FrameError,
     LendDevices,
+    Progress,
     Publish,
     Pulse,
     ReclaimDevices,
-    Reject,
     Request,
     Taken,
     WindowStatus,
-    decode,
-    encode,
 )
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 TLS_CLOSES_S = 0.25
 """aiohttp leaves the end of a TLS connection to the loop, and tells nobody when it is over."""
 
-REDIAL_S = 0.1
-"""Between two dials: a manager that was killed is back in a second or two, and training waits for it."""
-
+REDIAL_MAX_S = 0.2
+"""Longest pause between two dials: a manager that was killed is back in a second or two, and training waits for it."""
 
 PORTION_TOKENS = 1 << 20
 """Of prompts in one request: far below the frame limit."""
@@ -91,10 +88,9 @@ class RolloutClient:
         on_error: Callable[[GyreError], None],
         on_window: Callable[[DevicesReturned | WindowStatus], None] = lambda frame: None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        connection: ConnectionSettings | None = None,
     ) -> None:
         """`tls`, asked before each dial of an https URL: what to trust; None for the machine's own authorities."""
-        self._endpoint = endpoint
-        self._term = term
         self._on_groups = on_groups
         self._on_error = on_error
         self._on_window = on_window
@@ -104,19 +100,31 @@ class RolloutClient:
         self._asked: dict[tuple[str, int], Asked] = {}
         self._published: dict[int, Publish] = {}
         """The newest, and those before it that a pinned request still needs."""
-        self._not_accepted: tuple[str, str] | None = None
+        self._unauthorised: tuple[str, str] | None = None
+        """The address and token of the last manager that did not accept the token."""
         self._outbox: list[Frame] = []
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._wake = asyncio.Event()
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
-        self._closing = False
+        self._endpoint = endpoint
+        self._connection = ManagerConnection(
+            endpoint,
+            "trainer",
+            first_frame=lambda: Attach(protocol=PROTOCOL, term=term),
+            welcome=Attached,
+            welcomed=self._attached,
+            talk=self._write,
+            received=self._received,
+            refused=self._refused,
+            tls=tls,
+            settings=connection or ConnectionSettings(redial_max_s=REDIAL_MAX_S),
+        )
         self._thread = threading.Thread(target=self._run, name="gyre-rollout-client", daemon=True)
         self._thread.start()
 
     @property
     def connected(self) -> bool:
-        return self._socket is not None
+        return self._connection.is_up
 
     def request(
         self,
@@ -180,9 +188,8 @@ class RolloutClient:
         return True
 
     def close(self) -> None:
-        self._closing = True
         with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._loop.call_soon_threadsafe(self._connection.stop)
         self._thread.join(timeout=5.0)
 
     # -- the client's thread ------------------------------------------------------------------------
@@ -194,80 +201,39 @@ class RolloutClient:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._stay())
+            self._loop.run_until_complete(self._connection.run())
             if self._tls() is not None:
                 self._loop.run_until_complete(asyncio.sleep(TLS_CLOSES_S))
         finally:
             self._loop.close()
 
-    async def _stay(self) -> None:
-        while not self._closing:
-            try:
-                await self._session()
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                self._look(error)  # away or gone: it is dialled again
-            except GyreError as error:
-                self._on_error(error)
-                if isinstance(error, Fenced):
-                    return
-            if not self._closing:
-                await asyncio.sleep(REDIAL_S)
+    def _refused(self, error: GyreError) -> bool:
+        reason = error.details.get("reason") if isinstance(error, Refused) else None
+        if reason == "fenced":
+            self._on_error(Fenced(error.message))
+            return False
+        if reason == "unauthorised":
+            where = self._endpoint()
+            if where is not None and where != self._unauthorised:
+                self._unauthorised = where
+                self._on_error(Unauthorized(error.message))
+        elif reason == "certificate":
+            pass  # of a manager that is being replaced; the next one writes its own beside its address
+        else:
+            refused = isinstance(error, Refused)
+            self._on_error(FrameError(error.message, details=error.details) if refused else error)
+        return True
 
-    def _look(self, error: BaseException) -> None:
-        if not isinstance(error, aiohttp.WSServerHandshakeError) or error.status not in (401, 403):
-            return
-        where = self._endpoint()
-        if where is not None and where != self._not_accepted:
-            self._not_accepted = where
-            self._on_error(Unauthorized(f"The rollout manager at {where[0]} does not accept the token."))
+    def _received(self, frame: Frame | Progress) -> None:
+        if isinstance(frame, Done):
+            self._groups_came(frame)
+        elif isinstance(frame, Failed):
+            details = {"purpose": frame.purpose, "ids": list(frame.ids)}
+            self._on_error(CannotGenerate(frame.message, details=details))
+        elif isinstance(frame, DevicesReturned | WindowStatus):
+            self._window_changed(frame)
 
-    async def _session(self) -> None:
-        where = self._endpoint()
-        if where is None:
-            return
-        url, token = where
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        headers = {"Authorization": f"Bearer {token}"}
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.ws_connect(
-                f"{url.rstrip('/')}/v1/trainer",
-                max_msg_size=MAX_FRAME_BYTES,
-                compress=0,
-                ssl=self._tls() or True,
-            ) as socket,
-        ):
-            await socket.send_bytes(encode(Attach(protocol=PROTOCOL, term=self._term)))
-            writer: asyncio.Task[None] | None = None
-            try:
-                async for message in socket:
-                    if message.type is not aiohttp.WSMsgType.BINARY:
-                        return
-                    frame = decode(message.data)
-                    if isinstance(frame, Attached):
-                        self._again()
-                        self._socket = socket
-                        writer = asyncio.create_task(self._write(socket))
-                    elif isinstance(frame, Done):
-                        self._groups_came(frame)
-                    elif isinstance(frame, Failed):
-                        self._on_error(
-                            CannotGenerate(
-                                frame.message, details={"purpose": frame.purpose, "ids": list(frame.ids)}
-                            )
-                        )
-                    elif isinstance(frame, DevicesReturned | WindowStatus):
-                        self._window_changed(frame)
-                    elif isinstance(frame, Reject):
-                        if frame.code == "fenced":
-                            raise Fenced(frame.message)
-                        raise FrameError(frame.message, details={"reason": frame.code})
-            finally:
-                self._socket = None
-                if writer is not None:
-                    writer.cancel()
-
-    def _again(self) -> None:
+    def _attached(self, frame: Attached, url: str, token: str) -> None:
         """A new connection: everything that is not answered, then the policies. A pinned request goes before them, so
         that no newer policy overtakes it."""
         with self._lock:
@@ -277,22 +243,19 @@ class RolloutClient:
             self._outbox = [*taken, *_requests(list(self._asked.values())), *published, *lent]
         self._wake.set()
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _write(self) -> None:
         while True:
             with self._lock:
                 frames, self._outbox = self._outbox, []
             for at, frame in enumerate(frames):
                 try:
-                    await socket.send_bytes(encode(frame))
+                    await self._connection.send(frame)
                 except (ConnectionError, RuntimeError, aiohttp.ClientError):
                     with self._lock:
                         self._outbox = [*frames[at:], *self._outbox]
                     return
             await self._wake.wait()
             self._wake.clear()
-            if self._closing:
-                await socket.close()
-                return
 
     def _window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
         if isinstance(frame, DevicesReturned):

@@ -18,10 +18,11 @@ import torch
 from gyre.engines.dialect import Chunk
 from gyre.engines.process import EngineCommand
 from gyre.errors import Unauthorized, Unreachable
-from gyre.rollouts.agent.agent import Agent, AgentSettings, Refused
+from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.agent.held_samples import HeldSample
 from gyre.rollouts.agent.join import NotTaken, run_agent
 from gyre.rollouts.manager import server as server_module
+from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.samples import Group
 from gyre.weights import pack_weights

@@ -770,14 +770,28 @@ async def test_a_pinned_request_for_a_version_that_nobody_has_any_more_fails(pla
     await trainer.wire.nothing(Failed)  # the first one has it
     await holder.wire.socket.close()
     await until(lambda: "a" not in plane.manager.book.instances)
-    assert (await other.dial()).weights.version == 0
+    assert (await other.wire.expect(Weights)).version == 0  # told again after a while
     await other.wire.send(LoadFailed(version=0, error="nobody has the manifest"))
     failed = await trainer.wire.expect(Failed)
     assert (failed.purpose, failed.ids) == ("eval", [0])
     assert failed.message.endswith("nobody has the manifest")
     await trainer.wire.send(Taken(purpose="eval", ids=[0]))
-    await until(lambda: plane.manager.weights.served.version == 1)
-    assert (await other.dial()).weights.version == 1
+    assert (await other.wire.expect(Weights)).version == 1
+
+
+async def test_a_version_that_could_not_be_had_is_tried_at_once_when_its_publisher_has_moved(
+    plane: Plane,
+) -> None:
+    trainer = await plane.trainer()
+    agent = await plane.agent("a")
+    first = Publish(version=0, checksum="abc", path="", sources=["10.0.0.5:1000"], model="qwen3-1234")
+    await trainer.wire.send(first)
+    await agent.wire.expect(Weights)
+    await agent.wire.send(LoadFailed(version=0, error="nobody has it"))
+    await until(lambda: plane.told("WeightsRefused"))
+    plane.manager.sessions["a"].refused[0].retry_at = float("inf")
+    await trainer.wire.send(first.model_copy(update={"sources": ["10.0.0.5:2000"]}))
+    assert (await agent.wire.expect(Weights)).sources == ["10.0.0.5:2000"]
 
 
 async def test_what_went_wrong_with_weights_is_told(plane: Plane) -> None:

@@ -1,0 +1,257 @@
+"""The connection to the rollout manager, as an agent and a trainer have it: it is dialled, and comes back by itself.
+
+    dial ──▶ first frame ──▶ welcome ──▶ frames both ways ──▶ broken, silent or refused ──▶ pause ──▶ dial …
+
+Invariants:
+- *it comes back*: whatever breaks the connection, the manager is dialled again, at the address that is known then;
+  only a refusal that will not change ends it, and `stop`;
+- *silence is an end*: a manager that says nothing and answers no ping is dialled anew, and so is one that takes the
+  connection and does not welcome;
+- *nothing before the welcome*: until the manager has welcomed this end, nothing but the first frame is sent.
+
+This module must not know what the frames bring about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket as sockets
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+
+from gyre.errors import GyreError
+from gyre.rollouts.protocol.frames import (
+    MAX_FRAME_BYTES,
+    Frame,
+    Progress,
+    Reject,
+    decode,
+    encode,
+    refuse,
+)
+from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S, watch_acknowledgements
+
+CONNECT_WITHIN_S = 5.0
+
+CLOSE_WITHIN_S = 1.0
+"""What the manager may take to answer the end of a connection."""
+
+
+class Refused(GyreError):
+    """The manager will not work with this end, or is not to be trusted. `details["reason"]` is the code."""
+
+    code = "rollouts.refused"
+
+
+class Endpoint(Protocol):
+    """Where the manager is, asked for before each dial: it may have moved. (URL, token); None while unknown."""
+
+    def __call__(self) -> tuple[str, str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    heartbeat_s: float = HEARTBEAT_S
+    welcome_within_s: float = 30.0
+    """From the dial to the manager's welcome."""
+    redial_first_s: float = 0.1
+    """Pause before the manager is dialled again, doubled each time."""
+    redial_max_s: float = 1.0
+    """Less than a new manager waits for those who hold samples."""
+
+
+class ManagerConnection:
+    """Runs from `run` to `stop`, on one event loop.
+
+    `first_frame()` is what this end says first, `welcome` the kind of frame that answers it. `welcomed(frame, url,
+    token)` is called with that answer, then `talk()` runs as a task until the connection ends, and `received(frame)` is
+    told every frame after it. `refused(error)` says whether to dial again; a GyreError that `welcomed` or `received`
+    raises is a refusal too. `tls()`, asked before each dial of an https URL, gives what to trust; None for the
+    machine's own authorities.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        route: str,
+        *,
+        first_frame: Callable[[], Frame],
+        welcome: type[Frame],
+        welcomed: Callable[[Any, str, str], None],
+        talk: Callable[[], Awaitable[None]],
+        received: Callable[[Frame | Progress], None],
+        refused: Callable[[GyreError], bool],
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        settings: ConnectionSettings | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or ConnectionSettings()
+        self._endpoint = endpoint
+        self._route = route
+        self._first_frame = first_frame
+        self._welcome = welcome
+        self._welcomed = welcomed
+        self._talk = talk
+        self._received = received
+        self._refused = refused
+        self._tls = tls
+        self._now = monotonic
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._stopped = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_up(self) -> bool:
+        """The manager has welcomed this end, and the connection stands as far as anybody knows."""
+        return self._socket is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    async def run(self) -> None:
+        """Dial until `stop`, or until a refusal ends it."""
+        try:
+            await self._keep_connected()
+        finally:
+            if self._background:  # the last words, and the end of the connection
+                await asyncio.wait(self._background, timeout=CLOSE_WITHIN_S)
+                for task in self._background:
+                    task.cancel()
+
+    async def _keep_connected(self) -> None:
+        pause_s = self.settings.redial_first_s
+        while not self._stopped.is_set():
+            began = self._now()
+            try:
+                await self._once()
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                pass  # away or gone: it is dialled again
+            except GyreError as error:
+                if not self._refused(error):
+                    return
+            if self._now() - began > self.settings.redial_max_s:
+                pause_s = self.settings.redial_first_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopped.wait()
+            pause_s = min(self.settings.redial_max_s, 2 * pause_s)
+
+    def stop(self) -> None:
+        """Close the connection after what was sent, and dial no more."""
+        self._stopped.set()
+        if self._socket is not None:
+            self._keep(self._socket.close())
+
+    async def send(self, frame: Frame | Progress) -> None:
+        """Raises ConnectionError or aiohttp.ClientError where the connection is gone; whoever reads it notices too."""
+        if self._socket is None:
+            raise ConnectionResetError("the rollout manager is not connected")
+        await self._socket.send_bytes(encode(frame))
+
+    def send_soon(self, frame: Frame) -> None:
+        """Send it over this connection if there is one, in order; nobody hears of it where it breaks."""
+        if self._socket is not None and not self._socket.closed:
+            self._keep(_send_quietly(self._socket, encode(frame)))
+
+    def _keep(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # -- one connection -----------------------------------------------------------------------------
+
+    async def _once(self) -> None:
+        where = self._endpoint()
+        if where is None:
+            return
+        url, token = where
+        headers = {"Authorization": f"Bearer {token}"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WITHIN_S)
+        async with (
+            asyncio.timeout(self.settings.welcome_within_s) as due,
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+        ):
+            socket = await self._dial(session, url)
+            link = socket.get_extra_info("socket")
+            if link is not None:
+                watch_acknowledgements(link)
+            try:
+                async with socket:
+                    await socket.send_bytes(encode(self._first_frame()))
+                    await self._read(socket, url, token, due)
+            finally:
+                if link is not None and socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
+                    with contextlib.suppress(OSError):
+                        link.shutdown(sockets.SHUT_RDWR)  # what was not sent keeps nobody waiting
+
+    async def _dial(self, session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWebSocketResponse:
+        try:
+            return await session.ws_connect(
+                f"{url.rstrip('/')}/v1/{self._route}",
+                max_msg_size=MAX_FRAME_BYTES,
+                compress=0,
+                heartbeat=self.settings.heartbeat_s,
+                ssl=self._tls() or True,
+            )
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            raise Refused(
+                f"The rollout manager at {url} is not who it should be: {error}.",
+                hint="Give what to trust with --ca, and the address by the name that its certificate has.",
+                details={"reason": "certificate"},
+            ) from None
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status not in (401, 403):
+                raise
+            raise Refused(
+                f"The rollout manager at {url} does not accept the token.",
+                hint="Give the job's rollout token.",
+                details={"reason": "unauthorised"},
+            ) from None
+
+    async def _read(
+        self, socket: aiohttp.ClientWebSocketResponse, url: str, token: str, due: asyncio.Timeout
+    ) -> None:
+        talking: asyncio.Task[None] | None = None
+        try:
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    return  # an error: it broke, or it was silent
+                frame = decode(message.data)
+                if isinstance(frame, Reject):
+                    raise Refused(frame.message, details={"reason": frame.code})
+                if talking is not None:
+                    self._received(frame)
+                elif isinstance(frame, self._welcome):
+                    due.reschedule(None)
+                    self._socket = socket
+                    self._welcomed(frame, url, token)
+                    talking = asyncio.create_task(self._talk_over(socket))
+                else:
+                    raise refuse("unexpected", f"{type(frame).__name__} came before {self._welcome.__name__}")
+        finally:
+            self._socket = None
+            if talking is not None:
+                talking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await talking
+
+    async def _talk_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        try:
+            await self._talk()
+        except (ConnectionError, aiohttp.ClientError):
+            pass  # the reading side notices, and the manager is dialled again
+        except BaseException:
+            self._keep(socket.close())  # nobody would talk over it any more
+            raise
+
+
+async def _send_quietly(socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError, RuntimeError, aiohttp.ClientError):
+        await socket.send_bytes(data)

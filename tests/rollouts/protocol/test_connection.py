@@ -1,0 +1,130 @@
+"""The connection to the manager when the network swallows what is sent: both ends notice, and the dialling end dials
+again. Every limit here is far below what the test waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gyre.engines.process import EngineCommand
+from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.protocol.connection import ConnectionSettings
+from gyre.rollouts.samples import Group
+from gyre.rollouts.trainer.plane_client import RolloutClient
+from tests.rollouts.plane import TOKEN, Plane, live_plane, until
+from tests.rollouts.proxy import SwallowingProxy, swallowing_proxy
+
+NEVER_S = 3600.0
+QUICK_S = 0.4
+PATIENT = ConnectionSettings(heartbeat_s=NEVER_S, welcome_within_s=NEVER_S)
+WATCHFUL = ConnectionSettings(heartbeat_s=QUICK_S, welcome_within_s=10.0)
+
+
+@contextlib.asynccontextmanager
+async def behind(proxy: SwallowingProxy, folder: Path, settings: ConnectionSettings) -> AsyncIterator[Agent]:
+    def never(model: Path, version: str) -> EngineCommand:
+        raise AssertionError("no policy was published")
+
+    agent = Agent(
+        AgentSettings(name="a", max_running=1, kv_tokens=1024, cache=folder),
+        lambda: (proxy.url, TOKEN),
+        never,
+        connection=settings,
+    )
+    task = asyncio.create_task(agent.run())
+    try:
+        yield agent
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def trainer_behind(
+    proxy: SwallowingProxy, settings: ConnectionSettings
+) -> AsyncIterator[RolloutClient]:
+    client = RolloutClient(
+        lambda: (proxy.url, TOKEN),
+        term=1,
+        on_groups=lambda purpose, groups: None,
+        on_error=lambda error: None,
+        connection=settings,
+    )
+    try:
+        yield client
+    finally:
+        await asyncio.to_thread(client.close)
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
+    """A manager that notices nothing by itself."""
+    async with live_plane(tmp_path, heartbeat_s=NEVER_S, silence_timeout_s=NEVER_S) as plane:
+        yield plane
+
+
+async def test_an_agent_dials_again_when_the_network_swallows_everything(
+    plane: Plane, tmp_path: Path
+) -> None:
+    async with swallowing_proxy(plane.port) as proxy, behind(proxy, tmp_path, WATCHFUL) as agent:
+        await until(lambda: agent.connected)
+        first = plane.manager.sessions["a"]
+        proxy.swallow()
+        await until(lambda: plane.manager.sessions["a"] is not first)
+        assert plane.manager.sessions["a"].hello.incarnation == first.hello.incarnation
+        await until(lambda: agent.connected)
+
+
+async def test_a_trainer_dials_again_and_asks_again(plane: Plane) -> None:
+    async with swallowing_proxy(plane.port) as proxy, trainer_behind(proxy, WATCHFUL) as client:
+        await until(lambda: client.connected)
+        proxy.swallow()
+        client.request(
+            "train",
+            [Group(0, np.array([1, 2], np.int32))],
+            n=1,
+            sampling={"max_new_tokens": 3},
+            seed=1,
+            min_version=0,
+        )
+        await until(lambda: plane.manager.book.queued == 1)
+
+
+async def test_a_manager_that_takes_the_connection_and_says_nothing_is_dialled_again(
+    plane: Plane, tmp_path: Path
+) -> None:
+    settings = ConnectionSettings(heartbeat_s=NEVER_S, welcome_within_s=QUICK_S)
+    async with swallowing_proxy(plane.port) as proxy:
+        proxy.swallow(new_too=True)
+        async with behind(proxy, tmp_path, settings) as agent:
+            await until(lambda: proxy.accepted >= 2)
+            assert not agent.connected
+            proxy.forward()
+            await until(lambda: agent.connected)
+
+
+async def test_a_connection_that_answers_pings_stands_however_quiet_it_is(plane: Plane) -> None:
+    async with swallowing_proxy(plane.port) as proxy, trainer_behind(proxy, WATCHFUL) as client:
+        await until(lambda: client.connected)
+        trainer = plane.manager._trainer
+        await asyncio.sleep(5 * QUICK_S)
+        assert plane.manager._trainer is trainer
+        assert proxy.accepted == 1
+
+
+async def test_the_manager_drops_a_trainer_and_an_agent_that_are_silent(plane: Plane, tmp_path: Path) -> None:
+    plane.change(heartbeat_s=QUICK_S)
+    async with (
+        swallowing_proxy(plane.port) as proxy,
+        behind(proxy, tmp_path, PATIENT) as agent,
+        trainer_behind(proxy, PATIENT) as client,
+    ):
+        await until(lambda: agent.connected and client.connected)
+        session = plane.manager.sessions["a"]
+        proxy.swallow(new_too=True)
+        await until(lambda: session.peer is None and plane.manager._trainer is None)
