@@ -169,6 +169,9 @@ class FailoverSpec(Model):
     job: Budget = Budget(max=2, window_s=3600)
     user_error: Budget = Budget(max=1, window_s=600)
     """Restarts granted to a role for exceptions in the user's own code, which seldom go away."""
+    no_step: Budget = Budget(max=1, window_s=86_400)
+    """Restarts of the trainer, and then of everything, where every vertex runs and no step comes. A step gives them
+    back."""
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
     """Before the second and later restart in a window, doubled each time; the first is at once."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0
@@ -176,6 +179,11 @@ class FailoverSpec(Model):
     """A vertex answers the master's pending watch call at least this often."""
     silence_timeout_s: Seconds = 10.0
     """A vertex that does not answer its watch call for this long is stuck (SIGSTOP, a dead node)."""
+    step_timeout_s: Seconds = 1800.0
+    """A job whose vertices all run and that makes no step for this long is an incident. The limit is longer where its
+    own steps are slow, see …"""
+    step_timeout_factor: Annotated[float, Field(ge=1)] = 10.0
+    """… this many times the slowest of its latest steps."""
     master_hung_after_s: Seconds = 20.0
     """A master that lives but has watched nobody for this long is ended by its vertices, and started anew."""
     orphan_timeout_s: Seconds = 120.0

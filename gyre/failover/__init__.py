@@ -3,6 +3,7 @@
 from gyre.failover.coordinator import Decision, FailoverCoordinator
 from gyre.failover.diagnosis import Observation, Suspicion, diagnose
 from gyre.failover.replay import Difference, differences, fold, story
+from gyre.failover.stall import Stall, StepWatch
 from gyre.failover.state import (
     Cause,
     Incident,
@@ -30,6 +31,8 @@ __all__ = [
     "Observation",
     "Reason",
     "Scope",
+    "Stall",
+    "StepWatch",
     "Suspicion",
     "VertexPhase",
     "VertexRecord",

@@ -41,6 +41,8 @@ from gyre.failover.state import (
 KEPT_INCIDENTS = 200
 """Closed incidents kept in the snapshot; older ones are still in the events."""
 
+_NO_STEP_VERTEX, _NO_STEP_JOB = "no_step:vertex", "no_step:job"
+
 Regions = Callable[[str], frozenset[str]]
 
 
@@ -273,6 +275,44 @@ class FailoverCoordinator:
             detected_after_s=event.detected_after_s,
         )
 
+    def _job_stalled(self, draft: Draft, event: e.JobStalled, now: float) -> Iterable[c.Command]:
+        """All vertices run, and no step comes. While anything moves, the incident is for people alone: work that takes
+        longer than it ever did must not be thrown away for that.
+
+        What stands still is repaired in two scopes, each as often as `failover.no_step` allows. First the trainer: all
+        of its state is in the ledger, it asks everybody for everything again, and no other process is lost. If no step
+        comes of that, somebody else waits for what will not come, which cannot be told from here: the whole job, from
+        the journal. Then the job has failed.
+        """
+        trainer = draft.vertices.get(f"{TRAINER}-0")
+        if trainer is None or draft.job.phase is not JobPhase.RUNNING or event.step != draft.job.step:
+            return ()
+        error = f"no step after step {event.step} for {event.after_s:.0f} s (limit {event.limit_s:.0f} s)"
+        evidence = {"error": error, **event.evidence}
+        budget = self.spec.failover.no_step
+        if not event.stands_still:
+            self._open_incident(
+                draft,
+                trainer,
+                now,
+                cause=Cause.NO_STEP,
+                scope=Scope.RETRY,
+                decision="wait: the job is at work, or its trainer is a script",
+                evidence=evidence,
+                detected_after_s=event.after_s,
+                outcome="left alone",
+            )
+            return ()
+        return self._repair(
+            draft,
+            trainer,
+            now,
+            cause=Cause.NO_STEP,
+            evidence=evidence,
+            detected_after_s=event.after_s,
+            ladder=[(Scope.VERTEX, _NO_STEP_VERTEX, budget), (Scope.JOB, _NO_STEP_JOB, budget)],
+        )
+
     def _vertex_start_failed(
         self, draft: Draft, event: e.VertexStartFailed, now: float
     ) -> Iterable[c.Command]:
@@ -328,8 +368,10 @@ class FailoverCoordinator:
         evidence: dict[str, Any],
         user_code: bool = False,
         detected_after_s: float | None = None,
+        ladder: list[tuple[Scope, str, Budget]] | None = None,
     ) -> list[c.Command]:
-        """Restart the narrowest scope that its budget still pays for."""
+        """Restart the narrowest scope that its budget still pays for. `ladder` is which scopes and budgets, narrowest
+        first, where they are not those of the vertex."""
         if draft.job.phase is JobPhase.STOPPING:
             # The job is on its way out: what is lost now is not replaced, and ended if it still lives.
             if record.role == TRAINER:
@@ -338,8 +380,10 @@ class FailoverCoordinator:
             return [c.StopVertex(record.id, record.incarnation)]
         region = sorted(v for v in self._regions(record.id) if self._is_wanted(draft, v))
         failover = self.spec.failover
-        if user_code:
-            ladder: list[tuple[Scope, str, Budget]] = [
+        if ladder is not None:
+            pass
+        elif user_code:
+            ladder = [
                 (
                     Scope.REGION if len(region) > 1 else Scope.VERTEX,
                     f"user_error:{record.role}",
@@ -611,6 +655,9 @@ class FailoverCoordinator:
     def _step(self, draft: Draft, event: e.StepCompleted, now: float) -> Iterable[c.Command]:
         if event.step > draft.job.step:
             draft.set_job(step=event.step)
+            for key in (_NO_STEP_VERTEX, _NO_STEP_JOB):
+                if draft.uses.get(key):
+                    draft.set_uses(key, ())
         return ()
 
     def _published(self, draft: Draft, event: e.WeightsPublished, now: float) -> Iterable[c.Command]:
@@ -848,6 +895,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.VertexStartFailed: FailoverCoordinator._vertex_start_failed,
     e.VertexLost: FailoverCoordinator._vertex_lost,
     e.VertexStopped: FailoverCoordinator._vertex_stopped,
+    e.JobStalled: FailoverCoordinator._job_stalled,
     e.OperatorFailed: FailoverCoordinator._operator_failed,
     e.TrainerFinished: FailoverCoordinator._trainer_finished,
     e.TrainerFailed: FailoverCoordinator._trainer_failed,

@@ -210,6 +210,18 @@ class MasterHung(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JobStalled(Event):
+    """Every vertex runs, and after `step` there was no other for `after_s`, where `limit_s` are allowed. `stands_still`
+    says whether nothing else moved either. `evidence` holds who waits for whom, and the trainer's stack."""
+
+    step: int
+    after_s: float
+    limit_s: float
+    stands_still: bool
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside`, `WindowClosed`,
@@ -297,6 +309,7 @@ _KINDS: dict[str, type[Event]] = {
         EvaluationLeftOut,
         GroupSetAside,
         MasterHung,
+        JobStalled,
         RolloutsChanged,
         ScaleAdvised,
         ScaleRequested,

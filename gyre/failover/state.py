@@ -75,6 +75,8 @@ class Cause(StrEnum):
     COLLECTIVE = "collective_failed"
     CHECKPOINT_LOST = "checkpoint_lost"
     """Its last checkpoint is gone, and it went on without the optimizer's state."""
+    NO_STEP = "no_step"
+    """Every vertex runs, and the job makes no step."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
 

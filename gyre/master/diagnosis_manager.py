@@ -14,8 +14,18 @@ from typing import Any
 
 from gyre.config import TRAINER, JobSpec
 from gyre.errors import Fenced
-from gyre.failover import Cause, JobPhase, JobState, Observation, Suspicion, VertexPhase, diagnose
-from gyre.failover.events import VertexLost, event_from
+from gyre.failover import (
+    Cause,
+    JobPhase,
+    JobState,
+    Observation,
+    Stall,
+    StepWatch,
+    Suspicion,
+    VertexPhase,
+    diagnose,
+)
+from gyre.failover.events import JobStalled, VertexLost, event_from
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
 from gyre.master.scheduler import Scheduler
@@ -48,6 +58,7 @@ class DiagnosisManager:
         self._observations: dict[str, Observation] = {}
         self._identity = (os.getpid(), socket.gethostname())
         self._condemned: set[tuple[str, int]] = set()
+        self._steps = StepWatch(spec)
         self.telemetry: dict[str, dict[str, Any]] = {}
         """What each vertex last reported, by id: version, busy, fields. Readable from any thread."""
 
@@ -94,6 +105,32 @@ class DiagnosisManager:
                 found.append(suspicion)
         # Side by side: a stopped process costs seconds until its stack is there, and a node stops many at once.
         await asyncio.gather(*(self._accuse(suspicion) for suspicion in found))
+        fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
+        stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
+        if stall is not None:
+            await self._tell_stall(stall)
+
+    async def _tell_stall(self, stall: Stall) -> None:
+        """With what the trainer says that it waits for, which vertices are in a call, which policy versions they
+        serve (-1 for none), and where the trainer's threads stand."""
+        trainer = self._observations.get(_TRAINER)
+        stack = ""
+        if trainer is not None:
+            stack = await self._scheduler.stacks(Address(_TRAINER, trainer.incarnation))
+        versions = {vertex: told["fields"].get("version") for vertex, told in self.telemetry.items()}
+        evidence = {
+            "waits": self.progress.get("waits", {}),
+            "trainer": {key: value for key, value in self.progress.items() if type(value) is int},
+            "busy": {one.vertex: one.busy for one in self._observations.values() if one.busy},
+            "serving": {vertex: version for vertex, version in versions.items() if type(version) is int},
+            "stack": stack,
+        }
+        await self._context.submit(
+            JobStalled(
+                stall.step, round(stall.after_s, 3), round(stall.limit_s, 3), stall.stands_still, evidence
+            ),
+            actor="diagnosis",
+        )
 
     async def _accuse(self, suspicion: Suspicion) -> None:
         address = Address(suspicion.vertex, suspicion.incarnation)

@@ -76,7 +76,9 @@ class Witness:
         return ""
 
     def _unpaid(self, before: JobState, after: JobState, changed: set[RowKey], now: float) -> str:
-        paid = [name for kind, name in changed if kind == "budget"]
+        paid = [
+            name for kind, name in changed if kind == "budget" and after.uses[name]
+        ]  # else it was given back
         restarted = [
             name
             for kind, name in changed

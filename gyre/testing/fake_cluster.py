@@ -133,6 +133,7 @@ class FakeCluster:
         """Whether a master said that everything is over."""
         self._processes: dict[Address, FakeProcess] = {}
         self._fits: dict[Address, _Fit] = {}
+        self._deadlocked: set[Address] = set()
         self._failing_setups: dict[str, list[bool]] = {}
         self._failing_calls: dict[str, list[bool]] = {}
         self._pids = itertools.count(FIRST_PID)
@@ -173,6 +174,10 @@ class FakeCluster:
             process.stalled = True
             process.moved_at = self.clock.monotonic()
             self._wake()
+
+    def deadlock(self, *vertices: str) -> None:
+        """No step is made until these vertices are other incarnations, and nobody looks ill."""
+        self._deadlocked |= {process.address for name in vertices if (process := self.living(name))}
 
     def fail_setup(self, vertex: str, *, user_code: bool, times: int = 1) -> None:
         """The next `times` calls of its `setup()` raise."""
@@ -228,6 +233,8 @@ class FakeCluster:
 
     def _can_step(self, fit: _Fit) -> bool:
         if not fit.process.works or not fit.started or fit.ended or (fit.paused and not fit.stopping):
+            return False
+        if any(self._processes[address].alive for address in self._deadlocked):
             return False
         for role, count in fit.roles.items():
             if role == TRAINER or not count:

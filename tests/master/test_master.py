@@ -111,6 +111,55 @@ def test_a_stall_is_found_within_its_deadline(job: Job) -> None:
     assert incident.detected_after_s == pytest.approx(20.0, abs=1.0)
 
 
+def of_a_graph(spec: JobSpec) -> None:
+    """The small job with the built-in trainer, for a graph of a recipe."""
+    spec.recipe = "grpo"
+    spec.failover.step_timeout_s = 60.0
+
+
+@pytest.mark.parametrize(
+    ("vertex", "scopes"), [("trainer-0", [Scope.VERTEX]), ("reward-0", [Scope.VERTEX, Scope.JOB])]
+)
+def test_a_job_whose_vertices_all_run_and_that_makes_no_step_is_an_incident(
+    make_job: Callable[..., Job], vertex: str, scopes: list[Scope]
+) -> None:
+    job = make_job(steps=10, change=of_a_graph)
+    job.world.at(SETTLED_S, job.world.deadlock, vertex)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert [(incident.cause, incident.scope) for incident in job.incidents] == [
+        ("no_step", scope) for scope in scopes
+    ]
+    first = job.incidents[0]
+    assert first.vertex == "trainer-0"
+    assert first.detected_after_s == pytest.approx(60.0, abs=2.0)
+    assert first.evidence["stack"] == "idle"
+    assert first.evidence["trainer"] == {"step": job.world.steps[-1][0] - 8}
+    assert all(incident.outcome == "recovered" for incident in job.incidents)
+
+
+def test_a_job_that_never_steps_again_ends(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=10, change=of_a_graph)
+    for half in range(6, 1000):  # sooner than any trainer makes its first step
+        job.world.at(half / 2, job.world.deadlock, "trainer-0")
+    job.run()
+    assert job.phase is JobPhase.FAILED
+    assert [incident.scope for incident in job.incidents] == [Scope.VERTEX, Scope.JOB, Scope.GIVE_UP]
+    assert "no step after step" in job.state.job.message
+
+
+def test_a_script_that_makes_no_step_is_left_alone_and_told_of(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=10, change=lambda spec: setattr(spec.failover, "step_timeout_s", 60.0))
+    job.world.at(SETTLED_S, job.world.deadlock, "reward-0")
+    job.world.at(100.0, job.world.kill, "reward-0")
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert [(i.cause, i.scope, i.outcome) for i in job.incidents] == [
+        ("no_step", Scope.RETRY, "left alone"),
+        ("process_died", Scope.VERTEX, "recovered"),
+    ]
+
+
 def test_a_failing_call_is_retried_without_a_restart(job: Job) -> None:
     job.world.fail_operator("reward-0", user_code=False)
     job.run()
