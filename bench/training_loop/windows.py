@@ -29,14 +29,14 @@ class WindowLoop:
         self._look = look
         self._looked_at = 0.0
         self._lending = DeviceLending(trainer.client.lend, last_share=1.0, now=now())
-        trainer.on_window = self._lending.hear
-        trainer.on_tokens = self._lending.arrived
+        trainer.on_window = self._lending.on_frame
+        trainer.on_tokens = self._lending.delivered
 
     def run(self, steps: int, until: float, ready: Callable[[], None]) -> list[Row]:
         """`ready()` returns when the trainer can train its first step: it may change the trainer's step, to which the
         first groups then belong. Raises LoopFailed, and what `look` raises."""
-        while not self._lending.need(now()):  # its own first
-            self._lending.look(now(), training=False, could_train=True, waits=False)
+        while not self._lending.take_back(now()):  # its own first
+            self._lending.observe(now(), training=False, could_train=True, waits=False)
             self._wait(0.05, until, "the devices were not given back at the beginning")
         rows = []
         for number in range(steps):
@@ -48,12 +48,12 @@ class WindowLoop:
             if number == 0:
                 ready()
                 step = self._trainer.step + 1
-            self._lending.look(now(), training=True, could_train=True, waits=False)
+            self._lending.observe(now(), training=True, could_train=True, waits=False)
             row = self._trainer._step(step, until, None)
             trained_at = now()
             self._trainer.wait_published(until)
             published = self._trainer.publications[step]
-            self._lending.look(now(), training=False, could_train=True, waits=False)
+            self._lending.observe(now(), training=False, could_train=True, waits=False)
             self._lending.step_done()
             row |= {
                 "label": "windows",
@@ -77,7 +77,7 @@ class WindowLoop:
             missing = self._trainer.missing(step)
             if not missing and not came_at:
                 came_at = now()
-            self._lending.look(now(), training=False, could_train=False, waits=bool(missing))
+            self._lending.observe(now(), training=False, could_train=False, waits=bool(missing))
             if came_at and not self._lending.is_lent:
                 return came_at
             self._wait(0.005, until, f"{missing} groups of step {step} did not come, or the devices are lent")

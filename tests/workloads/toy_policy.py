@@ -308,6 +308,14 @@ class ForgetfulReward(ToyReward):
         return None  # type: ignore[return-value]
 
 
+class BlindReward(ToyReward):
+    """Returns the groups as they came: no sample has a reward."""
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        return groups
+
+
 class NanActor(ToyActor):
     """Its loss is not a number."""
 

@@ -40,10 +40,10 @@ class SpreadCall:
 
 
 class SpreadCalls:
-    """`hear(call, rank, outcome)` is called on the transport's thread."""
+    """`on_result(call, rank, outcome)` is called on the transport's thread."""
 
-    def __init__(self, *, hear: Callable[[SpreadCall, int, Outcome | VertexLost], None]) -> None:
-        self._hear = hear
+    def __init__(self, *, on_result: Callable[[SpreadCall, int, Outcome | VertexLost], None]) -> None:
+        self._on_result = on_result
         self._calls: list[SpreadCall] = []
 
     def has_room(self, role: str) -> bool:
@@ -66,17 +66,17 @@ class SpreadCalls:
         per_rank = [(share,) for share in shares]
         futures = gang.submit(method, per_rank, _gyre_step=step, _gyre_index=firings[0].index)
         for rank, future in enumerate(futures):
-            future.add_done_callback(partial(self._heard, call, rank))
+            future.add_done_callback(partial(self._rank_ended, call, rank))
 
-    def _heard(self, call: SpreadCall, rank: int, done: Future[Outcome]) -> None:
+    def _rank_ended(self, call: SpreadCall, rank: int, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._hear(call, rank, outcome_of(done))
+        self._on_result(call, rank, outcome_of(done))
 
     def is_current(self, call: SpreadCall) -> bool:
         """Whether anybody waits for it."""
         return call in self._calls
 
-    def ended(self, call: SpreadCall) -> Any:
+    def results_of(self, call: SpreadCall) -> Any:
         """What the ranks returned, put together: the groups in the order of `ids`, as far as they are groups; None
         while some have not answered. Raises as `Gang.settle`."""
         if any(got is None for got in call.outcomes):

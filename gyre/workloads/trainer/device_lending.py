@@ -1,9 +1,9 @@
-"""The trainer lends its devices to the rollout plane while it has nothing to train, and waits until it has them back.
+"""The trainer lends its devices to the rollout plane while it has nothing to train, and takes them back to train.
 
 Invariants:
 - *never both*: from `LendDevices` until `DevicesReturned` nothing is trained and no rank is brought up;
-- *nothing waits for ever*: a manager that says nothing for `SILENT_S` while it has the devices is taken to be gone;
-- *its own first*: a new trainer asks for the devices before it uses them, for the one before may have lent them.
+- *nothing waits for ever*: a manager that has the devices and says nothing for `SILENT_S` is taken to be gone;
+- *take back first*: a new trainer asks for the devices before it uses them, since the one before may have lent them.
 
 This module must not know how windows are planned, nor read the time: `now` is an argument, in monotonic seconds.
 """
@@ -18,38 +18,39 @@ from gyre.rollouts.protocol.frames import DevicesReturned, LendDevices, ReclaimD
 from gyre.rollouts.scheduling.device_windows import TrainTime
 
 SILENT_S = 30.0
-"""A manager that was killed is back in a few seconds, and says every half second how its window stands."""
+"""A manager that was killed is back within seconds, and reports the status of its window every half second."""
 
 AGAIN_S = 1.0
-"""After devices came back, before they are lent again within a step: the plan will not have changed at once."""
+"""Pause after devices came back before they are lent again within a step, since the plan does not change at once."""
 
 
 class DeviceLending:
-    """`send` tells the rollout manager, and says whether it could. `last_share`: the part of a step's training that can
-    begin only when its last sample is there. `hear` may be called from any thread, everything else from one."""
+    """`send` sends a frame to the rollout manager, and returns whether it could. `last_share` is the part of a step's
+    training that can begin only after its last sample is delivered. `on_frame` may be called from any thread,
+    everything else from one."""
 
     def __init__(
         self, send: Callable[[LendDevices | ReclaimDevices], bool], *, last_share: float, now: float
     ) -> None:
         self.lent_s = 0.0
-        """For how long devices were lent, in all windows that ended."""
+        """For how long devices were lent, in all windows that have ended."""
         self.closed_because = ""
-        """What was said of the last one."""
+        """Why the last window ended."""
         self._send = send
         self._last_share = last_share
         self._lock = threading.Lock()
         self._window = 0
         self._lent = True
         self._lent_at = now
-        self._heard = False
-        self._heard_at = now
+        self._has_frame = False
+        self._last_frame_at = now
         self._back: DevicesReturned | None = None
         self._reclaimed = False
         self._not_before = now
         self._time = TrainTime()
         self._busy_s = 0.0
         self._busy_since: float | None = None
-        self._arrived = self._trained = 0
+        self._delivered = self._trained = 0
 
     @property
     def is_lent(self) -> bool:
@@ -57,40 +58,40 @@ class DeviceLending:
 
     # -- what is measured ---------------------------------------------------------------------------
 
-    def arrived(self, tokens: int) -> None:
-        """Samples of so many tokens came, to be trained."""
-        self._arrived += tokens
+    def delivered(self, tokens: int) -> None:
+        """Samples to train on were delivered, of so many tokens."""
+        self._delivered += tokens
 
     def step_done(self) -> None:
-        """All that had arrived for it is trained."""
-        if self._busy_s > 0 and self._arrived:
-            self._time.observe(self._arrived, self._busy_s)
-        self._arrived, self._busy_s, self._trained = 0, 0.0, 0
+        """Every sample delivered for the step is trained."""
+        if self._busy_s > 0 and self._delivered:
+            self._time.observe(self._delivered, self._busy_s)
+        self._delivered, self._busy_s, self._trained = 0, 0.0, 0
         self._not_before = -math.inf
 
     # -- lending ------------------------------------------------------------------------------------
 
-    def hear(self, frame: DevicesReturned | WindowStatus) -> None:
+    def on_frame(self, frame: DevicesReturned | WindowStatus) -> None:
         with self._lock:
             if frame.window != self._window:
                 return
-            self._heard = True
+            self._has_frame = True
             if isinstance(frame, DevicesReturned):
                 self._back = frame
 
-    def look(self, now: float, *, training: bool, could_train: bool, waits: bool) -> None:
-        """Every turn of the trainer's loop. `training`: a gang is at work. `could_train`: something is there for it to
-        do, or there is no gang. `waits`: samples were asked for and have not come."""
+    def observe(self, now: float, *, training: bool, could_train: bool, waits: bool) -> None:
+        """Called in every turn of the trainer's loop. `training` is whether a gang is at work, `could_train` whether
+        there is something for it to do, or no gang, and `waits` whether requested samples are not delivered yet."""
         self._clock(now, training)
         with self._lock:
-            heard, back = self._heard, self._back
-            self._heard, self._back = False, None
-        if heard:
-            self._heard_at = now
+            has_frame, back = self._has_frame, self._back
+            self._has_frame, self._back = False, None
+        if has_frame:
+            self._last_frame_at = now
         if self._lent:
             if back is not None:
                 self._returned(now, back.reason)
-            elif now - self._heard_at > SILENT_S:
+            elif now - self._last_frame_at > SILENT_S:
                 self._send(ReclaimDevices(window=self._window))
                 self._returned(now, f"the rollout manager said nothing for {SILENT_S:g} s")
         elif waits and not training and not could_train and now >= self._not_before:
@@ -98,18 +99,18 @@ class DeviceLending:
             lend = LendDevices(
                 window=window,
                 begun=self._trained > 0,
-                arrived_tokens=self._arrived,
+                arrived_tokens=self._delivered,
                 train_s_per_token=self._time.predict_s(1.0),
                 last_share=self._last_share,
             )
             with self._lock:
-                self._window, self._back, self._heard = window, None, False
+                self._window, self._back, self._has_frame = window, None, False
             if self._send(lend):
                 self._lent, self._reclaimed = True, False
-                self._lent_at = self._heard_at = now
+                self._lent_at = self._last_frame_at = now
 
-    def need(self, now: float) -> bool:
-        """The trainer wants to use its devices for something that does not wait: True once it has them."""
+    def take_back(self, now: float) -> bool:
+        """Ask for lent devices back, since the trainer wants to use them now. Whether it has them."""
         if self._lent and not self._reclaimed:
             self._reclaimed = self._send(ReclaimDevices(window=self._window))
         return not self._lent

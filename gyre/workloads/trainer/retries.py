@@ -1,7 +1,7 @@
-"""When what failed is tried again: a pause that doubles.
+"""When a failed call is tried again: after a pause that doubles.
 
-The budgets are the master's to count. The pause is so that a call that fails at once is not repeated a thousand times
-a second while the master is away.
+The budget of retries is the master's to count. The pause is there so that a call that fails at once is not repeated a
+thousand times a second while the master is away.
 
 This module must not know what is tried.
 """
@@ -14,12 +14,12 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.2, 5.0
 
 
 def pause_s(failures: int) -> float:
-    """After so many failures in a row, at least one."""
+    """The pause after so many failures in a row, at least one."""
     return min(RETRY_MAX_S, RETRY_FIRST_S * float(2 ** min(failures - 1, 16)))
 
 
 class Retries:
-    """Of many things, each by its key. `now` is monotonic seconds."""
+    """The pauses of many things, each under its key. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._failures: dict[Hashable, int] = {}

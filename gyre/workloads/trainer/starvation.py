@@ -1,4 +1,4 @@
-"""How the trainer fares, for the rollout manager: how long it had nothing to do but to wait for samples.
+"""How long the trainer had nothing to do but wait for samples, as it tells the rollout manager.
 
 This module must not know what the manager makes of it.
 """
@@ -12,25 +12,28 @@ from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.protocol.frames import Pulse
 
 PULSE_S = 0.5
+"""Time between two pulses."""
 
 
 class Starvation:
     def __init__(self) -> None:
-        self._looked_at: float | None = None
-        self._told_at: float | None = None
-        self._waits = False
-        """As of the last look: what is found after a call that blocked says nothing of the time before it."""
+        self._observed_at: float | None = None
+        self._sent_at: float | None = None
+        self._starves = False
+        """As of the last look. What is seen after a call that blocked says nothing about the time before it."""
         self._waited_s = 0.0
 
-    def look(self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, now: float) -> Pulse | None:
-        """Every turn of the trainer's loop. `now` is monotonic seconds, `wanted` the rollout vertices that there are to
-        be. What is to be told, every half second."""
-        if self._looked_at is not None and self._waits:
-            self._waited_s += now - self._looked_at
-        self._looked_at = now
+    def observe(
+        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, now: float
+    ) -> Pulse | None:
+        """Called in every turn of the trainer's loop; `now` is monotonic seconds, `wanted` how many rollout vertices
+        there should be. Returns what is to be sent to the manager, every half second."""
+        if self._observed_at is not None and self._starves:
+            self._waited_s += now - self._observed_at
+        self._observed_at = now
         running = {operator.dispatch for ref, operator in operators.items() if flow.running(ref)}
-        self._waits = running == {Dispatch.PLANE}
-        if self._told_at is not None and now - self._told_at < PULSE_S:
+        self._starves = running == {Dispatch.PLANE}
+        if self._sent_at is not None and now - self._sent_at < PULSE_S:
             return None
-        self._told_at = now
+        self._sent_at = now
         return Pulse(at_s=now, waited_s=self._waited_s, wanted=wanted)

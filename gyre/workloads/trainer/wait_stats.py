@@ -1,4 +1,4 @@
-"""Who waits for whom: the share of the time in which a role had nothing to do, by the role it waited for."""
+"""Who waits for whom: the share of the time in which a role had nothing to do, by the role that it waited for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gyre.graph.flow import Flow
 from gyre.graph.model import Operator
 
 HALF_LIFE_S = 10.0
-"""Shares are of about the last this many seconds, so that they tell of now, not of the whole run."""
+"""Half-life of a share's past, so that shares describe the present rather than the whole run."""
 
 
 class WaitStats:
@@ -17,8 +17,8 @@ class WaitStats:
         self._waited: dict[str, float] = {}
         self._total = 0.0
 
-    def look(self, flow: Flow, operators: Mapping[str, Operator], now: float) -> None:
-        """Add the time since the last look to what each idle role waits for. `now` is monotonic seconds."""
+    def observe(self, flow: Flow, operators: Mapping[str, Operator], now: float) -> None:
+        """Add the time since the last call to what each idle role waits for. `now` is monotonic seconds."""
         if self._at is not None:
             passed = max(0.0, now - self._at)
             keep = 0.5 ** (passed / HALF_LIFE_S)

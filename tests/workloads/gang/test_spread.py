@@ -52,7 +52,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.calls = SpreadCalls(hear=lambda *what: self.news.put(what))
+        self.calls = SpreadCalls(on_result=lambda *what: self.news.put(what))
 
     def take(self) -> Any:
         call, rank, outcome = self.news.get(timeout=HEARD_WITHIN_S)
@@ -77,7 +77,7 @@ def test_groups_come_back_in_the_order_in_which_they_were_given(gang) -> None:
     found = None
     for _ in range(3):
         assert found is None, "not before every rank has answered"
-        found = heard.calls.ended(heard.take())
+        found = heard.calls.results_of(heard.take())
     assert [(one.id, one.meta) for one in found] == [
         (5, {"by": 0, "step": 4}),
         (1, {"by": 2, "step": 4}),
@@ -92,7 +92,7 @@ def test_two_calls_are_on_their_way_at_a_time(gang) -> None:
         assert heard.calls.has_room("echo") == left
     assert heard.calls.has_room("another")
     for _ in range(6):
-        heard.calls.ended(heard.take())
+        heard.calls.results_of(heard.take())
     assert heard.calls.has_room("echo")
 
 
@@ -100,7 +100,7 @@ def test_what_is_no_list_of_groups_is_handed_on_as_it_is(gang) -> None:
     heard = Heard()
     send(heard, gang, "none")
     for _ in range(3):
-        found = heard.calls.ended(heard.take())
+        found = heard.calls.results_of(heard.take())
     assert found == [None] * 3
 
 
@@ -110,7 +110,7 @@ def test_a_dead_ranks_call_is_given_up_and_its_firings_are_free(gang, cluster) -
     send(heard, gang)
     calls = [heard.take() for _ in range(3)]
     with pytest.raises(GangLost):
-        heard.calls.ended(calls[0])
+        heard.calls.results_of(calls[0])
     assert any(isinstance(got, VertexLost) for got in calls[0].outcomes)
     assert heard.calls.give_up() == [Firing("critic.values", 2)]
     assert not heard.calls.is_current(calls[0])
@@ -124,7 +124,7 @@ def test_a_rank_that_fails_is_told_though_another_does_not_come_out(gang, cluste
     heard.calls.check_failed(time.monotonic())
     send(heard, gang, "no_such_method")
     for _ in range(2):
-        assert heard.calls.ended(heard.take()) is None
+        assert heard.calls.results_of(heard.take()) is None
     with pytest.raises(GangLost) as caught:
         heard.calls.check_failed(time.monotonic())
     member, method, failure = caught.value.blamed

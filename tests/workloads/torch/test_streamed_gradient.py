@@ -13,7 +13,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.batching import BatchSettings, MicroBatch, MicroBatcher, deal
 from gyre.workloads.algorithms.advantages import advantages_of
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.trainer.group_state import tokens_of
+from gyre.workloads.trainer.groups.group_state import tokens_of
 from tests.rank_pool import RankPool
 from tests.workloads.torch_workloads import CONFIG, PLAIN_GRADIENT, bind, rolled_out, step_of, steps_as_peer
 

@@ -11,15 +11,15 @@ from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 
 
-class OpenGroups:
-    """The part of the group book that checkpoints need."""
+class Groups:
+    """The part of `GroupState` that checkpoints need."""
 
     def __init__(self) -> None:
         self.step = 0
         self.checkpoint_step: int | None = None
         self.checkpoint_path: Path | None = None
 
-    def checkpointed(self, step: int, path: Path) -> None:
+    def record_checkpoint(self, step: int, path: Path) -> None:
         assert path.is_dir()
         self.checkpoint_step, self.checkpoint_path = step, path
 
@@ -46,50 +46,50 @@ class Ranks:
 
 
 @pytest.fixture
-def book() -> OpenGroups:
-    return OpenGroups()
+def groups() -> Groups:
+    return Groups()
 
 
 @pytest.fixture
-def checkpoints(book: OpenGroups, tmp_path: Path) -> Checkpoints:
-    return Checkpoints(tmp_path, book, term=1, timeout_s=1.0, report=lambda *args, **kwargs: None)  # type: ignore[arg-type]
+def checkpoints(groups: Groups, tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path, groups, term=1, timeout_s=1.0, report=lambda *args, **kwargs: None)  # type: ignore[arg-type]
 
 
-def test_ranks_that_write_at_once_are_committed_at_once(checkpoints: Checkpoints, book: OpenGroups) -> None:
+def test_ranks_that_write_at_once_are_committed_at_once(checkpoints: Checkpoints, groups: Groups) -> None:
     checkpoints.write(Ranks(), {}, wait=False)  # type: ignore[arg-type]
-    assert book.checkpoint_step == 0
+    assert groups.checkpoint_step == 0
 
 
 def test_a_checkpoint_is_committed_for_its_own_step_when_the_slowest_gang_has_written(
-    checkpoints: Checkpoints, book: OpenGroups
+    checkpoints: Checkpoints, groups: Groups
 ) -> None:
     actor, critic = Ranks(writes=1), Ranks(writes=2)
-    book.step = 4
+    groups.step = 4
     checkpoints.write(actor, {"critic": critic}, wait=False)  # type: ignore[dict-item,arg-type]
-    book.step = 5
+    groups.step = 5
     checkpoints.settle(wait=False)
-    assert book.checkpoint_step is None, "it is not there before everybody has written"
+    assert groups.checkpoint_step is None, "it is not there before everybody has written"
     checkpoints.settle(wait=False)
     checkpoints.settle(wait=False)
-    assert book.checkpoint_step == 4
-    assert book.checkpoint_path is not None
-    assert (book.checkpoint_path / "critic" / "part").exists()
-    assert [path.name for path in book.checkpoint_path.parent.iterdir()] == ["step_00000004"]
+    assert groups.checkpoint_step == 4
+    assert groups.checkpoint_path is not None
+    assert (groups.checkpoint_path / "critic" / "part").exists()
+    assert [path.name for path in groups.checkpoint_path.parent.iterdir()] == ["step_00000004"]
 
 
-def test_the_next_one_waits_for_it_and_so_does_the_last(checkpoints: Checkpoints, book: OpenGroups) -> None:
+def test_the_next_one_waits_for_it_and_so_does_the_last(checkpoints: Checkpoints, groups: Groups) -> None:
     gang = Ranks(writes=10)
     checkpoints.write(gang, {}, wait=False)  # type: ignore[arg-type]
-    book.step = 2
+    groups.step = 2
     checkpoints.write(gang, {}, wait=False)  # type: ignore[arg-type]
-    assert book.checkpoint_step == 0
-    book.step = 3
+    assert groups.checkpoint_step == 0
+    groups.step = 3
     checkpoints.write(gang, {}, wait=True)  # type: ignore[arg-type]
-    assert book.checkpoint_step == 3
+    assert groups.checkpoint_step == 3
 
 
 def test_what_a_lost_gang_was_writing_is_never_committed(
-    checkpoints: Checkpoints, book: OpenGroups, tmp_path: Path
+    checkpoints: Checkpoints, groups: Groups, tmp_path: Path
 ) -> None:
     gang = Ranks(writes=1)
     checkpoints.write(gang, {}, wait=False)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_what_a_lost_gang_was_writing_is_never_committed(
         checkpoints.settle(wait=False)
     checkpoints.give_up()
     checkpoints.settle(wait=True)
-    assert book.checkpoint_step is None
-    book.step = 1
+    assert groups.checkpoint_step is None
+    groups.step = 1
     checkpoints.write(Ranks(), {}, wait=False)  # type: ignore[arg-type]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]

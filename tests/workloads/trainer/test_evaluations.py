@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gyre.testing.in_process import InProcessJob
-from gyre.workloads.trainer.evaluations import Evaluations
+from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from tests.workloads.trainer.test_loop import DEADLINE_S
 from tests.workloads.trainer.test_plane_trainer import MakePlaned, came_out_right, planed
 
@@ -31,10 +31,10 @@ def versions_of(job: InProcessJob, kind: str) -> list[int]:
 
 def test_a_version_has_one_line_whatever_comes_again(tmp_path):
     path = tmp_path / "evaluations.jsonl"
-    first = Evaluations(path)
+    first = EvaluationLog(path)
     assert first.add({"version": 0, "accuracy": 0.25, "count": 4})
     assert first.leave_out(2, "gone")
-    again = Evaluations(path)
+    again = EvaluationLog(path)
     again.load()
     for known in (first, again):
         assert not known.add({"version": 0, "accuracy": 0.5, "count": 4})
@@ -51,7 +51,7 @@ def test_a_line_cut_short_goes_and_the_others_stay(tmp_path):
     path = tmp_path / "evaluations.jsonl"
     whole = '{"version": 0, "accuracy": 0.25, "count": 4}\n{"version": 2, "left_out": "gone"}\n'
     path.write_text(whole + '{"version": 4, "accu')
-    found = Evaluations(path)
+    found = EvaluationLog(path)
     found.load()
     assert path.read_text() == whole
     assert (len(found.rows), found.left_out) == (1, {2: "gone"})
@@ -109,6 +109,25 @@ def test_an_evaluation_that_a_newer_version_has_overtaken_is_left_out_with_the_r
     assert told.body["version"] == 2
     assert "a newer one is served" in told.body["reason"]
     assert {"version": 2, "left_out": told.body["reason"]} in rows_of(job)
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [("ForgetfulReward", "it returned NoneType"), ("BlindReward", "it returned group -1 without rewards")],
+)
+def test_a_reward_that_does_not_score_an_evaluation_is_told_so(
+    planed: MakePlaned, reward: str, problem: str
+) -> None:
+    """The evaluation of version 0 is scored before anything that is trained on."""
+    roles = {"reward": {"entrypoint": f"tests.workloads.toy_policy:{reward}"}}
+    job, plane = planed(roles=roles)
+    plane.held.update(range(8))
+    with job:
+        told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
+        assert job.reports_of("TrainerFailed") == []
+    assert (told.body["vertex"], told.body["operator"]) == ("reward-0", "reward.score")
+    assert problem in told.body["error"]
+    assert told.body["user_code"] is True
 
 
 def test_a_rollout_class_evaluates_the_newest_version_instead(make_job) -> None:

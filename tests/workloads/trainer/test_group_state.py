@@ -1,4 +1,4 @@
-"""Places and the book: which group stands where, and that a book is what the next reader of its ledger finds."""
+"""Slots and the state of groups: which group stands where, and that a later trainer finds the same in the ledger."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from gyre.config import RunSpec
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.store import LedgerStore, open_store
-from gyre.workloads.trainer.group_state import GroupState
-from gyre.workloads.trainer.micro_batches import FixedBatches, StreamedBatches, is_made
-from gyre.workloads.trainer.slots import Slots
+from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.groups.micro_batches import FixedBatches, StreamedBatches, is_made
+from gyre.workloads.trainer.groups.slots import Slots
 
 
 @settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=40), st.data())
-def test_places_keep_their_groups_and_a_later_reader_finds_the_same(
+def test_slots_keep_their_groups_and_a_later_reader_finds_the_same(
     draws: list[bool], data: st.DataObject
 ) -> None:
-    """Either the next place is drawn, or a group that stands somewhere is replaced by a newly drawn one."""
-    places, stands, replaced = Slots({}), [], {}
+    """Either the next slot is drawn, or a group that stands somewhere is replaced by a newly drawn one."""
+    slots, stands, replaced = Slots({}), [], {}
     for cursor, is_draw in enumerate(draws):
         if is_draw or not stands:
-            assert places.id_at(len(stands)) == cursor
+            assert slots.id_at(len(stands)) == cursor
             stands.append(cursor)
         else:
             at = data.draw(st.integers(0, len(stands) - 1))
-            places.replace(stands[at], cursor)
+            slots.replace(stands[at], cursor)
             replaced[stands[at]] = cursor
             stands[at] = cursor
-        for known in (places, Slots(replaced)):
+        for known in (slots, Slots(replaced)):
             assert [known.id_at(at) for at in range(len(stands))] == stands
-            assert [known.place_of(group) for group in stands] == list(range(len(stands)))
+            assert [known.slot_of(group) for group in stands] == list(range(len(stands)))
     for old in replaced:
-        assert places.id_at(places.place_of(old)) in stands
+        assert slots.id_at(slots.slot_of(old)) in stands
 
 
 def prompt(group_id: int) -> Group:
@@ -57,22 +57,22 @@ def sampled(group_id: int, *, tokens: int = 3, version: int = 0) -> Group:
 
 
 def test_a_restore_that_came_to_nothing_leaves_its_number_to_the_next(store: LedgerStore) -> None:
-    def book(term: int) -> GroupState:
+    def state(term: int) -> GroupState:
         ledger = SampleLedger(store, term)
         return GroupState(ledger, per_step=2)
 
-    first = book(1)
-    actor = first.restoring("actor", 2, "memory", 4)
-    assert first.restoring("actor", 2, "disk", 4).number == actor.number == 1
-    critic = first.restored(first.restoring("critic", 2, "disk", 4), 4, 0.5)
-    second = book(2)
+    first = state(1)
+    actor = first.record_restore_begun("actor", 2, "memory", 4)
+    assert first.record_restore_begun("actor", 2, "disk", 4).number == actor.number == 1
+    critic = first.record_restored(first.record_restore_begun("critic", 2, "disk", 4), 4, 0.5)
+    second = state(2)
     assert second.restores == first.restores
     assert (second.restores["actor"].step, critic.number) == (None, 2)
-    again = second.restored(second.restoring("actor", 3, "disk", 4), 4, None)
+    again = second.record_restored(second.record_restore_begun("actor", 3, "disk", 4), 4, None)
     assert (again.number, again.gang) == (1, 3)
-    third = book(3)
+    third = state(3)
     assert third.restores == {"actor": again, "critic": critic}
-    assert third.restoring("actor", 4, "disk", 4).number == 3
+    assert third.record_restore_begun("actor", 4, "disk", 4).number == 3
 
 
 @pytest.fixture
@@ -81,38 +81,38 @@ def store(tmp_path: Path) -> Iterator[LedgerStore]:
         yield opened.ledger("j1")
 
 
-def book_of(store: LedgerStore, term: int) -> GroupState:
+def state_of(store: LedgerStore, term: int) -> GroupState:
     return GroupState(SampleLedger(store, term), per_step=4)
 
 
-def finish(book: GroupState, *ids: int) -> None:
+def finish(groups: GroupState, *ids: int) -> None:
     for group_id in ids:
-        book.merge([sampled(group_id, tokens=1 + group_id % 3)])
-    book.done(list(ids))
+        groups.merge([sampled(group_id, tokens=1 + group_id % 3)])
+    groups.record_scored(list(ids))
 
 
 def same(one: GroupState, other: GroupState) -> None:
-    assert (one.step, one.cursor, one.queued, one.asked_of) == (
+    assert (one.step, one.cursor, one.unscored, one.min_versions) == (
         other.step,
         other.cursor,
-        other.queued,
-        other.asked_of,
+        other.unscored,
+        other.min_versions,
     )
     assert one.batches == other.batches
-    assert set(one.whole) == set(other.whole)
+    assert set(one.scored) == set(other.scored)
     assert [one.id_at(at) for at in range(12)] == [other.id_at(at) for at in range(12)]
-    assert one.set_aside_count == other.set_aside_count
-    with_samples = {g for g, group in one.groups.items() if group.samples and g not in one.queued}
-    assert with_samples == set(other.groups)
+    assert one.replaced_count == other.replaced_count
+    with_samples = {g for g, group in one.by_id.items() if group.samples and g not in one.unscored}
+    assert with_samples == set(other.by_id)
 
 
 def test_digests_of_weights_that_are_no_more_are_forgotten_by_the_ledger_too(store: LedgerStore) -> None:
-    book = book_of(store, 1)
+    groups = state_of(store, 1)
     for step in (1, 2, 3):
-        book.trained(step, f"digest {step}", {"tokens": 1})
-    book.forget_digests(2)
-    later = book_of(store, 2)
-    for known in (book, later):
+        groups.record_trained(step, f"digest {step}", {"tokens": 1})
+    groups.forget_digests(2)
+    later = state_of(store, 2)
+    for known in (groups, later):
         assert (known.digests, known.step) == ({1: "digest 1"}, 3)
 
 
@@ -121,46 +121,51 @@ RUN = RunSpec(prompts_per_step=4, groups_per_micro_batch=2)
 
 def test_the_next_reader_finds_what_the_book_knows_after_each_write(store: LedgerStore) -> None:
     term = 1
-    book = book_of(store, term)
+    groups = state_of(store, term)
 
     def check() -> GroupState:
         nonlocal term
         term += 1
-        after = book_of(store, term)
-        same(book, after)
-        after.groups = book.groups | after.groups  # prompts are drawn again
+        after = state_of(store, term)
+        same(groups, after)
+        after.by_id = groups.by_id | after.by_id  # prompts are drawn again
         return after
 
-    book.drawn([prompt(at) for at in range(8)])
-    book = check()
-    book.asked([0, 1, 2], 5)
-    book = check()
-    finish(book, 3, 0, 5, 1)
-    book = check()
-    assert book.asked_of == {2: 5}
-    assert book.give_back(5, reason="stale", evidence="old") == 3
-    book = check()
-    assert 5 in book.queued
-    assert book.asked_of == {2: 5, 5: 0}
-    assert book.set_aside(2, prompt(8), reason="poison", evidence="it died") == 0
-    book = check()
-    assert (book.id_at(2), book.id_at(8), book.is_settled(2), book.is_settled(8)) == (8, 9, True, False)
-    finish(book, 8)
+    groups.record_drawn([prompt(at) for at in range(8)])
+    groups = check()
+    groups.record_requested([0, 1, 2], 5)
+    groups = check()
+    finish(groups, 3, 0, 5, 1)
+    groups = check()
+    assert groups.min_versions == {2: 5}
+    assert groups.record_redrawn(5, reason="stale", evidence="old") == 3
+    groups = check()
+    assert 5 in groups.unscored
+    assert groups.min_versions == {2: 5, 5: 0}
+    assert groups.record_replaced(2, prompt(8), reason="poison", evidence="it died") == 0
+    groups = check()
+    assert (groups.id_at(2), groups.id_at(8), groups.is_settled(2), groups.is_settled(8)) == (
+        8,
+        9,
+        True,
+        False,
+    )
+    finish(groups, 8)
 
-    assembly = FixedBatches(book, RUN, ranks=2, ordered=True)
+    assembly = FixedBatches(groups, RUN, ranks=2, ordered=True)
     first, second = assembly.take(), assembly.take()
     assert first is not None
     assert second is not None
     assert (first.ids, second.ids, assembly.take()) == ([0, 1], [3, 8], None)
     assert [len(share) for share in first.shares] == [1, 1]
-    assert is_made(book, 1)
-    book = check()
-    book.trained(1, "d1", {"tokens": 7})
-    book = check()
-    assert book.ids_of(1) == [0, 1, 3, 8]
-    book.checkpointed(1, Path("/c/1"))
-    book = check()
-    assert set(book.batches) == set()
+    assert is_made(groups, 1)
+    groups = check()
+    groups.record_trained(1, "d1", {"tokens": 7})
+    groups = check()
+    assert groups.ids_of(1) == [0, 1, 3, 8]
+    groups.record_checkpoint(1, Path("/c/1"))
+    groups = check()
+    assert set(groups.batches) == set()
     account = SampleLedger(store, 99).account()
     assert (account.drawn, account.trained, account.waiting, account.set_aside) == (9, 4, 4, 1)
     assert account.discarded == {"stale": 3, "poison": 0}
@@ -168,22 +173,22 @@ def test_the_next_reader_finds_what_the_book_knows_after_each_write(store: Ledge
 
 
 def test_a_stream_goes_on_where_the_ledger_says_it_stood(store: LedgerStore) -> None:
-    book = book_of(store, 1)
-    book.drawn([prompt(at) for at in range(8)])
-    stream = StreamedBatches(book, RUN, ranks=2, arrival=None)
-    finish(book, 2, 6)
+    groups = state_of(store, 1)
+    groups.record_drawn([prompt(at) for at in range(8)])
+    stream = StreamedBatches(groups, RUN, ranks=2, arrival=None)
+    finish(groups, 2, 6)
     assert stream.refresh() == []
     assert stream.take() is None  # 6 is the next step's, and a rank would have nothing
-    finish(book, 0)
+    finish(groups, 0)
     assert stream.has_news
     stream.refresh()
     batch = stream.take()
     assert batch is not None
     assert (batch.ids, batch.last, stream.take(), stream.has_news) == ([0, 2], False, None, False)
 
-    later = book_of(store, 2)
+    later = state_of(store, 2)
     assert later.batches == {1: [batch]}
-    later.groups |= {at: prompt(at) for at in (1, 3)}
+    later.by_id |= {at: prompt(at) for at in (1, 3)}
     stream = StreamedBatches(later, RUN, ranks=2, arrival=None)
     finish(later, 3, 1)
     stream.refresh()
@@ -193,15 +198,15 @@ def test_a_stream_goes_on_where_the_ledger_says_it_stood(store: LedgerStore) -> 
 
 
 def test_a_micro_batch_is_dealt_anew_to_another_number_of_ranks(store: LedgerStore) -> None:
-    book = book_of(store, 1)
-    book.drawn([prompt(at) for at in range(4)])
-    finish(book, 0, 1, 2, 3)
+    groups = state_of(store, 1)
+    groups.record_drawn([prompt(at) for at in range(4)])
+    finish(groups, 0, 1, 2, 3)
     batch = FixedBatches(
-        book, RunSpec(prompts_per_step=4, groups_per_micro_batch=4), ranks=2, ordered=True
+        groups, RunSpec(prompts_per_step=4, groups_per_micro_batch=4), ranks=2, ordered=True
     ).take()
     assert batch is not None
-    assert [len(share) for share in book.shares(batch, 2)] == [2, 2]
-    assert sorted(group.id for share in book.shares(batch, 3) for group in share) == [0, 1, 2, 3]
+    assert [len(share) for share in groups.shares(batch, 2)] == [2, 2]
+    assert sorted(group.id for share in groups.shares(batch, 3) for group in share) == [0, 1, 2, 3]
 
 
 def test_steps_from_before_micro_batches_were_recorded_are_their_groups_by_number(store: LedgerStore) -> None:
@@ -210,4 +215,4 @@ def test_steps_from_before_micro_batches_were_recorded_are_their_groups_by_numbe
     ledger.drawn(range(4), 4)
     ledger.done([sampled(at) for at in range(4)])
     ledger.trained(step=1, version=1, digest="d1", group_ids=[0, 1, 2, 3], metrics={}, now=1.0)
-    assert book_of(store, 2).ids_of(1) == [0, 1, 2, 3]
+    assert state_of(store, 2).ids_of(1) == [0, 1, 2, 3]

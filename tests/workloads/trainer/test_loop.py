@@ -366,6 +366,17 @@ def test_a_reward_that_forgets_to_return_is_told_so(make_job):
     assert "reward.score: it returned NoneType, expected the list of groups" in told.body["error"]
 
 
+def test_a_reward_that_sets_no_reward_is_blamed_itself_and_at_once(make_job):
+    """Not the actor, which could not train on such samples and would be restarted for it."""
+    with make_job(roles={"reward": {"entrypoint": f"{HERE}:BlindReward"}}) as job:
+        told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
+    assert (told.body["vertex"], told.body["user_code"]) == ("reward-0", True)
+    assert told.body["error"] == (
+        "reward.score: it returned group 0 without rewards: set sample.reward (2 of 2 samples have none)."
+    )
+    assert job.account().trained == 0
+
+
 def test_a_failing_export_is_told_and_waits_before_it_is_tried_again(make_job, undisturbed):
     """Of one rank of two: the other one lives and works."""
     job = make_job()

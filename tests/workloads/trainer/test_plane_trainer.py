@@ -29,18 +29,23 @@ def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
     planes: list[ToyPlane] = []
 
     def make(
-        mode: str = "fixed", *, run: dict[str, Any] | None = None, **knobs: Any
+        mode: str = "fixed",
+        *,
+        run: dict[str, Any] | None = None,
+        roles: dict[str, Any] | None = None,
+        **knobs: Any,
     ) -> tuple[InProcessJob, ToyPlane]:
         plane = ToyPlane(**knobs)
         planes.append(plane)
         install(plane, monkeypatch)
         chosen = dict(ALL_MODES[mode])
         steps = {"micro_batches": "streamed", **chosen.pop("run", {}), **(run or {})}
-        roles = {
+        planed_roles = {
             "actor": {"entrypoint": f"{HERE}:PlaneActor", "total": 2},
             "rollout": {"entrypoint": PLANE_ROLLOUT},
+            **(roles or {}),
         }
-        job = make_job(roles=roles, run=steps, config={"sampling": {"n": 2}}, **chosen)
+        job = make_job(roles=planed_roles, run=steps, config={"sampling": {"n": 2}}, **chosen)
         return job, plane
 
     yield make

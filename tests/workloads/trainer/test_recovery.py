@@ -18,8 +18,8 @@ from gyre.workloads.vertex.messages import Failure
 STEP = 9
 
 
-class OpenGroups:
-    """The part of the group book that restoring needs."""
+class Groups:
+    """The part of `GroupState` that a recovery needs."""
 
     def __init__(self) -> None:
         self.step = STEP
@@ -27,10 +27,10 @@ class OpenGroups:
         self.restores: dict[str, Restore] = {}
         self.log: list[Restore] = []
 
-    def restoring(self, role: str, gang: int, source: str, checkpoint_step: int) -> Restore:
+    def record_restore_begun(self, role: str, gang: int, source: str, checkpoint_step: int) -> Restore:
         return self.write(Restore(1, role, gang, source, checkpoint_step))
 
-    def restored(self, restore: Restore, step: int, seconds: float | None) -> Restore:
+    def record_restored(self, restore: Restore, step: int, seconds: float | None) -> Restore:
         return self.write(replace(restore, step=step, seconds=seconds))
 
     def write(self, restore: Restore) -> Restore:
@@ -89,14 +89,14 @@ class Case:
         copy: WeightCopy | None = None,
         takes_weights: bool = True,
     ) -> None:
-        self.book = OpenGroups()
+        self.groups = Groups()
         self.ranks = ranks
         self.reports: list[dict[str, Any]] = []
         self.checkpoint = tmp_path / "step_00000006"
         if not lost:
             self.checkpoint.mkdir()
-        self.restoring = Recovery(
-            self.book,  # type: ignore[arg-type]
+        self.recovery = Recovery(
+            self.groups,  # type: ignore[arg-type]
             timeout_s=1.0,
             takes_weights=takes_weights,
             find_copy=lambda: copy,
@@ -106,7 +106,7 @@ class Case:
 
     def restore(self, *, keeps_memory: bool = True, has_copies: bool = True, at_most: int = STEP + 1) -> int:
         states = [{"step": 0, **({"memory": True} if keeps_memory else {})}] * 2
-        return self.restoring.restore(
+        return self.recovery.restore(
             self.ranks,  # type: ignore[arg-type]
             states,
             self.checkpoint,
@@ -159,7 +159,7 @@ def test_weights_of_an_instance_are_last_and_leave_no_digest_to_compare_with(tmp
     assert told["sources"] == [("10.0.0.1:7", "/dev/shm/first"), ("10.0.0.2:9", "")]
     assert (told["version"], told["checksum"], told["trained"]) == (8, "c", [[0, 16]])
     assert case.told == ("instance", 8)
-    assert sorted(case.book.digests) == list(range(1, 8))
+    assert sorted(case.groups.digests) == list(range(1, 8))
 
 
 @pytest.mark.parametrize(
@@ -196,16 +196,16 @@ def test_the_ledger_knows_before_the_ranks_do_and_before_anybody_is_told(
     call = case.ranks.call
 
     def watched(method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        known.append((method, case.book.restores["actor"].source))
-        assert case.book.restores["actor"].step is None, "under way"
+        known.append((method, case.groups.restores["actor"].source))
+        assert case.groups.restores["actor"].step is None, "under way"
         return call(method, *args, **kwargs)
 
     case.ranks.call = watched  # type: ignore[method-assign]
     at = case.restore()
     assert known[0] == ("restore_from_memory", "memory")
     assert known[-1][1] == sources[-1]
-    assert [one.source for one in case.book.log] == [*sources, sources[-1]]
-    last = case.book.log[-1]
+    assert [one.source for one in case.groups.log] == [*sources, sources[-1]]
+    last = case.groups.log[-1]
     assert (last.step, last.gang) == (at, 2)
     (report,) = case.reports
     assert (report["number"], report["gang"], report["seconds"]) == (1, 2, last.seconds)
@@ -227,9 +227,9 @@ def test_what_an_earlier_trainer_may_not_have_told_is_told(
     tmp_path: Path, left: Restore, at: int | None, told: tuple[Any, ...] | None
 ) -> None:
     case = Case(tmp_path, Ranks())
-    case.book.restores[left.role] = left
+    case.groups.restores[left.role] = left
     for _ in range(2):  # a gang that is formed again has nothing new to tell
-        case.restoring.tell_earlier(case.ranks, at)  # type: ignore[arg-type]
+        case.recovery.report_earlier(case.ranks, at)  # type: ignore[arg-type]
     found = [(r["number"], r["source"], r["step"], r["seconds"]) for r in case.reports]
     assert found == ([told] if told else [])
 

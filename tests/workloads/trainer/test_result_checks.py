@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.workloads.trainer.result_checks import (
+from gyre.workloads.trainer.firings.result_checks import (
     problem_with_evaluation,
     problem_with_groups,
     problem_with_versions,
@@ -40,8 +40,29 @@ KNOWN = {4: group(4, 0, 0), 5: group(5)}
     ],
 )
 def test_groups_come_back_as_they_were_given(value, problem):
-    found = problem_with_groups(value, (4, 5), KNOWN)
+    found = problem_with_groups("rollout.generate", value, (4, 5), KNOWN)
     assert found is None if problem is None else re.match(problem, found or "")
+
+
+def scored(group_id, *rewards):
+    given = group(group_id, *(0 for _ in rewards))
+    for sample, reward in zip(given.samples, rewards, strict=True):
+        sample.reward = reward
+    return given
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([scored(4, 0.0, 1.0), scored(5, 0.5)], None),
+        ([scored(4, 0.0, None), scored(5, 0.5)], "it returned group 4 without rewards: .*1 of 2 samples"),
+        ([scored(4, 0.0, 1.0), scored(5, None)], "it returned group 5 without rewards: .*1 of 1 samples"),
+    ],
+)
+def test_a_reward_rewards_every_sample(value, problem):
+    found = problem_with_groups("reward.score", value, (4, 5), KNOWN)
+    assert found is None if problem is None else re.match(problem, found or "")
+    assert problem_with_groups("reference.logprobs", value, (4, 5), KNOWN) is None, "others need not"
 
 
 @pytest.mark.parametrize(

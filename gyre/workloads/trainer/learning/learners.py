@@ -1,7 +1,8 @@
-"""The gangs of a graph that are trained: the one whose weights go out, and those that are trained beside it.
+"""The gangs of a graph that are trained: the leader, whose weights go out, and auxiliary ones such as a critic.
 
-A learner takes samples with one operator and steps its optimizer with another, both on every rank. The graph orders
-the steps: a critic's feeds the actor's, so that a step of the job is over only when all of its learners have stepped.
+A learner takes samples with its accumulate operator and steps its optimizer with its apply operator, both on every
+rank. The graph orders the steps: a critic's step feeds the actor's, so a step of the job ends when every learner has
+stepped.
 
 This module must not know of vertices or calls.
 """
@@ -16,31 +17,32 @@ from gyre.graph.model import Dcg, Dispatch, EdgeKind, Operator
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """`taker` takes samples, `pace` steps the optimizer after `micro_batches` firings of it."""
+    """`apply_op` steps the optimizer after `micro_batches` firings of `accumulate_op`, which takes the samples."""
 
-    taker: Operator
-    pace: Operator
+    accumulate_op: Operator
+    apply_op: Operator
     micro_batches: int
     begins_with_policy: bool = False
-    """Its ranks are given the policy that training began with, before their first step."""
+    """Whether its ranks are given the policy that training began with, before their first step."""
 
     @property
     def role(self) -> str:
-        return self.pace.role
+        return self.apply_op.role
 
 
 def learners_of(dcg: Dcg) -> tuple[Learner, tuple[Learner, ...]]:
-    """The learner that weights flow out of, and the others. Raises GyreError where there is not exactly one."""
+    """The leader, which weights flow out of, and the auxiliary learners. Raises GyreError where there is not exactly
+    one leader."""
     found = [
-        Learner(taker, pace, edge.consume, _begins_with_policy(dcg, pace.role))
-        for pace in dcg.operators
-        for edge in dcg.into(pace.ref)
-        if pace.dispatch is Dispatch.GANG
-        and (taker := dcg.operator(edge.source)).dispatch is Dispatch.GANG
-        and taker.role == pace.role
-        and any(given.kind is EdgeKind.SAMPLES for given in dcg.into(taker.ref))
+        Learner(accumulate, apply, edge.consume, _begins_with_policy(dcg, apply.role))
+        for apply in dcg.operators
+        for edge in dcg.into(apply.ref)
+        if apply.dispatch is Dispatch.GANG
+        and (accumulate := dcg.operator(edge.source)).dispatch is Dispatch.GANG
+        and accumulate.role == apply.role
+        and any(given.kind is EdgeKind.SAMPLES for given in dcg.into(accumulate.ref))
     ]
-    leading = [one for one in found if any(e.kind is EdgeKind.WEIGHTS for e in dcg.out_of(one.pace.ref))]
+    leading = [one for one in found if any(e.kind is EdgeKind.WEIGHTS for e in dcg.out_of(one.apply_op.ref))]
     if len(leading) != 1:
         raise GyreError(
             f"the graph has {len(leading)} gang operators that take samples and have weights going out; the built-in "

@@ -1,17 +1,17 @@
-"""The gang's life: formed when its ranks are there, brought to the ledger's last step, dropped when a rank dies.
+"""The lifecycle of the gangs: formed when their ranks run, brought up to the ledger's last step, dropped when one dies.
 
-Gangs that are trained beside the leading one (a critic) come and go with it: all of them are formed, checkpointed,
-restored and replayed together, for a step of the job is a step of each.
+Auxiliary gangs (a critic) come and go with the leader: all gangs are formed, checkpointed, restored and replayed
+together, since a step of the job is a step of each.
 
-Invariant *exactly the ledger's state*: a gang that was brought up has trained what the ledger says, in the same
-micro-batches, and nothing else; whatever state its ranks were in before. Ranks that are out of step with each other
-are not brought up (`gyre.workloads.gang.alignment`).
+Invariants:
+- *exactly the ledger's state*: a gang that was brought up has trained what the ledger says, in the same micro-batches,
+  and nothing else, whatever state its ranks were in before. Ranks that are out of step with each other are not brought
+  up (`gyre.workloads.gang.alignment`);
+- *somebody serves the newest version*: a gang that was brought up publishes the ledger's last step again unless the
+  rank that published it is one of its own. Instances may have nobody else to fetch that version from, and without it
+  they generate nothing, so no newer version comes.
 
-Invariant *somebody serves the newest version*: a gang that was brought up publishes the ledger's last step again unless
-the rank that published it is one of its own. Instances may have nobody else to fetch that version from, and without it
-they generate nothing, so that no newer one comes.
-
-This module must not know how micro-batches are made, or what runs beside the gang.
+This module must not know how micro-batches are made, or how samples are generated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from gyre.workloads.gang.alignment import muster
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import newest_copy
-from gyre.workloads.trainer.group_state import GroupState
+from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
@@ -36,40 +36,42 @@ from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
 END_WITHIN_S = 10.0
-"""For ranks to let go of what they keep: they have nothing else to do, or are stuck, and the job's result waits."""
+"""Deadline for the ranks to forget what they keep in memory, at the end of a job. They have nothing else to do then, or
+are stuck, and the job's result waits for them."""
 
-Blame = Callable[[Member, str, Failure], None]
+ReportFailure = Callable[[Member, str, Failure], None]
 
 
 class GangLifecycle:
-    """`leader` is whose weights go out, `followers` are trained beside it. `blame` tells of a failed call."""
+    """`leader` is the learner whose weights are published, `auxiliary` are the others. `report_failure(member,
+    operator, failure)` reports a failed call."""
 
     def __init__(
         self,
         runtime: Any,
-        book: GroupState,
+        groups: GroupState,
         *,
         leader: Learner,
-        followers: Sequence[Learner],
+        auxiliary: Sequence[Learner],
         checkpoints: Checkpoints,
         policies: ServedPolicies,
         steps: OptimizerSteps,
-        keeps_initial: bool,
-        blame: Blame,
+        keeps_initial_policy: bool,
+        report_failure: ReportFailure,
     ) -> None:
         self._runtime = runtime
         self._run = runtime.spec.run
-        self._book = book
-        self._leader = leader
-        self._followers = {follower.role: follower for follower in followers}
+        self._groups = groups
+        self._leading_learner = leader
+        self._auxiliary_learners = {learner.role: learner for learner in auxiliary}
         self._checkpoints = checkpoints
         self._policies = policies
         self._steps = steps
-        self._keeps_initial = keeps_initial
-        self._blame = blame
+        self._keeps_initial_policy = keeps_initial_policy
+        self._report_failure = report_failure
         self._find_copy = partial(newest_copy, runtime.context.directory)
-        self._restoring = Recovery(
-            book,
+        self._recovery = Recovery(
+            groups,
             timeout_s=self._run.call_timeout_s,
             takes_weights=self._run.lost_checkpoint == "weights",
             find_copy=self._find_copy,
@@ -77,118 +79,126 @@ class GangLifecycle:
         )
         self._failures = 0
         self._not_before = 0.0
-        self.gang: Gang | None = None
-        """The leader's ranks; None while any learner's are not all there."""
-        self._beside: dict[str, Gang] = {}
+        self.leader: Gang | None = None
+        """The leading learner's gang; None while a rank of any learner is missing."""
+        self._auxiliary: dict[str, Gang] = {}
 
     # -- coming and going ---------------------------------------------------------------------------
 
     def form(self) -> bool:
-        """Try, where there is none. True where one was formed and brought up."""
-        if self.gang is not None or time.monotonic() < self._not_before:
+        """Form the gangs where every rank runs, and bring them up. Whether there are new gangs now."""
+        if self.leader is not None or time.monotonic() < self._not_before:
             return False
         runtime = self._runtime
-        whole: dict[str, list[Member]] = {}
-        for role in (self._leader.role, *self._followers):
+        complete: dict[str, list[Member]] = {}
+        for role in (self._leading_learner.role, *self._auxiliary_learners):
             members = runtime.membership.complete(role)
             if members is None:
                 return False
-            whole[role] = members
+            complete[role] = members
         number = next(runtime.gang_numbers)
         gangs = {
             role: Gang(number, role, tuple(members), runtime.membership, runtime.transport, runtime.waiting)
-            for role, members in whole.items()
+            for role, members in complete.items()
         }
-        gang = gangs.pop(self._leader.role)
-        self._beside = beside = gangs
+        leader = gangs.pop(self._leading_learner.role)
+        self._auxiliary = gangs
         try:
-            for each in (gang, *beside.values()):
-                muster(each, timeout_s=self._run.call_timeout_s)
-            self._bring_up(gang)
-            if self._book.checkpoint_step != self._book.step:
-                self.checkpoint_if_due(gang)  # one that an earlier gang or trainer did not live to write
+            for gang in (leader, *self._auxiliary.values()):
+                muster(gang, timeout_s=self._run.call_timeout_s)
+            self._bring_up(leader)
+            if self._groups.checkpoint_step != self._groups.step:
+                self.checkpoint_if_due(leader)  # one that an earlier gang or trainer did not live to write
         except GangLost as lost:
             self.drop(lost)
             return False
-        self.gang = gang
+        self.leader = leader
         self._steps.begin_clock()
         return True
 
     def gang_of(self, role: str) -> Gang | None:
-        """The ranks of a learner, while all learners' are there."""
-        return self.gang if self.gang is None or role == self._leader.role else self._beside[role]
+        """The gang of a learner; None while a rank of any learner is missing."""
+        if self.leader is None or role == self._leading_learner.role:
+            return self.leader
+        return self._auxiliary[role]
 
     def is_current(self) -> bool:
-        """Whether nobody has left; also where there is no gang."""
-        return self.gang is None or all(gang.is_current() for gang in (self.gang, *self._beside.values()))
+        """Whether every rank of the gangs still runs; True where there are no gangs."""
+        return self.leader is None or all(gang.is_current() for gang in self._gangs())
+
+    def _gangs(self) -> tuple[Gang, ...]:
+        return () if self.leader is None else (self.leader, *self._auxiliary.values())
 
     def drop(self, lost: GangLost) -> None:
-        self.gang = None
+        """The gangs cannot go on. Where a rank failed, the next ones are formed after a pause."""
+        self.leader = None
         self._checkpoints.give_up()
         self._not_before = 0.0
         if lost.blamed is not None:
             self._failures += 1
             self._not_before = time.monotonic() + pause_s(self._failures)
-            self._blame(*lost.blamed)
+            self._report_failure(*lost.blamed)
 
-    def step_was_good(self) -> None:
-        """Only when all of a step is done: what fails may come after calls that succeed."""
+    def step_succeeded(self) -> None:
+        """A whole step is done, so the next failure is a first one. A call that succeeds is not enough: a step may fail
+        in a later call every time."""
         self._failures = 0
 
-    def checkpoint_if_due(self, gang: Gang) -> None:
-        """And commit an earlier one, if it is written by now. The last one of the job is waited for."""
-        last = self._book.step == self._run.steps
+    def checkpoint_if_due(self, leader: Gang) -> None:
+        """Begin a checkpoint where the last step is due one, and commit an earlier one that is written by now. The last
+        checkpoint of the job is complete when this returns."""
+        last = self._groups.step == self._run.steps
         self._checkpoints.settle(wait=last)
-        if last or self._book.step % self._run.checkpoint_every == 0:
-            self._checkpoints.write(gang, self._beside, wait=last)
+        if last or self._groups.step % self._run.checkpoint_every == 0:
+            self._checkpoints.write(leader, self._auxiliary, wait=last)
 
-    def checkpoint(self, gang: Gang) -> None:
-        """Written when this returns."""
-        self._checkpoints.write(gang, self._beside, wait=True)
+    def checkpoint(self, leader: Gang) -> None:
+        """Checkpoint the last step; the checkpoint is complete when this returns."""
+        self._checkpoints.write(leader, self._auxiliary, wait=True)
 
     def end(self) -> None:
-        """The job ends here, its last state on the disk: what ranks keep in memory goes. Raises GangLost."""
+        """The job ends with its last state on disk: let the ranks forget what they keep in memory. Raises GangLost."""
         until = time.monotonic() + END_WITHIN_S
-        for gang in (self.gang, *self._beside.values()) if self.gang is not None else ():
+        for gang in self._gangs():
             states = gang.call("state", timeout_s=until - time.monotonic())
             if all(state.get("memory") for state in states):
                 gang.call("forget_memory", timeout_s=until - time.monotonic())
 
-    # -- from whatever state to the ledger's --------------------------------------------------------
+    # -- from any state to the ledger's --------------------------------------------------------------
 
-    def _bring_up(self, gang: Gang) -> None:
-        book, timeout_s = self._book, self._run.call_timeout_s
-        if book.checkpoint_step is None or book.checkpoint_path is None:
-            gang.call("warm_start", timeout_s=timeout_s)
-            if self._keeps_initial:
-                self._policies.keep_initial(gang)
+    def _bring_up(self, leader: Gang) -> None:
+        groups, timeout_s = self._groups, self._run.call_timeout_s
+        if groups.checkpoint_step is None or groups.checkpoint_path is None:
+            leader.call("warm_start", timeout_s=timeout_s)
+            if self._keeps_initial_policy:
+                self._policies.keep_initial(leader)
                 self._policies.serve_initial()
-            for role, beside in self._beside.items():
-                self._begin_with_policy(self._followers[role], beside)
-            self.checkpoint(gang)
+            for role, gang in self._auxiliary.items():
+                self._begin_with_policy(self._auxiliary_learners[role], gang)
+            self.checkpoint(leader)
         else:
-            found = book.checkpoint_path, book.checkpoint_step
-            at = self._catch_up(self._leader, gang, *found, book.step)
-            for role, beside in self._beside.items():
-                self._catch_up(self._followers[role], beside, found[0] / role, found[1], at, exactly=True)
-            if at == book.step + 1:
+            path, step = groups.checkpoint_path, groups.checkpoint_step
+            at = self._catch_up(self._leading_learner, leader, path, step, groups.step)
+            for role, gang in self._auxiliary.items():
+                self._catch_up(self._auxiliary_learners[role], gang, path / role, step, at, exactly=True)
+            if at == groups.step + 1:
                 # The optimizer stepped, but the trainer died before the ledger had it.
-                method = self._leader.pace.method
-                again = gang.call(
+                method = self._leading_learner.apply_op.method
+                again = leader.call(
                     method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
                 )
-                self._steps.ended(gang, again[0])
-                self.checkpoint_if_due(gang)
-            if not book.checkpoint_path.is_dir():
-                self.checkpoint(gang)  # the next death would find nothing on the disk
+                self._steps.leader_stepped(leader, again[0])
+                self.checkpoint_if_due(leader)
+            if not groups.checkpoint_path.is_dir():
+                self.checkpoint(leader)  # the next death would find nothing on the disk
         self._policies.serve_initial()
-        for each in (gang, *self._beside.values()):
-            each.call("begin", book.step + 1, timeout_s=timeout_s)
+        for gang in (leader, *self._auxiliary.values()):
+            gang.call("begin", groups.step + 1, timeout_s=timeout_s)
         published = self._policies.published
-        if published is None or published.version < book.step:
-            self._publish_last(gang)
-        elif not self._policies.are_served(gang):
-            self._publish_again(gang)
+        if published is None or published.version < groups.step:
+            self._publish_last(leader)
+        elif not self._policies.are_served(leader):
+            self._publish_again(leader)
 
     def _publish_last(self, gang: Gang) -> None:
         manifest, buffer = self._export(gang)
@@ -210,24 +220,26 @@ class GangLifecycle:
             except OtherBytes as error:
                 problem = str(error)
         copy = self._find_copy()
-        if copy is None or copy.version < self._book.step:
+        if copy is None or copy.version < self._groups.step:
             self._diverged(gang, f"{problem}; no instance has that version any more")
 
     def _export(self, gang: Gang) -> tuple[dict[str, Any], bytes]:
         exported: tuple[dict[str, Any], bytes] = gang.call_rank0(
-            "export_weights", version=self._book.step, timeout_s=self._run.call_timeout_s
+            "export_weights", version=self._groups.step, timeout_s=self._run.call_timeout_s
         )
         return exported
 
     def _problem_with(self, manifest: dict[str, Any]) -> str:
         """How the weights that were brought up differ from those that the ledger knows; "" where they do not."""
-        step, known = self._book.step, self._book.digests.get(self._book.step)
+        step, known = self._groups.step, self._groups.digests.get(self._groups.step)
         if known is None or known == manifest["checksum"]:
             return ""
         return f"replaying step {step} gave weights {manifest['checksum']}, the ledger has {known}"
 
     def _diverged(self, gang: Gang, problem: str) -> None:
-        self._blame(gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False))
+        self._report_failure(
+            gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False)
+        )
 
     def _begin_with_policy(self, learner: Learner, gang: Gang) -> None:
         initial = self._policies.initial
@@ -244,44 +256,45 @@ class GangLifecycle:
         *,
         exactly: bool = False,
     ) -> int:
-        """Bring the ranks to step `target`, or leave them one further unless it is to be `exactly` that; returns where
-        they are. Their state comes from elsewhere (`gyre.workloads.trainer.learning.recovery`) only where they
-        cannot go on from where
-        they stand: ranks that are at no step may be new ones, with another beginning."""
+        """Bring the ranks to step `target`; unless `exactly`, leave them where they are one step further. Returns the
+        step that they are at. Their state is restored (`gyre.workloads.trainer.learning.recovery`) only where they
+        cannot go on from their own: ranks at step 0 may be new ones that began differently."""
         timeout_s = self._run.call_timeout_s
         states = gang.call("state", timeout_s=timeout_s)
         steps = {state["step"] for state in states}
         living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
         at: int = max(steps)
         goes_on = living and max(checkpoint_step, 1) <= at <= target + (not exactly)
-        self._restoring.tell_earlier(gang, at if goes_on else None)
+        self._recovery.report_earlier(gang, at if goes_on else None)
         if not goes_on:
-            at = self._restoring.restore(
+            at = self._recovery.restore(
                 gang,
                 states,
                 checkpoint,
                 checkpoint_step,
                 at_most=target + (not exactly),
-                has_copies=learner is self._leader and not self._followers,
+                has_copies=learner is self._leading_learner and not self._auxiliary_learners,
             )
         for step in range(at + 1, target + 1):
             self._replay(learner, gang, step)
         return max(at, target)
 
     def _replay(self, learner: Learner, gang: Gang, step: int) -> None:
-        """Train a step again that the restored checkpoint does not cover: same groups, same micro-batches."""
-        book, timeout_s = self._book, self._run.call_timeout_s
+        """Train a step again that the restored state lacks: the same groups in the same micro-batches."""
+        groups, timeout_s = self._groups, self._run.call_timeout_s
         gang.call("begin", step, timeout_s=timeout_s)
-        batches = book.batches[step]
+        batches = groups.batches[step]
         for batch in batches:
-            per_rank = [(share,) for share in book.shares(batch, gang.size)]
-            futures = gang.submit(learner.taker.method, per_rank, _gyre_step=step, _gyre_index=batch.index)
-            gang.gather(learner.taker.method, futures, timeout_s=timeout_s)
+            per_rank = [(share,) for share in groups.shares(batch, gang.size)]
+            futures = gang.submit(
+                learner.accumulate_op.method, per_rank, _gyre_step=step, _gyre_index=batch.index
+            )
+            gang.gather(learner.accumulate_op.method, futures, timeout_s=timeout_s)
         gang.call(
-            learner.pace.method,
+            learner.apply_op.method,
             _gyre_step=step,
             _gyre_indices=len(batches),
-            _gyre_group_ids=book.ids_of(step),
+            _gyre_group_ids=groups.ids_of(step),
             timeout_s=timeout_s,
         )
         self._runtime.context.progress.tick(replayed_step=step)

@@ -1,83 +1,90 @@
-"""The end of an optimizer step: the ledger first, then the weights go out.
+"""The end of an optimizer step: it is recorded in the ledger, reported, and its weights are published.
 
 Invariant *a step is in the ledger before its weights are out*: no policy version is served that a restart could lose.
 
-This module must not know how a step was put together.
+This module must not know how a step was assembled.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Gang
-from gyre.workloads.trainer.group_state import GroupState
+from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 
 
 class OptimizerSteps:
-    """`report` tells the journal of an event."""
+    """`report` sends an event to the journal."""
 
     def __init__(
-        self, book: GroupState, policies: ServedPolicies, *, timeout_s: float, report: Callable[..., None]
+        self, groups: GroupState, policies: ServedPolicies, *, timeout_s: float, report: Callable[..., None]
     ) -> None:
-        self._book = book
+        self._groups = groups
         self._policies = policies
         self._timeout_s = timeout_s
         self._report = report
         self._last_at = time.monotonic()
         self.metrics: dict[str, Any] = {}
-        """Of the last step that this trainer ended."""
+        """The metrics of the last step that this trainer ended."""
         self.tokens_per_s = 0.0
-        self._beside: dict[str, Any] = {}
+        self._auxiliary_metrics: dict[str, Any] = {}
 
     def begin_clock(self) -> None:
-        """The gang is ready: what went before was not training."""
+        """Time the next step from now on: the gang is ready, and the time before was not training."""
         self._last_at = time.monotonic()
 
-    def tell_earlier(self) -> None:
-        """The last steps of earlier trainers, which may not have lived to be heard. The master knows which it has."""
-        for step, told in self._book.last_metrics.items():
-            self._report("StepCompleted", step=step, version=step, metrics=told, again=True)
-        self._book.last_metrics = {}
+    def report_earlier(self) -> None:
+        """Report the last steps of earlier trainers again, which may have died before the master heard of them. The
+        master ignores those that it has."""
+        for step, metrics in self._groups.earlier_metrics.items():
+            self._report("StepCompleted", step=step, version=step, metrics=metrics, again=True)
+        self._groups.earlier_metrics = {}
 
-    def beside(self, role: str, metrics: dict[str, Any]) -> None:
-        """A gang beside the leading one has stepped; its metrics are told with the step's, as `role_…`."""
-        self._beside |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}
+    def auxiliary_stepped(self, role: str, metrics: dict[str, Any]) -> None:
+        """An auxiliary gang has stepped. Its metrics are reported with the step's, as `role_…`."""
+        self._auxiliary_metrics |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}
 
-    def ended(self, gang: Gang, metrics: dict[str, Any]) -> None:
-        """The optimizer has stepped. Raises as the gang's calls, and Fenced."""
-        book = self._book
-        step = book.step + 1
+    def leader_stepped(self, gang: Gang, metrics: dict[str, Any]) -> None:
+        """The leader's optimizer has stepped, after those of the auxiliary gangs: record, report and publish the step.
+        Raises like the gang's calls, and Fenced."""
+        step = self._groups.step + 1
         manifest, buffer = gang.call_rank0("export_weights", version=step, timeout_s=self._timeout_s)
-        groups = [book.groups[group_id] for group_id in book.ids_of(step)]
-        lag = [step - 1 - group.versions[0] for group in groups if group.versions is not None]
-        ages = sum(
-            (step - 1 - run.version) * (run.end - run.start)
-            for group in groups
-            for sample in group.samples
-            for run in sample.versions
-        )
+        trained = [self._groups[group_id] for group_id in self._groups.ids_of(step)]
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
-        tokens = sum(group.token_count for group in groups)
+        tokens = sum(group.token_count for group in trained)
         rate = tokens / max(seconds, 1e-9)
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
-        told = {
+        reported = {
             **{
                 key: value
-                for key, value in (metrics | self._beside).items()
+                for key, value in (metrics | self._auxiliary_metrics).items()
                 if isinstance(value, int | float) and math.isfinite(value)
             },
             "tokens": tokens,
             "seconds": seconds,
-            "staleness_max": max(lag, default=0),
-            "staleness_mean": ages / max(tokens, 1),
+            **_staleness_of(trained, step),
         }
-        self._beside = {}
-        book.trained(step, manifest["checksum"], told)
-        self.metrics = told
-        self._report("StepCompleted", step=step, version=step, metrics=told)
+        self._auxiliary_metrics = {}
+        self._groups.record_trained(step, manifest["checksum"], reported)
+        self.metrics = reported
+        self._report("StepCompleted", step=step, version=step, metrics=reported)
         self._policies.publish(gang, manifest, buffer)
+
+
+def _staleness_of(trained: Sequence[Group], step: int) -> dict[str, float]:
+    """By how many versions the step's policy was ahead of the oldest token, and of a token on average."""
+    lag = [step - 1 - group.versions[0] for group in trained if group.versions is not None]
+    ages = sum(
+        (step - 1 - run.version) * (run.end - run.start)
+        for group in trained
+        for sample in group.samples
+        for run in sample.versions
+    )
+    tokens = sum(group.token_count for group in trained)
+    return {"staleness_max": max(lag, default=0), "staleness_mean": ages / max(tokens, 1)}

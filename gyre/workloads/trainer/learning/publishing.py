@@ -1,11 +1,11 @@
-"""The policies that may be served: the newest published one, and the one that training began with.
+"""The policies that are served: the newest published one, and the one that training began with.
 
 Invariants:
-- *the version never falls*: what is published again, because its publisher died or a new trainer has nothing to hand
-  out, is told to the journal once;
+- *the version never falls*: the journal hears of each version once, also where it is published again because its
+  publisher died or because a new trainer has nothing to serve;
 - *one number, one policy*: a version is published again with the bytes that it had, or not at all.
 
-This module must not know when a policy is due.
+This module must not know when a policy is published.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INITIAL_POLICY = "initial_policy.msgpack"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A policy version that may be served, and what stands for its weights in calls."""
+    """A policy version that is served. `bundle` stands for its weights in calls."""
 
     version: int
     checksum: str
@@ -35,8 +35,8 @@ class Published:
 
     @property
     def identity(self) -> tuple[int, str]:
-        """Both: a step without gradient makes a new version of the same bytes, and a replay that diverged
-        would make other bytes of the same version."""
+        """Version and checksum, since neither is enough: a step without gradient makes a new version of the same bytes,
+        and a replay that diverged makes other bytes of the same version."""
         return self.version, self.checksum
 
 
@@ -45,7 +45,7 @@ class OtherBytes(Exception):
 
 
 class ServedPolicies:
-    """`report` tells the journal of an event; `plane` is the rollout plane where there is one."""
+    """`report` sends an event to the journal; `plane` is the rollout plane where there is one."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ServedPolicies:
     ) -> None:
         self.published: Published | None = None
         self.initial: Published | None = None
-        """What training began with, for reference models; kept in a file, for the actor moves on."""
+        """The policy that training began with, for reference models; kept in a file, since the actor moves on."""
         self._file = directory / INITIAL_POLICY
         self._transport = transport
         self._report = report
@@ -67,11 +67,11 @@ class ServedPolicies:
         self._publisher: Member | None = None
         """The rank that instances fetch the newest version from, where there is a rollout plane."""
         self._served_checksum = ""
-        """Of that version as instances get it."""
+        """The checksum of that version as instances get it."""
 
     def are_served(self, gang: Gang) -> bool:
-        """Whether the newest version outlives the gangs before this one. What a call carries lies with the trainer;
-        what instances fetch lies with the rank that published it, and goes with its process."""
+        """Whether the newest version outlived the gang before `gang`. The weights that calls carry are with the
+        trainer; those that instances fetch are with the rank that published them, and go with its process."""
         return self._plane is None or self._publisher == gang.members[0]
 
     def publish(self, gang: Gang, manifest: dict[str, Any], buffer: bytes) -> None:
@@ -103,7 +103,8 @@ class ServedPolicies:
             )
 
     def keep_initial(self, gang: Gang) -> None:
-        """Before the first checkpoint commits, so that whoever finds that one finds this too."""
+        """Save the initial policy. Called before the first checkpoint commits, so that whoever finds a checkpoint finds
+        this file too."""
         bundle = gang.call_rank0("export_weights", version=0, timeout_s=self._timeout_s)
         partial = self._file.with_suffix(".partial")
         partial.write_bytes(msgpack.packb(bundle))

@@ -1,18 +1,18 @@
-"""Where ranks that cannot go on from where they stand get their state back from. In this order:
+"""The sources that ranks are restored from, where they cannot go on from the state that they have. In this order:
 
-| source | what comes back | when |
+| source | what comes back | when it is used |
 | --- | --- | --- |
-| `memory` | all of it, of the last step that all ranks have in memory | that is no older than the checkpoint |
-| `disk` | all of it, of the last checkpoint; the steps since are trained again | it is there |
-| `instance` | weights, and an optimizer that has seen nothing | it is lost, and `run.lost_checkpoint` is `weights` |
+| `memory` | everything, of the last step that all ranks keep in memory | that step is not older than the checkpoint |
+| `disk` | everything, of the last checkpoint; later steps are trained again | the checkpoint exists |
+| `instance` | the weights; the optimizer begins anew | the checkpoint is lost and `run.lost_checkpoint` is `weights` |
 
 Invariants:
-- *never a mixture*: a source gives all ranks a state of one step, or is not used;
-- *nothing is lost in silence*: which source it was is an event, `GangRestored`, and stands in the incident; a lost
-  optimizer is an incident of its own;
-- *told once*: also where the trainer dies in between, or before the master has heard of it. The ledger knows of it
-  before anything is done to the ranks; a later trainer finds out how it ended and tells it again, by its number, of
-  which the master takes one.
+- *never a mixture*: a source gives all ranks the state of one step, or is not used;
+- *nothing is lost in silence*: the event `GangRestored` names the source, and the incident shows it; a lost optimizer
+  is an incident of its own;
+- *reported once*: also where the trainer dies during a restore, or before the master has heard of it. The ledger has
+  the restore before the ranks are changed. A later trainer finds out how it ended and reports it again under the same
+  number, which the master accepts once.
 
 This module must not know how ranks keep or read a state.
 """
@@ -28,19 +28,19 @@ from typing import Any
 from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy
-from gyre.workloads.trainer.group_state import GroupState
+from gyre.workloads.trainer.groups.group_state import GroupState
 
 COPY_WITHIN_S = 30.0
-"""For an instance to be found that has the weights: those that live are connected within seconds."""
+"""Deadline for finding an instance that has the weights. Instances that live are connected within seconds."""
 
 
 class Recovery:
-    """`find_copy()` is the newest policy version that instances have; None where there is none. `report` tells the
-    journal of an event."""
+    """`find_copy()` returns the newest policy version that instances have, or None. `report` sends an event to the
+    journal."""
 
     def __init__(
         self,
-        book: GroupState,
+        groups: GroupState,
         *,
         timeout_s: float,
         takes_weights: bool,
@@ -48,25 +48,26 @@ class Recovery:
         report: Callable[..., None],
         copy_within_s: float = COPY_WITHIN_S,
     ) -> None:
-        self._book = book
+        self._groups = groups
         self._timeout_s = timeout_s
         self._takes_weights = takes_weights
         self._find_copy = find_copy
         self._report = report
         self._copy_within_s = copy_within_s
-        self._told: set[int] = set()
-        """The numbers of what this trainer has told."""
+        self._reported: set[int] = set()
+        """The numbers of the restores that this trainer has reported."""
 
-    def tell_earlier(self, gang: Gang, at: int | None) -> None:
-        """Tell what an earlier trainer may not have lived to tell. `at` is the step of the ranks where they can go on
-        from it, None where they cannot. When a restore of these ranks began they could not: so it came to its end."""
-        last = self._book.restores.get(gang.role)
-        if last is None or last.number in self._told:
+    def report_earlier(self, gang: Gang, at: int | None) -> None:
+        """Report a restore that an earlier trainer may not have reported. `at` is the step of the ranks where they can
+        go on from it, None where they cannot. These ranks could not when their restore began, so if they can now, that
+        restore ended."""
+        last = self._groups.restores.get(gang.role)
+        if last is None or last.number in self._reported:
             return
         if last.step is None and at is not None and last.gang == gang.members[0][1]:
-            last = self._book.restored(last, at, None)
+            last = self._groups.record_restored(last, at, None)
         if last.step is not None:
-            self._tell(last)
+            self._report_restore(last)
 
     def restore(
         self,
@@ -78,13 +79,13 @@ class Recovery:
         at_most: int,
         has_copies: bool,
     ) -> int:
-        """Bring all ranks to one step beyond or at `checkpoint_step`, at most `at_most`; which. `states` are the ranks'
-        own; `has_copies`: the policy is these ranks' alone, so that instances have all that there is to train. Raises
-        as the gang's calls."""
+        """Bring all ranks to one step between `checkpoint_step` and `at_most`, and return it. `states` are what the
+        ranks answered to `state`. `has_copies` is whether the policy is all that the job trains, so that an instance
+        has everything worth restoring. Raises like the gang's calls."""
         began, why_not, at = time.monotonic(), "", None
 
         def begin(source: str) -> Restore:
-            return self._book.restoring(gang.role, gang.members[0][1], source, checkpoint_step)
+            return self._groups.record_restore_begun(gang.role, gang.members[0][1], source, checkpoint_step)
 
         if all(state.get("memory") for state in states):
             restore = begin("memory")
@@ -102,13 +103,13 @@ class Recovery:
                 if lost.blamed is None or not why_not:
                     raise
                 member, method, failure = lost.blamed
-                told = f"{failure.error}\nNo weights of an instance were taken instead: {why_not}."
-                raise GangLost((member, method, replace(failure, error=told))) from lost
-        self._tell(self._book.restored(restore, at, round(time.monotonic() - began, 3)))
+                error = f"{failure.error}\nNo weights of an instance were taken instead: {why_not}."
+                raise GangLost((member, method, replace(failure, error=error))) from lost
+        self._report_restore(self._groups.record_restored(restore, at, round(time.monotonic() - began, 3)))
         return at
 
-    def _tell(self, restore: Restore) -> None:
-        self._told.add(restore.number)
+    def _report_restore(self, restore: Restore) -> None:
+        self._reported.add(restore.number)
         self._report(
             "GangRestored",
             role=restore.role,
@@ -127,10 +128,10 @@ class Recovery:
         at: int | None = found[0]
         return at
 
-    # -- what instances have -------------------------------------------------------------------------
+    # -- the weights that instances have -------------------------------------------------------------------------
 
     def _wait_for_copy(self, gang: Gang, checkpoint_step: int) -> tuple[WeightCopy | None, str]:
-        """A copy that can be gone on from, or None and why."""
+        """A copy that the job can go on from, or None and the reason."""
         until = time.monotonic() + self._copy_within_s
         with gang.waiting():
             while True:
@@ -145,27 +146,28 @@ class Recovery:
     def _problem_with(self, copy: WeightCopy | None, checkpoint_step: int) -> str:
         if copy is None:
             return "no instance has a policy version"
-        step = self._book.step
+        step = self._groups.step
         if not checkpoint_step <= copy.version <= step:
             return (
                 f"instances have version {copy.version}, which this ledger, at step {step}, cannot go on from"
             )
         if copy.version < step and copy.newest > copy.version:
-            # The steps between would come out otherwise without the optimizer; a number stands for one policy.
+            # Without the optimizer the steps between would give other weights, and a version number stands for one
+            # policy.
             return f"version {copy.newest} was published, and instances have {copy.version} only"
         return ""
 
     def _from_copy(self, gang: Gang, copy: WeightCopy) -> int:
-        book = self._book
-        told: dict[str, Any] = {"version": copy.version, "checksum": copy.checksum}
+        groups = self._groups
+        served: dict[str, Any] = {"version": copy.version, "checksum": copy.checksum}
         sources = [(address, "") for address in copy.sources]
-        first = gang.call_rank0("fetch_weights", **told, sources=sources, timeout_s=self._timeout_s)
-        book.forget_digests(copy.version)  # of weights not rounded yet, or made by the optimizer that is lost
+        first = gang.call_rank0("fetch_weights", **served, sources=sources, timeout_s=self._timeout_s)
+        groups.forget_digests(copy.version)  # they are of weights before rounding, or of the lost optimizer's
         gang.call(
             "restore_weights",
-            **told,
+            **served,
             sources=[tuple(first), *sources],
-            trained=book.trained_by(copy.version),
+            trained=groups.trained_by(copy.version),
             timeout_s=self._timeout_s,
         )
         return copy.version

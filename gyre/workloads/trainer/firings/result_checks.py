@@ -1,7 +1,7 @@
-"""What an operator may return: a method of the user's may return anything, and the trainer must not fall over it.
+"""What an operator may return: a user's method may return anything, and the trainer must survive it.
 
-Each function gives a sentence, or None where the value can be taken. This module must not know of vertices or
-calls.
+Each function returns a sentence that says what is wrong, or None where the value is accepted. This module must not
+know of vertices or calls.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import Any
 
 from gyre.rollouts.samples import Group
 
+SCORE = "reward.score"
+"""The operator that gives samples their rewards."""
 
-def problem_with_groups(value: Any, given: Sequence[int], known: Mapping[int, Group]) -> str | None:
-    """`given` are the ids that the operator was given; `known` are the groups as they are so far."""
+
+def problem_with_groups(
+    operator: str, value: Any, given: Sequence[int], known: Mapping[int, Group]
+) -> str | None:
+    """`given` are the ids of the groups that the operator was given; `known` are the groups as they are so far."""
     if not isinstance(value, list) or not all(isinstance(group, Group) for group in value):
         return f"it returned {type(value).__name__}, expected the list of groups that it was given"
     ids = [group.id for group in value]
@@ -24,11 +29,17 @@ def problem_with_groups(value: Any, given: Sequence[int], known: Mapping[int, Gr
         count = len(known[group.id].samples)
         if count and len(group.samples) != count:
             return f"it returned {len(group.samples)} samples of group {group.id}, which has {count}"
+        missing = sum(sample.reward is None for sample in group.samples)
+        if operator == SCORE and missing:
+            return (
+                f"it returned group {group.id} without rewards: set sample.reward "
+                f"({missing} of {len(group.samples)} samples have none)"
+            )
     return None
 
 
 def problem_with_versions(value: Sequence[Group], oldest: int) -> str | None:
-    """Whether any token is of an older policy than that."""
+    """Whether any token is of a policy version older than `oldest`."""
     for group in value:
         if group.versions is not None and group.versions[0] < oldest:
             return f"group {group.id} has tokens of policy version {group.versions[0]}, permitted is {oldest} and newer"

@@ -1,7 +1,6 @@
-"""What the held-out set said of each policy version, kept in a file of the job so that a new trainer knows it too.
+"""The log of evaluations: a file of the job with one line for each policy version that was evaluated or left out.
 
-Invariant *told once*: of each version that was to be evaluated the file has one line: what came of it, or why nothing
-will.
+Invariant *one line a version*: the first result of a version, or the first reason why it has none, is final.
 
 This module must not know when an evaluation is due, or who makes it.
 """
@@ -15,12 +14,19 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Evaluations:
+class EvaluationLog:
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The results, in the order in which they came."""
+    """The results, in the order in which they arrived."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """Versions that have none and get none, with the reason."""
+    """The versions that will have no result, with the reason."""
+
+    @classmethod
+    def of(cls, directory: Path) -> EvaluationLog:
+        """The log in a job's directory, with what earlier trainers wrote."""
+        log = cls(directory / "evaluations.jsonl")
+        log.load()
+        return log
 
     def load(self) -> None:
         if not self.path.exists():
@@ -30,24 +36,24 @@ class Evaluations:
             try:
                 self._take(json.loads(line))
             except ValueError:
-                # Cut short by a kill: the evaluation is simply made again, on a line of its own.
+                # A kill cut the line short: the evaluation is made again, and written to a line of its own.
                 self.path.write_text("".join(line + "\n" for line in lines))
                 break
             lines.append(line)
 
     def is_settled(self, version: int) -> bool:
-        """Whether the version needs no evaluation, or none any more."""
+        """Whether the version has a result, or will have none."""
         return version in self.left_out or any(row["version"] == version for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> bool:
-        """`version`, `accuracy` and `count`. False where the version is settled already."""
+        """Write a result: `version`, `accuracy` and `count`. False where the version was settled already."""
         if self.is_settled(row["version"]):
             return False
         self._write(row)
         return True
 
     def leave_out(self, version: int, reason: str) -> bool:
-        """There is no result of the version. False where it is settled already."""
+        """Write that the version will have no result. False where it was settled already."""
         if self.is_settled(version):
             return False
         self._write({"version": version, "left_out": reason})

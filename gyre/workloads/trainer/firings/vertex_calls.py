@@ -1,9 +1,9 @@
-"""Calls to any one vertex of a role: who has room, and which policy it holds.
+"""Calls to any one vertex of a role: which vertex has room, and which policy it holds.
 
-Invariant *no old weights*: a vertex is given the newest version together with the call that needs it, and is believed
-to hold it only until a call of its fails.
+Invariant *no old weights*: a vertex is sent the newest version together with the call that needs it, and is taken to
+hold that version until one of its calls fails.
 
-This module must not know what is called, or what comes of it.
+This module must not know what is called, or what becomes of the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class VertexCalls:
         self._loaded: dict[Member, tuple[int, str]] = {}
 
     def free_member(self, role: str) -> Member | None:
-        """The running vertex of the role with the fewest calls on it, if one has room."""
+        """The running vertex of the role with the fewest calls, or None where every vertex has as many as it may."""
         members = self._membership.members(role)
         if not members:
             return None
@@ -38,7 +38,7 @@ class VertexCalls:
     def submit(
         self, member: Member, method: str, *args: Any, policy: Published | None = None, **kwargs: Any
     ) -> Future[Outcome]:
-        """The policy is sent along unless the vertex has it."""
+        """Call a vertex. The policy is sent along unless the vertex holds it."""
         if policy is not None and self._loaded.get(member) != policy.identity:
             kwargs["bundle"] = policy.bundle
             self._loaded[member] = policy.identity
@@ -46,8 +46,14 @@ class VertexCalls:
         return self._transport.submit(*member, method, *args, **kwargs)
 
     def ended(self, member: Member) -> None:
+        """A call to the vertex has ended, in whatever way."""
         self._in_flight[member] = max(0, self._in_flight.get(member, 0) - 1)
 
-    def distrust(self, member: Member) -> None:
-        """Something went wrong there: nobody knows which policy it holds."""
+    def failed(self, member: Member) -> None:
+        """A call that has ended failed, so it is unknown which policy the vertex holds."""
         self._loaded.pop(member, None)
+
+    def lost(self, member: Member) -> None:
+        """A call that has ended did so as if the vertex had died."""
+        self._membership.doubt(*member)
+        self.failed(member)

@@ -1,0 +1,73 @@
+"""Starts the firings that the graph's flow enables, and hands them to whoever runs them.
+
+Prompts are drawn here. Everything else is run by a `Runner`: one vertex of a role, all ranks of a gang, or the rollout
+plane. What the gangs train is not started here but in `gyre.workloads.trainer.learning.dispatch`; only the optimizer's
+step is a firing like any other.
+
+This module must not know how a firing is run, or what becomes of its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from gyre.graph.flow import Firing, Flow
+from gyre.graph.model import Dispatch, Operator
+from gyre.rollouts.samples import Group
+from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.job_graph import JobGraph
+from gyre.workloads.trainer.retries import Retries
+
+
+class Runner(Protocol):
+    def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
+        """Start as many of these firings of one operator as there is room for; their groups are for `step`."""
+
+
+class FiringScheduler:
+    """`step_optimizer(operator, firing)` starts a firing of a gang; `prompt(id)` returns the prompt of that number."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        flow: Flow,
+        groups: GroupState,
+        retries: Retries,
+        runners: Mapping[Dispatch, Runner],
+        *,
+        step_optimizer: Callable[[Operator, Firing], None],
+        prompt: Callable[[int], Group],
+    ) -> None:
+        self._graph = graph
+        self._flow = flow
+        self._groups = groups
+        self._retries = retries
+        self._runners = runners
+        self._step_optimizer = step_optimizer
+        self._prompt = prompt
+
+    def start_enabled(self, now: float) -> None:
+        """Start what may start at `now`, in monotonic seconds. Prompts that are drawn enable further firings."""
+        again = True
+        while again:
+            again = False
+            together: dict[tuple[str, int], list[Firing]] = {}
+            for firing in sorted(self._flow.enabled(), key=self._graph.urgency):
+                operator = self._graph.operators[firing.operator]
+                if operator.dispatch is Dispatch.CONTROLLER:
+                    self._draw(firing)
+                    again = True
+                elif operator.dispatch is Dispatch.GANG:
+                    self._step_optimizer(operator, firing)
+                elif self._retries.may((firing.operator, firing.index), now):
+                    step = self._graph.step_of(firing, self._groups.step)
+                    together.setdefault((firing.operator, step), []).append(firing)
+            for (ref, step), firings in together.items():
+                operator = self._graph.operators[ref]
+                self._runners[operator.dispatch].send(operator, firings, step)
+
+    def _draw(self, firing: Firing) -> None:
+        self._flow.start(firing)
+        self._groups.record_drawn([self._prompt(self._groups.id_at(slot)) for slot in firing.groups])
+        self._flow.complete(firing)

@@ -1,0 +1,115 @@
+"""Groups that are not trained as they are: replaced by a newly drawn prompt, or drawn again.
+
+| why | what becomes of the group |
+| --- | --- |
+| `poison`: nobody can generate it | it is quarantined, and a new prompt takes its slot |
+| `stale`: its tokens are too old | its prompt is answered again, or a new prompt takes its slot (`staleness.dropped`) |
+| `no_gradient`: all of its samples earned the same | a new prompt takes its slot (dynamic sampling) |
+
+Invariant *a fault of the job is not taken for one of its prompts*: without a step in between, only so many groups are
+given up before the run ends with the reason.
+
+This module must not know how groups are generated or trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gyre.errors import UserCodeError
+from gyre.graph.flow import Flow
+from gyre.rollouts.samples import Group
+from gyre.rollouts.trainer.arrival import ArrivalOrder
+from gyre.rollouts.trainer.staleness import Verdict
+from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.groups.micro_batches import NO_GRADIENT
+
+EVIDENCE_LENGTH = 4000
+"""Characters of the evidence that the event keeps; the ledger has all of it."""
+
+
+class Replacements:
+    """`prompt(id)` returns the prompt of that number; `refs_before_training` are the operators that a group passes
+    before it is scored; `report` sends an event to the journal."""
+
+    def __init__(
+        self,
+        groups: GroupState,
+        flow: Flow,
+        *,
+        refs_before_training: Sequence[str],
+        arrival: ArrivalOrder | None,
+        redraw_stale: bool,
+        dynamic_sampling: int,
+        tokens_discarded: dict[str, int],
+        prompt: Callable[[int], Group],
+        report: Callable[..., None],
+    ) -> None:
+        self.tokens_discarded = tokens_discarded
+        """Tokens that were not trained on, by reason, of this trainer and those before it."""
+        self._groups = groups
+        self._flow = flow
+        self._refs_before_training = refs_before_training
+        self._arrival = arrival
+        self._redraw_stale = redraw_stale
+        self._dynamic_sampling = dynamic_sampling
+        self._prompt = prompt
+        self._report = report
+        self._quarantined_at: list[int] = []
+        """The step at which this trainer quarantined each group."""
+        self._without_gradient_at: list[int] = []
+        """The step at which this trainer replaced each group that had no gradient."""
+
+    @property
+    def too_many_quarantined(self) -> bool:
+        """Whether more than a step's groups were quarantined since the last step: that is not the prompts' fault."""
+        return self._quarantined_at.count(self._groups.step) > self._groups.per_step
+
+    def quarantine(self, group_id: int, *, evidence: str) -> Group:
+        """Nobody can generate this group. Returns the group that takes its slot."""
+        by = self._replace(group_id, reason="poison", evidence=evidence)
+        self._quarantined_at.append(self._groups.step)
+        return by
+
+    def drop(self, group_id: int, verdict: Verdict) -> None:
+        """A scored group is too old, or has no gradient. Raises UserCodeError where too many have none."""
+        slot = self._groups.slot_of(group_id)
+        if verdict is NO_GRADIENT:
+            self._replace(group_id, reason="no_gradient", evidence=verdict.reason)
+            self._check_dynamic_sampling()
+        elif self._redraw_stale:
+            tokens = self._groups.record_redrawn(group_id, reason="stale", evidence=verdict.reason)
+            self._count("stale", tokens)
+        else:
+            self._replace(group_id, reason="stale", evidence=verdict.reason)
+        for ref in self._refs_before_training:
+            self._flow.undo(ref, slot)
+
+    def _replace(self, group_id: int, *, reason: str, evidence: str) -> Group:
+        by = self._prompt(self._groups.cursor)
+        if self._arrival is not None:
+            self._arrival.forget(group_id)
+        tokens = self._groups.record_replaced(group_id, by, reason=reason, evidence=evidence)
+        self._count(reason, tokens)
+        self._report(
+            "GroupSetAside",
+            group=group_id,
+            replaced_by=by.id,
+            reason=reason,
+            tokens=tokens,
+            evidence=evidence[:EVIDENCE_LENGTH],
+        )
+        return by
+
+    def _count(self, reason: str, tokens: int) -> None:
+        self.tokens_discarded[reason] = self.tokens_discarded.get(reason, 0) + tokens
+
+    def _check_dynamic_sampling(self) -> None:
+        self._without_gradient_at.append(self._groups.step)
+        step, count = self._groups.step + 1, self._without_gradient_at.count(self._groups.step)
+        if count > self._dynamic_sampling * self._groups.per_step:
+            raise UserCodeError(
+                f"step {step}: of {count} groups all samples earned the same, more than "
+                f"run.dynamic_sampling ({self._dynamic_sampling}) times prompts_per_step.",
+                hint="The prompts are too easy or too hard for the policy, or the reward does not tell answers apart.",
+            )

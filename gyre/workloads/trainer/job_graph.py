@@ -1,0 +1,99 @@
+"""A job's graph as the trainer reads it: who learns, which firings a group passes, and what a firing is for.
+
+This module must not know of vertices, calls, the ledger or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gyre.config import JobSpec
+from gyre.graph import compile_job
+from gyre.graph.flow import Firing, Flow
+from gyre.graph.model import Dispatch, EdgeKind, Operator
+from gyre.workloads.trainer.learning.learners import learners_of
+
+_MAKES_GROUPS = (Dispatch.ONE, Dispatch.SPREAD, Dispatch.PLANE)
+
+
+class JobGraph:
+    def __init__(self, spec: JobSpec) -> None:
+        """Raises GyreError where the graph has no learner whose weights go out, or several."""
+        self.dcg = dcg = compile_job(spec).dcg
+        self.operators = {operator.ref: operator for operator in dcg.operators}
+        self.leader, self.auxiliary = learners_of(dcg)
+        self.accumulate_op, self.apply_op = self.leader.accumulate_op, self.leader.apply_op
+        self.steps = spec.run.steps
+        self.per_step = spec.run.prompts_per_step
+        self.in_order = spec.staleness.policy == "in_order"
+        """Whether a step trains the groups in its own slots, rather than those that are scored first."""
+        self.uses_plane = any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators)
+        self.keeps_initial_policy = any(operator.initial_policy for operator in dcg.operators)
+        self._scoring_edges = [e for e in dcg.into(self.accumulate_op.ref) if e.kind is EdgeKind.SAMPLES]
+        self.refs_before_training = [
+            operator.ref
+            for operator in dcg.operators
+            if operator.dispatch in _MAKES_GROUPS
+            and any(edge.kind is EdgeKind.SAMPLES for edge in dcg.into(operator.ref))
+        ]
+        """The operators that a group passes between being drawn and being scored."""
+
+    def flow(self) -> Flow:
+        return Flow(self.dcg, pace=self.apply_op.ref, count=self.steps)
+
+    # -- operators ----------------------------------------------------------------------------------
+
+    def takes_weights(self, operator: Operator) -> bool:
+        return any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
+
+    def ends_scoring(self, ref: str) -> bool:
+        """Whether the operator's results go to the training: what it returns may complete a group."""
+        return any(edge.source == ref for edge in self._scoring_edges)
+
+    @property
+    def evaluations(self) -> list[Operator]:
+        """The operators that take no groups: they evaluate a policy version."""
+        return [
+            operator
+            for operator in self.dcg.operators
+            if operator.dispatch is not Dispatch.GANG and not self._has_samples(operator)
+        ]
+
+    def _has_samples(self, operator: Operator) -> bool:
+        edges = (*self.dcg.into(operator.ref), *self.dcg.out_of(operator.ref))
+        return any(edge.kind is EdgeKind.SAMPLES for edge in edges)
+
+    # -- firings ------------------------------------------------------------------------------------
+
+    def step_of(self, firing: Firing, last_step: int) -> int:
+        """The step that the firing's groups are for; `last_step` where it has none."""
+        if not firing.groups:
+            return last_step
+        return firing.groups[0] // self.per_step + 1 if self.in_order else last_step + 1
+
+    def version_of(self, evaluation: Firing) -> int:
+        """The policy version that the evaluation is of: the one whose making enabled it."""
+        edge = self.dcg.into(evaluation.operator)[0]
+        tokens = (evaluation.index + 1) * edge.consume - edge.initial_tokens
+        return max(0, -(-tokens // edge.produce))
+
+    def urgency(self, firing: Firing) -> tuple[int, int]:
+        """The order in which enabled firings start: evaluations first, since they must see their own version; then in
+        the order of the groups."""
+        is_evaluation = not firing.groups and firing.operator != self.apply_op.ref
+        return (0 if is_evaluation else 1, firing.index)
+
+    def is_scored(self, flow: Flow, slot: int) -> bool:
+        """Whether every operator before the training has done its part for the group in this slot."""
+        return all(flow.is_done(edge.source, slot // edge.produce) for edge in self._scoring_edges)
+
+    def mark_scored(self, flow: Flow, drawn: int, unscored_slots: Sequence[int]) -> None:
+        """Mark the firings whose groups the ledger has: those of the first `drawn` slots but the unscored ones."""
+        evaluations = self.evaluations
+        for operator in self.dcg.operators:
+            if operator.dispatch is Dispatch.GANG or operator in evaluations:
+                continue
+            size = len(flow.firing(operator.ref, 0).groups)
+            open_firings = {slot // size for slot in unscored_slots}
+            done = (index for index in range(drawn // size) if index not in open_firings)
+            flow.mark_done(operator.ref, done)

@@ -1,0 +1,88 @@
+"""What happened while the loop waited: the messages that other threads put into its inbox, in the past tense.
+
+This module must not know what the loop does about them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyre.errors import GyreError, VertexLost
+from gyre.rollouts.samples import Group
+from gyre.workloads.gang.gang import Outcome
+from gyre.workloads.gang.spread import SpreadCall
+from gyre.workloads.trainer.firings.vertex_firings import VertexCall
+from gyre.workloads.trainer.learning.dispatch import GangCall
+from gyre.workloads.vertex.membership import Member
+
+
+@dataclass(frozen=True, slots=True)
+class VertexCallEnded:
+    """A call to one vertex returned, raised, or was lost with its vertex."""
+
+    call: VertexCall
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
+class GangCallEnded:
+    """One rank of a gang has ended a micro-batch or an optimizer's step."""
+
+    call: GangCall
+    rank: int
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadCallEnded:
+    """One rank of a gang has ended its share of a call that is spread over all of them."""
+
+    call: SpreadCall
+    rank: int
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsDelivered:
+    """The rollout plane delivered groups, for training or for an evaluation."""
+
+    purpose: str
+    groups: list[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsFailed:
+    """The rollout plane cannot generate some groups, or has failed for good."""
+
+    error: GyreError
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationScored:
+    """The reward role has scored an evaluation that the rollout plane generated, or failed to."""
+
+    version: int
+    member: Member
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChanged:
+    """The master announced other vertices than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesRegained:
+    """The rollout plane returned the devices that the trainer had lent."""
+
+
+Message = (
+    VertexCallEnded
+    | GangCallEnded
+    | SpreadCallEnded
+    | GroupsDelivered
+    | RolloutsFailed
+    | EvaluationScored
+    | MembershipChanged
+    | DevicesRegained
+)

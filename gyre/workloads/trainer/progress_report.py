@@ -1,0 +1,80 @@
+"""What the trainer reports of its run: the progress shown while it runs, and the result at its end.
+
+The keys of both are part of the product: the command line, the dashboard and users read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gyre.rollouts.trainer.sample_ledger import PromptAccount
+from gyre.workloads.trainer.evaluation.evaluations import Evaluations
+from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
+from gyre.workloads.trainer.learning.publishing import ServedPolicies
+
+
+class ProgressReport:
+    """`report_progress` shows values under their keys; `tokens_discarded` is by reason, and changes during the run."""
+
+    def __init__(
+        self,
+        groups: GroupState,
+        steps: OptimizerSteps,
+        policies: ServedPolicies,
+        evaluations: Evaluations,
+        tokens_discarded: Mapping[str, int],
+        *,
+        steps_planned: int,
+        report_progress: Callable[..., None],
+    ) -> None:
+        self._groups = groups
+        self._steps = steps
+        self._policies = policies
+        self._evaluations = evaluations
+        self._tokens_discarded = tokens_discarded
+        self._steps_planned = steps_planned
+        self._report_progress = report_progress
+
+    def report(self, waits: Mapping[str, float]) -> None:
+        """`waits` are the shares of time for which a role waited for another."""
+        groups, metrics, published = self._groups, self._steps.metrics, self._policies.published
+        rows = self._evaluations.rows
+        self._report_progress(
+            step=groups.step,
+            steps=self._steps_planned,
+            version=published.version if published else -1,
+            reward=metrics.get("reward_mean"),
+            accuracy=rows[-1]["accuracy"] if rows else None,
+            accuracy_first=rows[0]["accuracy"] if rows else None,
+            accuracy_version=rows[-1]["version"] if rows else None,
+            tokens=groups.tokens,
+            tokens_per_s=round(self._steps.tokens_per_s, 1),
+            step_s=metrics.get("seconds"),
+            staleness=metrics.get("staleness_max"),
+            staleness_mean=metrics.get("staleness_mean"),
+            groups_waiting=len(groups.scored),
+            groups_set_aside=groups.replaced_count,
+            tokens_discarded=dict(self._tokens_discarded),
+            waits=dict(waits),
+            checkpoint_step=groups.checkpoint_step,
+        )
+
+    def result(self, account: PromptAccount, *, stopped: bool) -> dict[str, Any]:
+        """The result of `fit()`, with the account of every prompt. A run that was `stopped` has untrained prompts that
+        are not lost."""
+        groups, rows = self._groups, self._evaluations.rows
+        untrained = account.drawn - account.trained - account.set_aside
+        return {
+            "steps": groups.step,
+            "prompts": account.drawn,
+            "prompts_lost": len(account.lost) if stopped else untrained,
+            "prompts_set_aside": account.set_aside,
+            "trained_twice": len(account.trained_twice),
+            "accuracy_first": rows[0]["accuracy"] if rows else None,
+            "accuracy_last": rows[-1]["accuracy"] if rows else None,
+            "tokens": groups.tokens,
+            "tokens_discarded": account.discarded,
+            "digest": groups.digests.get(groups.step, ""),
+        }
