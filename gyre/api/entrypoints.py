@@ -27,7 +27,8 @@ from pydantic import ValidationError
 from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import compile_job
-from gyre.graph.model import Dispatch
+from gyre.graph.model import Dcg, Dispatch
+from gyre.workloads.protocols import REQUIRED, PublishesModel, methods_of
 
 FILE_MODULE = "gyre_job_file_"
 """How the name of a module begins that was loaded from a file and not by its name."""
@@ -139,26 +140,49 @@ def check_entrypoints(spec: JobSpec) -> dict[str, type]:
     Raises ConfigError that names the role, the module and the original error.
     """
     compiled = compile_job(spec)
-    called: dict[str, list[str]] = {}
-    for operator in compiled.dcg.operators:
-        if operator.dispatch not in (Dispatch.CONTROLLER, Dispatch.PLANE):
-            called.setdefault(operator.role, []).append(operator.method)
     classes = {}
     for role, found in compiled.spec.roles.items():
         assert found.entrypoint is not None
-        cls = load_class(found.entrypoint, compiled.spec.python_path, path=f"roles.{role}.entrypoint")
-        methods = [*called.get(role, []), *(["fit"] if role == TRAINER else [])]
-        missing = [name for name in methods if not _defines(cls, name)]
+        classes[role] = load_class(
+            found.entrypoint, compiled.spec.python_path, path=f"roles.{role}.entrypoint"
+        )
+    for role, methods in _called(compiled.dcg, classes[TRAINER]).items():
+        missing = [name for name in methods if not _defines(classes[role], name)]
         if missing:
             shown = " and ".join(f"{name}()" for name in missing)
             why = f"recipe {spec.recipe!r} calls" if spec.recipe and missing != ["fit"] else "its role needs"
             raise ConfigError(
-                f"roles.{role}.entrypoint: {found.entrypoint} has no {shown}, which {why}.",
-                hint=f"Define {'them' if len(missing) > 1 else 'it'} in {cls.__name__}.",
+                f"roles.{role}.entrypoint: {compiled.spec.roles[role].entrypoint} has no {shown}, which {why}.",
+                hint=f"Define {'them' if len(missing) > 1 else 'it'} in {classes[role].__name__}"
+                + (
+                    f"; see {REQUIRED[role].__name__} in gyre.workloads.protocols."
+                    if role in REQUIRED
+                    else "."
+                ),
                 details={"missing": missing},
             )
-        classes[role] = cls
     return classes
+
+
+def _called(dcg: Dcg, trainer: type) -> dict[str, list[str]]:
+    """By role, the methods that are called: the graph's operators, and what the built-in trainer calls beside them."""
+    called: dict[str, dict[str, None]] = {TRAINER: {"fit": None}}
+    for operator in dcg.operators:
+        if operator.dispatch not in (Dispatch.CONTROLLER, Dispatch.PLANE):
+            called.setdefault(operator.role, {})[operator.method] = None
+    if dcg.recipe is not None and _is_built_in(trainer):
+        for role in called.keys() & REQUIRED.keys():
+            called[role] |= dict.fromkeys(methods_of(REQUIRED[role]))
+        if any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators):
+            called["actor"] |= dict.fromkeys(methods_of(PublishesModel))
+    return {role: list(methods) for role, methods in called.items()}
+
+
+def _is_built_in(trainer: type) -> bool:
+    """Whether it walks the graph itself, by subclass too."""
+    from gyre.workloads.trainer.loop import GraphTrainer
+
+    return issubclass(trainer, GraphTrainer)
 
 
 def load_class(entrypoint: Entrypoint, python_path: Iterable[str] = (), path: str = "entrypoint") -> type:
@@ -224,11 +248,11 @@ def _import_hint(error: BaseException, entrypoint: Entrypoint) -> str:
 
 
 def _defines(cls: type, name: str) -> bool:
-    """Whether a class has a method of its own, and not just the base's that says it is missing."""
-    from gyre.workloads.base import BaseTrainer
+    """Whether a class has a method of its own, and not just a base's that does nothing or says it is missing."""
+    from gyre.workloads.base import BaseTrainer, BaseWorkload
 
     found = getattr(cls, name, None)
-    return callable(found) and found is not BaseTrainer.__dict__.get(name)
+    return callable(found) and found not in (vars(BaseTrainer).get(name), vars(BaseWorkload).get(name))
 
 
 @contextmanager

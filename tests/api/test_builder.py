@@ -441,6 +441,44 @@ def test_class_without_the_recipes_operators_is_a_sentence(workers: str, tmp_pat
         check_entrypoints(spec)
 
 
+@pytest.mark.parametrize(
+    ("rollout", "missing"),
+    [
+        ("tests.workloads.toy_policy:ToyRollout", []),
+        ("gyre.workloads.rollout_vertices:RolloutInstance", ["publish_model"]),
+    ],
+    ids=["own rollouts", "rollout plane"],
+)
+def test_an_actor_for_the_built_in_trainer_has_all_of_its_protocol(rollout: str, missing: list[str]) -> None:
+    """Also what no operator of the graph is: without it the job would fail at its first checkpoint."""
+    from tests.workloads.toy_policy import toy_spec
+
+    roles = {"rollout": {"entrypoint": rollout, "total": 2}}
+    if missing:
+        with pytest.raises(ConfigError, match="ToyActor has no publish_model") as raised:
+            check_entrypoints(parse_job(toy_spec(roles=roles)))
+        assert raised.value.details["missing"] == missing
+        assert "gyre.workloads.protocols" in str(raised.value)
+    else:
+        check_entrypoints(parse_job(toy_spec(roles=roles)))
+    roles["actor"] = {"entrypoint": "gyre.workloads:BaseWorkload"}
+    with pytest.raises(ConfigError, match=r"has no accumulate\(\)") as raised:
+        check_entrypoints(parse_job(toy_spec(roles=roles)))
+    wanted = {
+        "warm_start",
+        "begin",
+        "accumulate",
+        "apply",
+        "state",
+        "export_weights",
+        "checkpoint",
+        "restore",
+    }
+    assert set(raised.value.details["missing"]) == wanted | set(missing), (
+        "a base's hook that does nothing counts"
+    )
+
+
 def test_class_of_a_file_is_loaded_from_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import dataclasses\n@dataclasses.dataclass\nclass W:\n    x: int = 3\n"
