@@ -87,7 +87,7 @@ class MeasuredManager(RolloutManager):
 
     def _write(self, batch: WriteBatch) -> None:
         first, self._first_at = self._first_at, None
-        tokens = sum(len(frame.tokens) for delta in batch.deltas for frame in delta.frames)
+        tokens = sum(len(frame.tokens) for delta in batch.deltas for frame in delta.reports)
         began = time.monotonic()
         super()._write(batch)
         now = time.monotonic()
@@ -196,7 +196,7 @@ class Plane:
             "wal_mib": wal.stat().st_size / 2**20 if wal.exists() else 0.0,
             "written_bytes": disk_bytes() - figures.written,
             "in_flight": sum(len(instance.held) for instance in manager.book.instances.values()),
-            "queued": manager.book.router.queued(),
+            "queued": len(manager.book.placement.queue),
             "samples_delivered": manager.book.account.samples_delivered,
             "events": self.events[-1000:] if self.options.get("events") else [],
         }

@@ -139,7 +139,7 @@ class Plane:
                 session.peer.transport.abort()  # type: ignore[attr-defined]
         if manager._trainer is not None:
             manager._trainer.transport.abort()  # type: ignore[union-attr]
-        manager.book._write_buffer.clear()
+        manager.book.take_batch()
         manager.weights.changed = False
         await manager.stop()
 

@@ -1,4 +1,4 @@
-"""The rollout plane's account, in tokens: `generated = delivered + in flight + discarded`.
+"""The rollout plane's token account: `generated = delivered + in flight + discarded`.
 
 This module must not know where tokens are.
 """
@@ -12,16 +12,18 @@ from typing import Any
 
 @dataclass(slots=True)
 class TokenAccount:
-    """In tokens. `generated` is counted where tokens come in, the others where they are, so a hole shows."""
+    """Counts tokens. `generated` is counted where tokens come in and the others where they end up, so that a hole
+    shows."""
 
     generated: int = 0
     delivered: int = 0
     discarded: Counter[str] = field(default_factory=Counter)
+    """By reason."""
     samples_delivered: int = 0
     samples_quarantined: int = 0
 
     def lost(self, reason: str, tokens: int) -> None:
-        """Tokens that were generated but never came in."""
+        """Count tokens that were generated but never came in."""
         if tokens > 0:
             self.generated += tokens
             self.discarded[reason] += tokens

@@ -1,9 +1,10 @@
-"""Which samples answer for an engine that died with them.
+"""Which samples are responsible for the death of an engine.
 
 Invariants:
-- *alone*: a sample is convicted only of a death that it was alone at, all others having got on there or been
-  convicted of nothing by it; among several, all that got nowhere are suspected and none is convicted;
-- *acquitted by progress*: a sample that got further than where an engine died with it did not kill that engine.
+- *alone*: a sample is convicted only of a death at which it was on trial and every other sample had got on; among
+  several that got nowhere all are suspected, and none is convicted;
+- *cleared by progress*: a sample that got further than where an engine died with it did not kill that engine;
+- *a cut is no death*: an incarnation that comes back had not died, and its samples are suspected as before.
 
 This module must not know where samples are tried, or what follows upon a conviction.
 """
@@ -12,44 +13,75 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.core.requests import FailureRecord, InFlightSample
 
-POISON_AFTER = 3
-"""Engines that died with a sample, or failed at it, before it is set aside."""
+QUARANTINE_AFTER = 3
+"""Engines that died with a sample, or failed at it, before it is quarantined."""
 
 CLEARED_AFTER_TOKENS = 64
-"""A sample that got so much further than where an engine died with it did not kill that engine. More than what is
-on its way between an engine and the book."""
+"""A sample that got this much further than where an engine died with it did not kill that engine. It is more than
+what is on its way between an engine and the manager."""
+
+REMEMBERED_INCARNATIONS = 256
+"""Lost incarnations that are remembered: the network may have been cut, and they come back."""
 
 
-def is_suspect(state: InFlightSample) -> bool:
-    """One death more, and it is set aside: it is tried alone."""
-    return state.deaths >= POISON_AFTER - 1
+def is_suspect(sample: InFlightSample) -> bool:
+    """Whether one death more quarantines it, so that it is tried alone."""
+    return sample.deaths >= QUARANTINE_AFTER - 1
 
 
-def acquit(state: InFlightSample) -> bool:
-    """Whether it had been suspected, and is not any more."""
-    if state.deaths and state.length > state.died_at + CLEARED_AFTER_TOKENS:
-        state.deaths, state.failed_at = 0, ""
+def clear(sample: InFlightSample) -> bool:
+    """Clear the sample if it got on. Returns whether it had been suspected, and is not any more."""
+    if sample.deaths and sample.length > sample.died_at + CLEARED_AFTER_TOKENS:
+        sample.deaths, sample.failed_at = 0, ""
         return True
     return False
 
 
-def strike(state: InFlightSample, failed_at: str, *, most: int = POISON_AFTER) -> bool:
-    """One more that died with it, or failed at it at the instance `failed_at`. Whether it is to be set aside."""
-    state.deaths = min(state.deaths + 1, most)
-    state.died_at, state.failed_at = state.length, failed_at
-    return state.deaths >= POISON_AFTER
+def record_failure(sample: InFlightSample, failed_at: str, *, most: int = QUARANTINE_AFTER) -> bool:
+    """Record that an engine died with it, or that the instance `failed_at` failed at it. Returns whether it is to be
+    quarantined."""
+    sample.deaths = min(sample.deaths + 1, most)
+    sample.died_at, sample.failed_at = sample.length, failed_at
+    return sample.deaths >= QUARANTINE_AFTER
 
 
-def blame(dead: Sequence[InFlightSample], suspect: InFlightSample | None) -> list[InFlightSample]:
-    """An engine died with these. If one of them was suspected already it answers for it, alone. Those that are to be
-    set aside."""
-    for state in dead:
-        acquit(state)
-    untested = [state for state in dead if state.length <= state.lent_at + CLEARED_AFTER_TOKENS]
-    if suspect is not None and is_suspect(suspect) and untested == [suspect]:
-        return [suspect] if strike(suspect, "") else []
-    for state in untested or dead:
-        strike(state, "", most=POISON_AFTER - 1)
+def record_engine_death(
+    dead: Sequence[InFlightSample], on_trial: InFlightSample | None
+) -> list[InFlightSample]:
+    """Record that an engine died with these. If one of them was on trial already, it alone may be responsible. Returns
+    those that are to be quarantined."""
+    for sample in dead:
+        clear(sample)
+    stuck = [sample for sample in dead if sample.length <= sample.length_at_lease + CLEARED_AFTER_TOKENS]
+    if on_trial is not None and is_suspect(on_trial) and stuck == [on_trial]:
+        return [on_trial] if record_failure(on_trial, "") else []
+    for sample in stuck or dead:
+        record_failure(sample, "", most=QUARANTINE_AFTER - 1)
     return []
+
+
+class LostIncarnations:
+    """What samples answered for before and after an incarnation was lost with them."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, dict[int, tuple[FailureRecord, FailureRecord]]] = {}
+
+    def add(
+        self, incarnation: str, samples: Sequence[InFlightSample], before: Sequence[FailureRecord]
+    ) -> None:
+        if len(self._records) >= REMEMBERED_INCARNATIONS:
+            del self._records[next(iter(self._records))]
+        self._records[incarnation] = {
+            sample.key: (earlier, sample.record) for sample, earlier in zip(samples, before, strict=True)
+        }
+
+    def came_back(self, incarnation: str, sample: InFlightSample) -> bool:
+        """The incarnation is back with the sample: nobody had died. Returns whether its record is another now; a
+        record that changed since then stands."""
+        before, after = self._records.get(incarnation, {}).pop(sample.key, (None, None))
+        if before is None or sample.record != after:
+            return False
+        sample.record = before
+        return True

@@ -1,4 +1,4 @@
-"""Groups that were asked for, and their samples on the way: plain state, which `Book` alone changes.
+"""Groups that were requested, and their samples on the way: plain state, which `OpenGroups` alone changes.
 
 This module must not know who generates, or how anything is stored.
 """
@@ -13,17 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.core.token_table import TokenTable
-from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.rollouts.protocol.frames import Request, refuse
+from gyre.rollouts.samples import Group, Sample, VersionRun, unpack_groups
+from gyre.rollouts.scheduling.fleet import PlacedSample
+from gyre.rollouts.token_log.records import RequestRecord
 
 KEPT_EVIDENCE = 3
-"""Of the last so many deaths of a sample it is kept what was said."""
+"""Number of failures of a sample, the last ones, whose evidence is kept."""
 
 INDEX_BITS = 16
-"""A sample's key is its request's number and, in the low bits, its index in the group."""
+"""A sample's key is the number of its request and, in the low bits, its index in the group."""
 
 
-class Record(NamedTuple):
-    """What a sample answers for: see `gyre.rollouts.core.quarantine`."""
+class FailureRecord(NamedTuple):
+    """How often a sample failed, and where last: see `gyre.rollouts.core.quarantine`."""
 
     deaths: int
     died_at: int
@@ -40,10 +43,10 @@ class InFlightSample:
         "failed_at",
         "finish",
         "index",
-        "instance",
         "key",
         "lease",
-        "lent_at",
+        "length_at_lease",
+        "placed",
         "request",
         "resets",
         "row",
@@ -56,11 +59,14 @@ class InFlightSample:
         """Where its tokens are."""
         self.index = index
         self.key = request.number << INDEX_BITS | index
+        self.placed = PlacedSample(
+            self.key, request.number, len(request.group.prompt_ids), request.max_new_tokens
+        )
+        """Where it is."""
         self.row = -1
         self.lease = 0
-        self.lent_at = 0
+        self.length_at_lease = 0
         """Its length when the lease began."""
-        self.instance: str | None = None
         self.finish = ""
         self.deaths = 0
         """Times that an engine died with it, or failed at it, while it got no further."""
@@ -71,7 +77,13 @@ class InFlightSample:
         self.evidence: tuple[str, ...] = ()
         """What was said each time."""
         self.resets = 0
-        """How often it was set aside and begun anew, with another seed."""
+        """How often it was quarantined and begun anew, with another seed."""
+
+    @property
+    def instance(self) -> str | None:
+        """The name of the instance that has it."""
+        holder = self.placed.holder
+        return holder.name if holder is not None else None
 
     @property
     def length(self) -> int:
@@ -91,24 +103,24 @@ class InFlightSample:
         self.table.correct(self.row, since, runs)
 
     @property
-    def record(self) -> Record:
-        return Record(self.deaths, self.died_at, self.failed_at)
+    def record(self) -> FailureRecord:
+        return FailureRecord(self.deaths, self.died_at, self.failed_at)
 
     @record.setter
-    def record(self, record: Record) -> None:
+    def record(self, record: FailureRecord) -> None:
         self.deaths, self.died_at, self.failed_at = record
 
     def add_evidence(self, said: str) -> None:
         self.evidence = (*self.evidence[-(KEPT_EVIDENCE - 1) :], said)
 
-    def clear(self) -> int:
-        """Forget the tokens; how many there were."""
+    def forget_tokens(self) -> int:
+        """Returns how many there were."""
         return self.table.clear(self.row)
 
 
 @dataclass(slots=True, eq=False)
 class GroupRequest:
-    """One group that was asked for. `number` grows with every request and names the group to agents."""
+    """One group that was requested. `number` grows with every request and names the group to agents."""
 
     number: int
     purpose: str
@@ -122,17 +134,49 @@ class GroupRequest:
     left: int = 0
     """Samples that are not finished."""
     seeds: list[int] = field(default_factory=list)
-    """Of each sample, as long as it was not begun anew; none before the first was asked for."""
+    """Each sample's seed, as long as it was not begun anew; empty before the first was asked for."""
 
     @property
     def max_new_tokens(self) -> int:
         return int(self.sampling["max_new_tokens"])
 
+    @property
+    def as_record(self) -> RequestRecord:
+        return RequestRecord(
+            self.purpose, self.group, self.n, self.sampling, self.seed, self.min_version, self.pinned
+        )
+
     def complete(self) -> Group:
         """The group with its samples; all are finished."""
         samples = []
-        for state in self.samples:
-            ids, logprobs = state.tokens()
-            runs = tuple(VersionRun(*run) for run in state.runs)
-            samples.append(Sample(ids, logprobs, runs, state.finish))
+        for sample in self.samples:
+            ids, logprobs = sample.tokens()
+            runs = tuple(VersionRun(*run) for run in sample.runs)
+            samples.append(Sample(ids, logprobs, runs, sample.finish))
         return Group(self.group.id, self.group.prompt_ids, self.group.meta, samples)
+
+
+def requested_groups(frame: Request) -> list[Group]:
+    """The groups that a frame requests. Raises FrameError where nobody could generate them."""
+    try:
+        groups = unpack_groups(frame.groups)
+    except ValueError as error:
+        raise refuse("invalid", f"request.groups: {error}") from None
+    limit = frame.sampling.get("max_new_tokens")
+    if type(limit) is not int or limit < 1:
+        raise refuse("invalid", f"request.sampling.max_new_tokens: {limit!r:.40}, expected a positive number")
+    for group in groups:
+        _check_group(group)
+    return groups
+
+
+def _check_group(group: Group) -> None:
+    if type(group.id) is not int or not -(2**63) <= group.id < 2**63:  # held-out prompts have negative ids
+        raise refuse("invalid", f"request.groups: {group.id!r:.40} is no group's id")
+    ids = group.prompt_ids
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise refuse(
+            "invalid", f"request.groups: group {group.id} has no prompt, or one that is no list of ids"
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= 2**31:
+        raise refuse("invalid", f"request.groups: group {group.id} has a token id out of range")

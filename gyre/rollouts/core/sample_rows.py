@@ -1,7 +1,7 @@
-"""Where the book keeps its samples: a row each, with columns that whole reports are checked against at once.
+"""The samples on their way as a table: a row each, with columns that whole reports are checked against at once.
 
-Invariant *a row is one sample's*: from `give` to `free`; what still comes under an earlier sample's lease is known by
-the lease.
+Invariant *a row is one sample's*: from `give` to `free`; what still comes for the sample before it is recognised by
+its lease.
 
 This module must not know what happens to samples.
 """
@@ -37,26 +37,26 @@ class SampleRows:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def give(self, state: InFlightSample) -> None:
+    def give(self, sample: InFlightSample) -> None:
         if not self._free:
             self._grow(2 * len(self.samples))
-        row = state.row = self._free.pop()
-        self.samples[row] = state
-        self.keys[row] = state.key
-        self.limits[row] = state.request.max_new_tokens
+        row = sample.row = self._free.pop()
+        self.samples[row] = sample
+        self.keys[row] = sample.key
+        self.limits[row] = sample.request.max_new_tokens
         self.deltas[row] = 0
-        self.lend(row, 0, 0)
+        self.lease_to(row, 0, 0)
 
-    def lend(self, row: int, lease: int, owner: int) -> None:
+    def lease_to(self, row: int, lease: int, owner: int) -> None:
         self.leases[row] = lease
         self.owners[row] = owner
 
-    def free(self, state: InFlightSample) -> None:
-        state.clear()
-        self.samples[state.row] = None
-        self.keys[state.row] = 0
-        self.lend(state.row, 0, 0)
-        self._free.append(state.row)
+    def free(self, sample: InFlightSample) -> None:
+        sample.forget_tokens()
+        self.samples[sample.row] = None
+        self.keys[sample.row] = 0
+        self.lease_to(sample.row, 0, 0)
+        self._free.append(sample.row)
 
     def _grow(self, size: int) -> None:
         old = len(self.samples)

@@ -319,9 +319,9 @@ class LocalWindows:
         )
 
     def _state(self, lent: _Lent, now: float) -> WindowState:
-        book, router = self._book, self._book.router
+        book = self._book
         unfinished = [(state.length, state.request.max_new_tokens) for state in book.unfinished()]
-        outlook = router.lengths.outlook(unfinished)
+        outlook = book.placement.load.lengths.outlook(unfinished)
         remote = [
             name
             for name, session in self._sessions.items()
@@ -342,9 +342,9 @@ class LocalWindows:
             tokens_left=outlook.tokens_left,
             samples_left=outlook.samples_left,
             longest_left_tokens=outlook.longest_left_tokens,
-            sample_tokens_s=max((router.sample_tokens_s(name) for name in remote), default=0.0),
+            sample_tokens_s=max((book.instances[name].sample_tokens_s for name in remote), default=0.0),
             local_tokens_s=self._local_rate.value,
-            remote_tokens_s=sum(router.rate_tokens_s(name) for name in remote),
+            remote_tokens_s=sum(book.instances[name].rate_tokens_s for name in remote),
             train_s=train_s,
             last_train_s=train_s * frame.last_share,
             switch_s=self._switch_s.value,
@@ -377,7 +377,9 @@ class LocalWindows:
 
     def _made(self) -> int:
         return sum(
-            self._book.instances[s.name].tokens for s in self._locals() if s.name in self._book.instances
+            self._book.instances[s.name].generated_tokens
+            for s in self._locals()
+            if s.name in self._book.instances
         )
 
     def _put_to_sleep(self, now: float) -> None:
@@ -391,7 +393,7 @@ class LocalWindows:
                 if late:
                     self._lose(session, "window_not_closed")
                     continue
-                self._call_back(list(instance.held.values()))
+                self._call_back(self._book.held_by(session.name))
             elif session.peer is None or session.loading is not None:
                 pass  # it is lost, or has loaded, within deadlines of their own
             elif instance.version < 0:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.report_batch import join
+from gyre.rollouts.protocol.columns import ColumnFault, join_columns
 from gyre.rollouts.protocol.frames import FrameError, Report
 
 MOST_REPORTS = 64
@@ -55,8 +55,8 @@ class ReportQueue:
     def _take(self, names: Sequence[str], reports: Sequence[Report]) -> None:
         """All in one pass; where one does not fit, each half by itself."""
         if len(names) > 1:
-            joined = join(reports)
-            if joined is None or not self._book.progress_of_many(names, reports, joined):
+            joined = join_columns([report.columns for report in reports])
+            if isinstance(joined, ColumnFault) or not self._book.progress_of_many(names, reports, joined):
                 half = len(names) // 2
                 self._take(names[:half], reports[:half])
                 self._take(names[half:], reports[half:])

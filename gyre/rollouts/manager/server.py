@@ -25,7 +25,6 @@ import gc
 import hmac
 import ssl
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ from aiohttp import WSMsgType, web
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
-from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.core.groups import Given, OpenGroups, Recalled
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
 from gyre.rollouts.manager.delivery import Delivery
@@ -65,7 +64,6 @@ from gyre.rollouts.protocol.frames import (
     Loaded,
     LoadFailed,
     Progress,
-    Prompt,
     Publish,
     Pulse,
     ReclaimDevices,
@@ -479,9 +477,7 @@ class RolloutManager:
 
     def _ended(self, session: AgentSession, frame: Progress) -> None:
         self._compute_admission()
-        for state in self.book.progress(session.name, frame):
-            if state.key in self.book.migrating:
-                self._send_work(self.book.handoff(state))
+        self._send_work(self.book.progress(session.name, frame))
         self._dispatch()  # at once: what else this turn of the loop brings may take milliseconds
         self._failures()
         if session.draining and not self.book.instances[session.name].held:
@@ -679,7 +675,7 @@ class RolloutManager:
         if sum(len(work) for _, work in given.values()) == ASSIGN_PER_TURN:
             self._dispatch_later()
 
-    def _send_work(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
+    def _send_work(self, given: Given) -> None:
         for name, (prompts, work) in given.items():
             session = self.sessions.get(name)
             if session is None or session.peer is None:
@@ -706,13 +702,12 @@ class RolloutManager:
 
     def _call_back(self, states: Iterable[InFlightSample]) -> None:
         """What runs there goes on elsewhere, from its last token."""
-        called: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for state in states:
-            if state.instance is not None and state.key not in self.book.migrating:
-                self.book.recall(state)
-                called[state.instance].append((state.row, state.lease))
-        for name, rows in called.items():
-            self._tell(self.sessions[name], Cancel(rows=rows))
+        self._tell_recalled(self.book.recall(states))
+
+    def _tell_recalled(self, recalled: Recalled) -> None:
+        for name, rows in recalled.items():
+            if (session := self.sessions.get(name)) is not None:
+                self._tell(session, Cancel(rows=rows))
 
     def _refresh(self, session: AgentSession) -> None:
         """What may be done with a local instance has changed: its window opens or closes, or it woke."""
@@ -734,22 +729,9 @@ class RolloutManager:
 
     def _rebalance(self, now: float) -> None:
         self._rebalanced_at = now
-        router = self.book.router
-        moves = [*router.rebalance(now), *router.stragglers(now)]
-        called: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for move in moves:
-            state = self.book.sample(move.sample)
-            if state is None or state.instance != move.source:
-                continue
-            if state.deaths:
-                self.book.stay(state)
-                continue
-            self.book.recall(state, move.target)
-            called[move.source].append((state.row, state.lease))
-        for name, rows in called.items():
-            session = self.sessions.get(name)
-            if session is not None:
-                self._tell(session, Cancel(rows=rows))
+        recalled = self.book.rebalance(now)
+        self._tell_recalled(recalled)
+        for name, rows in recalled.items():
             self._on_event("SamplesMoved", {"instance": name, "count": len(rows)})
 
     # -- versions -----------------------------------------------------------------------------------
@@ -936,8 +918,9 @@ class RolloutManager:
                 _, frame = session.deferred.popleft()
                 if session.peer is not None:
                     session.peer.send(frame)
-        self._delivery.whole(batch.complete)
-        if self.weights.committed(batch.counters) or any(t.pinned for t in batch.complete):
+        complete = [one for number in batch.complete if (one := self.book.requests.get(number)) is not None]
+        self._delivery.whole(complete)
+        if self.weights.committed(batch.counters) or any(request.pinned for request in complete):
             self._promote()
 
     # -- time ---------------------------------------------------------------------------------------
@@ -980,14 +963,14 @@ class RolloutManager:
         here = [s for s in self.sessions.values() if not s.draining and not s.hello.local]
         serving = [one for s in here if (one := self.book.instances.get(s.name)) and one.version >= 0]
         placed = sum(one.name.startswith(own) and one.name[len(own) :].isdecimal() for one in serving)
-        router = self.book.router
+        placement = self.book.placement
         fleet = Fleet(
             placed=placed,
             others=len(serving) - placed,
             serving=len(serving),
             busy=sum(bool(one.held) for one in serving),
-            queued_tokens=router.queued_tokens,
-            rate_tokens_s=router.fleet_rate_tokens_s,
+            queued_tokens=placement.queue.tokens,
+            rate_tokens_s=placement.load.rate_tokens_s,
         )
         advice = self._fleet.look(fleet, now, window_open=self._windows.is_open)
         if advice is not None:

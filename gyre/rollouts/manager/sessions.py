@@ -195,7 +195,7 @@ class AgentSessions(dict[str, AgentSession]):
                 devices=devices(session),
             )
             admitted = session.not_admitted is None
-            if instance.accepting != admitted:
+            if instance.admitted != admitted:
                 self._groups.admit(name, able=admitted)
                 more = more or admitted
         return more

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gyre.rollouts.core.groups import Instance, OpenGroups
+from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.sessions import AgentSession
+from gyre.rollouts.scheduling.fleet import Instance
 
 
 def book_status(book: OpenGroups) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def instance_status(
         "not_admitted": str(session.not_admitted or ""),
         "samples": len(instance.held),
         "running": session.running,
-        "tokens": instance.tokens,
+        "tokens": instance.generated_tokens,
         "rate_tokens_s": round(session.rate_tokens_s, 1),
         "kv_used_tokens": session.used_tokens,
         "silent_s": round(now - session.heard_at, 2),

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
+from gyre.rollouts.protocol.columns import COLUMNS, ColumnFault, ReportColumns, join_columns
 
 PROTOCOL = 3
 """One more whenever a frame gets or loses a field: frames permit no others, and who has an older Gyre is to hear of the
@@ -471,6 +472,12 @@ class Progress:
     used_tokens: int = 0
     rate_tokens_s: float = 0.0
 
+    @property
+    def columns(self) -> ReportColumns:
+        return ReportColumns(
+            self.rows, self.leases, self.starts, self.counts, self.versions, self.tokens, self.logprobs
+        )
+
 
 @dataclass(slots=True)
 class Report:
@@ -485,7 +492,10 @@ class Report:
 
     def unfold(self) -> Progress:
         """Raises FrameError where a column is not what it should be."""
-        return _unfold(self)
+        joined = join_columns([self.columns])
+        if isinstance(joined, ColumnFault):
+            raise refuse(joined.reason, joined.message)
+        return Progress(self.seq, *joined.columns, self.ends, *self.load)
 
 
 def empty_progress(seq: int) -> Progress:
@@ -501,23 +511,11 @@ def empty_progress(seq: int) -> Progress:
     )
 
 
-_COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
-    ("rows", np.dtype("<u4")),
-    ("leases", np.dtype("<u8")),
-    ("starts", np.dtype("<u4")),
-    ("counts", np.dtype("<u4")),
-    ("versions", np.dtype("<i4")),
-)
-
-
 def encode(frame: Frame | Progress) -> bytes:
     if isinstance(frame, Progress):
         body = [
             frame.seq,
-            *(
-                np.ascontiguousarray(getattr(frame, name), dtype=dtype).data
-                for name, dtype in (*_COLUMNS, ("tokens", np.dtype("<i4")), ("logprobs", np.dtype("<f4")))
-            ),
+            *(np.ascontiguousarray(getattr(frame, name), dtype=dtype).data for name, dtype in COLUMNS),
             [[end.row, end.lease, end.kind, end.message, end.runs] for end in frame.ends],
             [frame.running, frame.waiting, frame.used_tokens, frame.rate_tokens_s],
         ]
@@ -578,53 +576,6 @@ def _report_in(body: Any) -> Report:
         if type(raw) is not bytes:
             raise refuse("invalid", f"progress: a column that is {type(raw).__name__}, not bytes")
     return Report(seq, columns, _ends_in(ends), _load_in(load))
-
-
-def _unfold(report: Report) -> Progress:
-    arrays: list[Any] = []
-    size: int | None = None
-    for (name, dtype), raw in zip(_COLUMNS, report.columns, strict=False):
-        if len(raw) % dtype.itemsize:
-            raise refuse("invalid", f"progress.{name}: not whole elements of {dtype}")
-        array = np.frombuffer(raw, dtype)
-        if size is not None and len(array) != size:
-            raise refuse("invalid", f"progress.{name}: {len(array)} elements beside {size} rows")
-        size = len(array)
-        arrays.append(array)
-    rows, leases, starts, counts, versions = arrays
-    raw_tokens, raw_logprobs = report.columns[5:]
-    for name, raw in (("tokens", raw_tokens), ("logprobs", raw_logprobs)):
-        if len(raw) % 4:
-            raise refuse("invalid", f"progress.{name}: not whole elements of four bytes")
-    tokens, logprobs = np.frombuffer(raw_tokens, "<i4"), np.frombuffer(raw_logprobs, "<f4")
-    total = int(counts.sum(dtype=np.uint64))
-    if len(tokens) != total or len(logprobs) != total:
-        raise refuse(
-            "lengths",
-            f"progress: counts add up to {total}, with {len(tokens)} ids, {len(logprobs)} log-probs",
-        )
-    if size and not bool((rows[1:] > rows[:-1]).all()):
-        raise refuse("invalid", "progress.rows: not strictly increasing")
-    if total and not bool(np.isfinite(logprobs).all()):
-        raise refuse("not_finite", "progress.logprobs: NaN or infinite")
-    if total and int(tokens.min()) < 0:
-        raise refuse("invalid", "progress.tokens: a negative id")
-    if size and not int(counts.min()):
-        raise refuse("invalid", "progress.counts: a sample without tokens")
-    if size and int(versions.min()) < 0:
-        raise refuse("invalid", "progress.versions: a negative version")
-    return Progress(
-        report.seq,
-        rows,
-        leases,
-        starts,
-        counts,
-        versions,
-        tokens,
-        logprobs,
-        report.ends,
-        *report.load,
-    )
 
 
 def _ends_in(ends: Any) -> list[End]:

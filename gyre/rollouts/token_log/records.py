@@ -2,6 +2,8 @@
 
 A delta's columns are raw little-endian bytes, one element a sample; its `ends` are `[key, kind, ...]`, folded in
 order after its tokens. `*_in` are the inverses of `*_out`.
+
+This module must not know what a request or a delta brings about.
 """
 
 from __future__ import annotations
@@ -14,29 +16,39 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.core.report_batch import ReportBatch
-from gyre.rollouts.core.requests import GroupRequest
-from gyre.rollouts.protocol.frames import Progress
+from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 FORMAT = 1
 
 
+class RequestRecord(NamedTuple):
+    """One group that was requested."""
+
+    purpose: str
+    group: Group
+    n: int
+    sampling: dict[str, Any]
+    seed: int
+    min_version: int
+    pinned: bool
+
+
 @dataclass(slots=True)
-class NewDelta:
+class PendingDelta:
     """A delta that is not stored yet: what some reports brought, one after another, and how samples ended."""
 
     seq: int
-    frames: list[Progress | ReportBatch] = field(default_factory=list)
+    reports: list[ReportColumns] = field(default_factory=list)
     keys: list[NDArray[np.int64]] = field(default_factory=list)
-    """Of each frame's rows."""
+    """For each of the reports, the keys of its rows' samples."""
     ends: list[list[Any]] = field(default_factory=list)
     rows: int = 0
     sealed: bool = False
     """It holds an end that has to be folded before any further tokens."""
 
 
-class Delta(NamedTuple):
+class StoredDelta(NamedTuple):
     """`tokens` int32 and `logprobs` float32 hold the samples' tokens one after another."""
 
     keys: list[int]
@@ -48,46 +60,37 @@ class Delta(NamedTuple):
     ends: list[list[Any]]
 
 
-def request_out(request: GroupRequest) -> bytes:
-    fields = [
-        FORMAT,
-        request.purpose,
-        pack_groups([request.group]),
-        request.n,
-        request.sampling,
-        request.seed,
-        request.min_version,
-        request.pinned,
-    ]
-    return bytes(msgpack.packb(fields))
+def request_out(request: RequestRecord) -> bytes:
+    purpose, group, *others = request
+    return bytes(msgpack.packb([FORMAT, purpose, pack_groups([group]), *others]))
 
 
-def request_in(body: bytes) -> tuple[str, Group, int, dict[str, Any], int, int, bool]:
-    """Purpose, group, n, sampling, seed, min_version, pinned. Raises ValueError for another format."""
-    form, purpose, groups, n, sampling, seed, min_version, pinned = msgpack.unpackb(body)
+def request_in(body: bytes) -> RequestRecord:
+    """Raises ValueError for another format."""
+    form, purpose, groups, *others = msgpack.unpackb(body)
     if form != FORMAT:
         raise ValueError(f"a stored request of format {form}; this Gyre reads {FORMAT}")
-    return purpose, unpack_groups(groups)[0], n, sampling, seed, min_version, pinned
+    return RequestRecord(purpose, unpack_groups(groups)[0], *others)
 
 
-def delta_out(delta: NewDelta) -> bytes:
+def delta_out(delta: PendingDelta) -> bytes:
     """A version that all samples share is stored once; token ids below 65,536 take two bytes."""
-    if not delta.frames:
+    if not delta.reports:
         return bytes(msgpack.packb([FORMAT, b"", b"", b"", 0, b"", 4, b"", delta.ends]))
-    frames = delta.frames
-    versions = _joined([frame.versions for frame in frames])
-    tokens = _joined([frame.tokens for frame in frames])
+    reports = delta.reports
+    versions = _joined([report.versions for report in reports])
+    tokens = _joined([report.tokens for report in reports])
     uniform = bool((versions == versions[0]).all())
     narrow = int(tokens.max(initial=0)) < 1 << 16
     fields = [
         FORMAT,
         _joined(delta.keys).astype("<i8", copy=False).tobytes(),
-        _joined([frame.starts for frame in frames]).astype("<u4", copy=False).tobytes(),
-        _joined([frame.counts for frame in frames]).astype("<u4", copy=False).tobytes(),
+        _joined([report.starts for report in reports]).astype("<u4", copy=False).tobytes(),
+        _joined([report.counts for report in reports]).astype("<u4", copy=False).tobytes(),
         int(versions[0]) if uniform else versions.astype("<i4", copy=False).tobytes(),
         tokens.astype("<u2" if narrow else "<i4", copy=False).tobytes(),
         2 if narrow else 4,
-        _joined([frame.logprobs for frame in frames]).astype("<f4", copy=False).tobytes(),
+        _joined([report.logprobs for report in reports]).astype("<f4", copy=False).tobytes(),
         delta.ends,
     ]
     return bytes(msgpack.packb(fields))
@@ -97,13 +100,13 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def delta_in(body: bytes) -> Delta:
+def delta_in(body: bytes) -> StoredDelta:
     """Raises ValueError for another format."""
     form, keys, starts, counts, versions, tokens, width, logprobs, ends = msgpack.unpackb(body)
     if form != FORMAT:
         raise ValueError(f"a stored delta of format {form}; this Gyre reads {FORMAT}")
     key_list = np.frombuffer(keys, "<i8").tolist()
-    return Delta(
+    return StoredDelta(
         key_list,
         np.frombuffer(starts, "<u4").tolist(),
         np.frombuffer(counts, "<u4").tolist(),

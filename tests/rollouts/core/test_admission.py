@@ -112,7 +112,7 @@ class FleetWithSessions(Fleet):
         self.registry.admit(lambda session: DeviceUse.OWN, handover=False)
         for name, instance in self.book.instances.items():
             able = self.can(name) and self.book.bounds.admit(instance.version)
-            assert instance.accepting == able, (name, self.registry[name].not_admitted)
+            assert instance.admitted == able, (name, self.registry[name].not_admitted)
         super().assign(limit)
 
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
-from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, POISON_AFTER
+from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, QUARANTINE_AFTER
 from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.core.seeds import seed_of
 from gyre.rollouts.protocol.frames import (
     End,
     FrameError,
@@ -244,7 +245,7 @@ def picture(book: OpenGroups) -> dict[str, Any]:
                 state.tokens()[0].tolist(),
                 state.tokens()[1].tobytes(),
                 [run for run in state.runs if run[1] != run[2]],
-                book.seed_of(state),
+                seed_of(state),
                 state.record,
                 state.evidence,
             )
@@ -500,9 +501,7 @@ class Fleet(RuleBasedStateMachine):
     def hear(self, agent: SimAgent, data: bytes) -> None:
         frame = decode(data)
         assert isinstance(frame, Progress)
-        for state in self.book.progress(agent.name, frame):
-            if state.key in self.book.migrating:
-                self.send(self.book.handoff(state))
+        self.send(self.book.progress(agent.name, frame))
         assert self.book.missing_tokens() == 0
 
     @rule(name=NAMES, data=st.data())
@@ -516,12 +515,13 @@ class Fleet(RuleBasedStateMachine):
         before = {state.key: (state.length, state.lease) for state in self.book.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        ack = self.book._write_buffer.sessions.get(self.book.instances[to].number)
+        reported = self.book._store.write_buffer._sessions
+        ack = reported.get(self.book.instances[to].number)
         assert not self.book.progress(to, frame)
         if ack is not None:
-            self.book._write_buffer.sessions[self.book.instances[to].number] = ack
+            reported[self.book.instances[to].number] = ack
         else:
-            self.book._write_buffer.sessions.pop(self.book.instances[to].number)
+            reported.pop(self.book.instances[to].number)
         assert before == {state.key: (state.length, state.lease) for state in self.book.samples()}
 
     @rule(name=NAMES)
@@ -589,12 +589,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
-        held = [
-            s
-            for i in self.book.instances.values()
-            for s in i.held.values()
-            if s.key not in self.book.migrating
-        ]
+        held = [s for name in self.book.instances for s in self.book.held_by(name) if not s.placed.recalled]
         targets = [i.name for i in self.book.instances.values() if i.accepting]
         if not held or not targets:
             return
@@ -602,10 +597,7 @@ class Fleet(RuleBasedStateMachine):
         target = data.draw(st.sampled_from(targets))
         if target == state.instance or state.deaths:
             return
-        self.book.router.withdraw(state.key)
-        self.book._submit(state)
-        self.book.router.place(state.key, target)
-        self.book.recall(state, target)
+        self.book.placement.migrate(state.placed, self.book.instances[target], 0.0)
         assert state.instance is not None
         self.tell(state.instance, state.lease)
 
@@ -641,8 +633,9 @@ class Fleet(RuleBasedStateMachine):
                 _, frame = waiting.pop(0)
                 if self.agents[name].connected:
                     self.agents[name].inbox.append(frame)
-        for ticket in batch.complete:
-            if ticket.number in self.book.requests:
+        for number in batch.complete:
+            ticket = self.book.requests.get(number)
+            if ticket is not None:
                 self.check(ticket.samples)
                 self.seen["groups"] += 1
                 ticket.complete()  # its version runs cover its tokens, or this raises
@@ -653,7 +646,7 @@ class Fleet(RuleBasedStateMachine):
         """Each token is what an agent that had exactly the tokens before it made with that policy."""
         for state in states:
             tokens, logprobs = state.tokens()
-            seed = self.book.seed_of(state)
+            seed = seed_of(state)
             limit = state.request.max_new_tokens
             assert len(tokens) == goal_of(seed, limit)
             assert state.finish == ("stop" if len(tokens) < limit else "length")
@@ -701,8 +694,9 @@ class Fleet(RuleBasedStateMachine):
     def every_sample_is_in_one_place(self) -> None:
         book = self.book
         for state in book.samples():
-            holders = [i.name for i in book.instances.values() if state.row in i.held]
-            queued = state.key in book.router._samples and book.router.instance_of(state.key) is None
+            holders = [i.name for i in book.instances.values() if state.key in i.held]
+            placed = state.placed
+            queued = placed.queue_key is not None
             places = [
                 *holders,
                 *(["queue"] if queued else []),
@@ -712,15 +706,16 @@ class Fleet(RuleBasedStateMachine):
             ]
             assert len(places) == (0 if state.finish else 1), (places, state.finish, state.key)
             assert state.instance == (holders[0] if holders else None)
-            if holders and state.key not in book.migrating:
-                assert book.router.instance_of(state.key) in (holders[0], None)
+            counted = [i for i in book.instances.values() if state.key in i.counted]
+            assert counted == ([placed.counted_at] if placed.counted_at is not None else [])
+            assert (placed.counted_at is None) == (placed.holder is None)
+            assert placed.recalled or placed.destination is None
 
     @invariant()
     def final_suspects_are_apart(self) -> None:
         for instance in self.book.instances.values():
-            assert instance.suspect is None or instance.suspect.row in instance.held
-            if instance.suspect is not None:
-                assert not self.book.router.has_room(instance.name)
+            assert instance.on_trial is None or instance.on_trial.key in instance.held
+            assert instance.on_trial is None or not instance.has_room
 
     def teardown(self) -> None:
         """And in the end, with one agent that works, everything that can be finished is."""
@@ -820,7 +815,7 @@ def report(
 
 
 def die(book: OpenGroups, name: str) -> None:
-    report(book, name, {}, dict.fromkeys(book.instances[name].held.values(), "died"))
+    report(book, name, {}, dict.fromkeys(book.held_by(name), "died"))
     book.engine_died(name)
     book.serve(name, book.served_version)
 
@@ -838,7 +833,7 @@ def test_what_takes_a_whole_machine_down_is_found_too() -> None:
     for _ in range(2000):
         book.assign()
         for name in list(book.instances):
-            held = list(book.instances[name].held.values())
+            held = list(book.held_by(name))
             if poison in held:
                 book.leave(name, died="its machine or agent was lost (connection_lost)")
                 join(book, f"m{machines}")
@@ -850,7 +845,7 @@ def test_what_takes_a_whole_machine_down_is_found_too() -> None:
             break
     assert set(book.given_up) == {poison.key}
     assert {state.key for state in book.quarantined} == {poison.key}
-    assert machines - 2 <= POISON_AFTER * (MOST_RESETS + 1)
+    assert machines - 2 <= QUARANTINE_AFTER * (MOST_RESETS + 1)
     assert all("connection_lost" in text for text in poison.evidence)
 
 
@@ -861,7 +856,7 @@ def test_machines_that_go_by_themselves_set_nothing_aside() -> None:
     for turn in range(1, 200):
         book.assign()
         (name,) = book.instances
-        held = list(book.instances[name].held.values())
+        held = list(book.held_by(name))
         if not held:
             break
         ends = {state: "length" for state in held if state.length + 20 >= 1000}
@@ -877,7 +872,7 @@ def test_who_comes_back_after_a_cut_had_not_died() -> None:
     book = book_with("a")
     (ticket,) = book.open(asked(1))
     (state,) = ticket.samples
-    for _ in range(2 * POISON_AFTER):
+    for _ in range(2 * QUARANTINE_AFTER):
         book.assign()
         lease = state.lease
         book.leave("a", died="connection_lost")
@@ -895,7 +890,7 @@ def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
     """It kills an engine under each of three managers, and is set aside by the third."""
     rows: tuple[dict[str, Any], dict[int, bytes], dict[int, bytes]] = ({}, {}, {})
     counters, groups, deltas = rows
-    for term in range(1, POISON_AFTER + 1):
+    for term in range(1, QUARANTINE_AFTER + 1):
         book = OpenGroups(epoch=term)
         book.newest_version = 5
         book.promote(0)
@@ -915,7 +910,7 @@ def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
         for gone in batch.forgotten:
             deltas.pop(gone, None)
     assert book.account.samples_quarantined == 1
-    assert len(state.evidence) == POISON_AFTER
+    assert len(state.evidence) == QUARANTINE_AFTER
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abcd"])
@@ -929,7 +924,7 @@ def test_poison_is_found_and_no_innocent_neighbour_is_set_aside(names: str) -> N
     for _ in range(2000):
         book.assign()
         for name in names:
-            held = list(book.instances[name].held.values())
+            held = list(book.held_by(name))
             if poison in held:
                 engine_deaths += 1
                 die(book, name)
@@ -939,15 +934,15 @@ def test_poison_is_found_and_no_innocent_neighbour_is_set_aside(names: str) -> N
                 report(book, name, {state: min(20, 200 - state.length) for state in held}, ends)
         assert book.missing_tokens() == 0
         for instance in book.instances.values():
-            assert sum(state.deaths >= POISON_AFTER - 1 for state in instance.held.values()) <= 1
+            assert sum(state.deaths >= QUARANTINE_AFTER - 1 for state in book.held_by(instance.name)) <= 1
         if poison.key in book.given_up and all(s.finish for s in book.samples() if s is not poison):
             break
     assert set(book.given_up) == {poison.key}
     assert {state.key for state in book.quarantined} == {poison.key}
     assert book.account.samples_quarantined == MOST_RESETS + 1
-    assert engine_deaths <= POISON_AFTER * (MOST_RESETS + 1)
+    assert engine_deaths <= QUARANTINE_AFTER * (MOST_RESETS + 1)
     assert not book.account.discarded["superseded"]
-    assert len(poison.evidence) == POISON_AFTER
+    assert len(poison.evidence) == QUARANTINE_AFTER
     assert all("said so" in text for text in poison.evidence)
 
 
@@ -957,7 +952,7 @@ def test_engines_that_die_by_themselves_set_nothing_aside() -> None:
     book.open(asked(16, limit=1000))
     for turn in range(1, 200):
         book.assign()
-        held = list(book.instances["a"].held.values())
+        held = list(book.held_by("a"))
         if not held:
             break
         ends = {state: "length" for state in held if state.length + 20 >= 1000}
@@ -976,12 +971,12 @@ def test_a_suspect_that_gets_further_than_where_it_died_is_cleared() -> None:
     for _ in range(2):
         book.assign()
         die(book, "a")
-    assert state.deaths == POISON_AFTER - 1
+    assert state.deaths == QUARANTINE_AFTER - 1
     book.assign()
-    assert book.instances["a"].suspect is state
+    assert book.instances["a"].on_trial is state.placed
     report(book, "a", {state: CLEARED_AFTER_TOKENS + 1})
     assert state.deaths == 0
-    assert book.instances["a"].suspect is None
+    assert book.instances["a"].on_trial is None
 
 
 def test_a_request_that_fails_is_tried_elsewhere_first() -> None:
@@ -989,7 +984,7 @@ def test_a_request_that_fails_is_tried_elsewhere_first() -> None:
     (ticket,) = book.open(asked(1))
     (state,) = ticket.samples
     tried = []
-    for _ in range(POISON_AFTER):
+    for _ in range(QUARANTINE_AFTER):
         book.assign()
         assert state.instance is not None
         tried.append(state.instance)
@@ -1034,7 +1029,7 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
     report(book, "a", {state: 10})
     book.leave("a")
     assert state.finish == "length"
-    assert book.take_batch().complete == [ticket]
+    assert book.take_batch().complete == [ticket.number]
 
 
 @pytest.mark.parametrize(
@@ -1130,7 +1125,7 @@ def test_a_sample_that_was_given_up_is_not_taken_back() -> None:
     book = book_with("a", "b")
     (ticket,) = book.open(asked(1))
     (state,) = ticket.samples
-    for _ in range(POISON_AFTER + MOST_RESETS):
+    for _ in range(QUARANTINE_AFTER + MOST_RESETS):
         book.assign()
         assert state.instance is not None
         report(book, state.instance, {}, {state: "failed"})

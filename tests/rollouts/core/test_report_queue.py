@@ -63,7 +63,7 @@ def opened(groups: int = 16) -> OpenGroups:
 
 def report_of(book: OpenGroups, name: str, seq: int, draw: random.Random) -> Progress:
     """Something of what the instance has, mostly as it should be."""
-    held = sorted(book.instances[name].held.values(), key=lambda state: state.row)
+    held = sorted(book.held_by(name), key=lambda state: state.row)
     some = [state for state in held if draw.random() < 0.7]
     rows = [state.row for state in some]
     leases = [state.lease for state in some]
@@ -115,9 +115,9 @@ def seen(book: OpenGroups) -> Any:
             state.key: (state.tokens()[0].tolist(), state.tokens()[1].tolist(), state.runs, state.lease)
             for state in book.samples()
         },
-        {name: one.tokens for name, one in book.instances.items()},
-        {name: book.router.rate_tokens_s(name) for name in INSTANCES},
-        {name: book.router.outstanding_tokens(name) for name in INSTANCES},
+        {name: one.generated_tokens for name, one in book.instances.items()},
+        {name: book.instances[name].rate_tokens_s for name in INSTANCES},
+        {name: book.instances[name].outstanding_tokens for name in INSTANCES},
         book.missing_tokens(),
     )
 
@@ -182,7 +182,7 @@ def test_the_seeds_above_try_whatever_can_be_wrong() -> None:
 
 def plain(book: OpenGroups, name: str, seq: int) -> Report:
     """One token for each sample that the instance has."""
-    held = sorted(book.instances[name].held.values(), key=lambda state: state.row)
+    held = sorted(book.held_by(name), key=lambda state: state.row)
     report = unpack(
         encode(
             Progress(
@@ -238,12 +238,12 @@ def test_one_instance_s_report_can_be_taken_in_before_the_others() -> None:
         taken_in.add(name, plain(book, name, 1))
     taken_in.take_in_of("r1")
     assert not taken_in.has("r1")
-    assert all(state.length == 1 for state in book.instances["r1"].held.values())
-    assert all(state.length == 0 for state in book.instances["r0"].held.values())
-    first = next(iter(book.instances["r1"].held.values()))
+    assert all(state.length == 1 for state in book.held_by("r1"))
+    assert all(state.length == 0 for state in book.held_by("r0"))
+    first = next(iter(book.held_by("r1")))
     ended = empty_progress(2)
     ended.ends.append(End(first.row, first.lease, "stop"))
     book.progress("r1", ended)
     taken_in.take_in()
-    assert all(state.length == 1 for state in book.instances["r0"].held.values())
+    assert all(state.length == 1 for state in book.held_by("r0"))
     assert book.missing_tokens() == 0

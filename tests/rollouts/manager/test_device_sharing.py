@@ -78,13 +78,11 @@ class World:
 
     def _call_back(self, states: Iterable[InFlightSample]) -> None:
         for state in list(states):
-            if state.instance in self.stuck or state.key in self.book.migrating:
+            if state.instance in self.stuck:
                 continue
-            name = state.instance
-            assert name is not None
-            self.book.recall(state)
-            for back in self.book.progress(name, self._frame({}, [End(state.row, state.lease, "released")])):
-                self.book.handoff(back)
+            for name, rows in self.book.recall([state]).items():
+                ends = [End(row, lease, "released") for row, lease in rows]
+                self.book.progress(name, self._frame({}, ends))
 
     # -- peers --------------------------------------------------------------------------------------
 
@@ -165,8 +163,7 @@ class World:
             self.windows.awake(session, Awake(seconds=0.1), self.now)
 
     def _generate(self, name: str) -> None:
-        instance = self.book.instances[name]
-        running = list(instance.held.values())[:SLOTS]
+        running = self.book.held_by(name)[:SLOTS]
         if not running:
             return
         session = self.sessions[name]
@@ -189,7 +186,7 @@ class World:
     def _frame(self, grow: dict[int, int], ends: list[End], rate: float = 0.0) -> Progress:
         self.seq += 1
         rows = sorted(grow)
-        states = [self.book._rows.samples[row] for row in rows]
+        states = [self.book._store.rows.samples[row] for row in rows]
         counts = [grow[row] for row in rows]
         total = sum(counts)
         return Progress(
@@ -286,7 +283,7 @@ def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
     assert [type(frame) for _, frame in world.told] == [Wake]
     world._obey(*world.told.pop())
     world.book.assign()
-    (state,) = world.book.instances["local-0"].held.values()
+    (state,) = world.book.held_by("local-0")
     world.book.progress("local-0", world._frame({state.row: 8}, [End(state.row, state.lease, "length")]))
     world.windows.ended(session, world.now)
     assert not world.windows.is_open
@@ -301,7 +298,7 @@ def test_a_sample_that_ended_while_others_run_does_not_end_the_window(world: Wor
     world.lend()
     world.run(TICK_S)
     world.book.assign()
-    state = next(iter(world.book.instances["local-0"].held.values()))
+    state = next(iter(world.book.held_by("local-0")))
     rest = 8 - state.length
     world.book.progress("local-0", world._frame({state.row: rest}, [End(state.row, state.lease, "length")]))
     world.windows.ended(session, world.now)

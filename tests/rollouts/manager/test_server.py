@@ -1038,7 +1038,7 @@ async def test_a_newer_manager_fences_the_older_one(plane: Plane) -> None:
     with pytest.raises(Fenced):
         await RolloutManager(plane.store, term=6, token=TOKEN).start("127.0.0.1", 0)
     await newer.stop()
-    plane.manager.book._write_buffer.clear()
+    plane.manager.book.take_batch()
 
 
 async def test_a_port_that_is_taken_may_be_tried_again_elsewhere(plane: Plane) -> None:

@@ -357,13 +357,9 @@ def test_fuzz_frames_thrown_at_a_live_book_leave_its_account_exact() -> None:
     tokens = np.arange(64, dtype=np.int32)
     for turn in range(FUZZED // 2):
         name = draw.choice(list(book.instances))
-        held = sorted(book.instances[name].held.values(), key=lambda state: state.row)
+        held = sorted(book.held_by(name), key=lambda state: state.row)
         other = next((one for one in book.instances if one != name), None)
-        before = (
-            {s.key: (s.length, s.lease) for s in book.instances[other].held.values()}
-            if other is not None
-            else {}
-        )
+        before = {s.key: (s.length, s.lease) for s in book.held_by(other)} if other is not None else {}
         some = draw.sample(held, min(len(held), draw.randrange(1, 4))) if held else []
         some.sort(key=lambda state: state.row)
         counts = [draw.randrange(1, 5) for _ in some]
@@ -391,7 +387,7 @@ def test_fuzz_frames_thrown_at_a_live_book_leave_its_account_exact() -> None:
             _has_code(error)
             refused += 1
         if other is not None:
-            assert before == {s.key: (s.length, s.lease) for s in book.instances[other].held.values()}
+            assert before == {s.key: (s.length, s.lease) for s in book.held_by(other)}
         if turn % 16 == 0:
             assert book.missing_tokens() == 0
             book.assign()

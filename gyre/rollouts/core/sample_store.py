@@ -1,0 +1,174 @@
+"""The samples on their way, with their tokens and leases, and what of them the ledger has yet to be told.
+
+Invariants:
+- *exact account*: `generated = delivered + in flight + discarded`, in tokens, at any time and over restarts;
+- *all or nothing*: a report that cannot be changes nothing;
+- *the fold is the store*: `fold` of what was committed gives the same samples with the same tokens.
+
+This module must not know which instance a sample should go to, or what follows when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.rollouts.core.accounting import TokenAccount
+from gyre.rollouts.core.leases import Leases
+from gyre.rollouts.core.report_checks import match, trim
+from gyre.rollouts.core.requests import FailureRecord, GroupRequest, InFlightSample
+from gyre.rollouts.core.sample_rows import SampleRows
+from gyre.rollouts.protocol.columns import ReportColumns
+from gyre.rollouts.protocol.frames import FrameError
+from gyre.rollouts.token_log.records import delta_in
+from gyre.rollouts.token_log.write_buffer import WriteBuffer
+
+
+class SampleStore:
+    def __init__(self, *, epoch: int) -> None:
+        self.account = TokenAccount()
+        self.rows = SampleRows()
+        self.leases = Leases(self.rows, epoch=epoch)
+        self.write_buffer = WriteBuffer()
+
+    # -- samples come and go ------------------------------------------------------------------------
+
+    def add_samples(self, request: GroupRequest) -> None:
+        request.samples = [InFlightSample(request, index, self.rows.tokens) for index in range(request.n)]
+        request.left = request.n
+        for sample in request.samples:
+            self.rows.give(sample)
+
+    def remove(self, sample: InFlightSample) -> None:
+        """Its group is closed, and nobody has it."""
+        if sample.finish:
+            self.account.delivered += sample.length
+            self.account.samples_delivered += 1
+        else:
+            self.account.discarded["withdrawn"] += sample.length
+        self.rows.free(sample)
+        self.write_buffer.close_sample(sample.key, self.rows.keys)
+
+    # -- tokens -------------------------------------------------------------------------------------
+
+    def take_in(self, columns: ReportColumns, owner: int, *, newest_version: int) -> int:
+        """Take in what a report of the instance `owner` brings. Returns how many tokens are new. Raises FrameError for
+        a report that cannot be."""
+        matched = match(columns, self.rows, owner, newest_version=newest_version)
+        self.account.generated += len(columns.tokens)
+        if not (matched.mine & (matched.lengths == columns.starts)).all():
+            trimmed = trim(columns, matched)
+            new = len(trimmed.columns.tokens) if trimmed.columns is not None else 0
+            self.account.generated -= len(columns.tokens) - new - trimmed.superseded
+            self.account.discarded["superseded"] += trimmed.superseded
+            if trimmed.columns is None:
+                return 0
+            columns = trimmed.columns
+        self._append(columns)
+        return len(columns.tokens)
+
+    def take_in_many(self, columns: ReportColumns, owners: NDArray[np.int64], *, newest_version: int) -> bool:
+        """The same for reports of different instances in one pass; `owners` has an element a row. False, and nothing
+        has changed, where one of them has to be looked at by itself."""
+        try:
+            matched = match(columns, self.rows, owners, newest_version=newest_version)
+        except FrameError:  # which report is refused, and why, shows when each is taken in by itself
+            return False
+        if not (matched.mine & (matched.lengths == columns.starts)).all():
+            return False
+        self.account.generated += len(columns.tokens)
+        self._append(columns)
+        return True
+
+    def _append(self, columns: ReportColumns) -> None:
+        rows = columns.rows
+        self.rows.tokens.append(rows, columns.counts, columns.versions, columns.tokens, columns.logprobs)
+        self.rows.deltas[rows] = self.write_buffer.tokens(columns, self.rows.keys[rows])
+
+    def last_delta(self, sample: InFlightSample) -> int:
+        """The number of the last delta that holds something of the sample; 0 without."""
+        return int(self.rows.deltas[sample.row])
+
+    # -- what outlasts this manager, beside tokens --------------------------------------------------
+
+    def note_finish(self, sample: InFlightSample, kind: str) -> None:
+        sample.finish = kind
+        sample.request.left -= 1
+        self._note(sample, kind)
+        if not sample.request.left:
+            self.write_buffer.complete.append(sample.request.number)
+
+    def note_record(self, sample: InFlightSample) -> None:
+        """What the sample answers for."""
+        self._note(sample, "record", *sample.record, list(sample.evidence))
+
+    def reset(self, sample: InFlightSample) -> None:
+        """The sample begins anew, without its tokens."""
+        self.account.discarded["poison"] += sample.forget_tokens()
+        self.account.samples_quarantined += 1
+        sample.resets += 1
+        self._note(sample, "reset", seal=True)
+
+    def correct_runs(
+        self, sample: InFlightSample, since: int, runs: tuple[tuple[int, int], ...], *, goes_on: bool
+    ) -> None:
+        """The tokens from `since` on have these versions, as (version, tokens). Ignored where they are other tokens."""
+        if runs and sum(count for _, count in runs) == sample.length - since:
+            sample.correct(since, runs)
+            self._note(sample, "runs", since, [list(run) for run in runs], seal=goes_on)
+
+    def _note(self, sample: InFlightSample, kind: str, *more: Any, seal: bool = False) -> None:
+        row, deltas = sample.row, self.rows.deltas
+        deltas[row] = self.write_buffer.end(row, sample.key, int(deltas[row]), kind, *more, seal=seal)
+
+    # -- restoring ----------------------------------------------------------------------------------
+
+    def fold(self, seq: int, body: bytes, find: Callable[[int], InFlightSample | None]) -> None:
+        """Take in a delta as it was committed. `find` gives the sample of a key."""
+        delta = delta_in(body)
+        rows: dict[int, int] = {}
+        """Rows of the samples that the delta holds something of, by key."""
+        first = 0
+        for key, start, count, version in zip(
+            delta.keys, delta.starts, delta.counts, delta.versions, strict=True
+        ):
+            sample = find(key)
+            if sample is not None and sample.length == start:
+                self.rows.tokens.append(
+                    np.array([sample.row], np.uint32),
+                    np.array([count], np.uint32),
+                    np.array([version], np.int32),
+                    delta.tokens[first : first + count],
+                    delta.logprobs[first : first + count],
+                )
+                rows[key] = sample.row
+            first += count
+        for key, kind, *more in delta.ends:
+            sample = find(key)
+            if sample is not None:
+                rows[key] = sample.row
+                _fold_end(sample, kind, more)
+        if rows:
+            row_array = np.array(list(rows.values()), np.uint32)
+            self.rows.deltas[row_array] = seq
+            self.write_buffer.retention.add(seq, row_array, np.array(list(rows)))
+        else:
+            self.write_buffer.forget(seq)
+
+
+def _fold_end(sample: InFlightSample, kind: str, more: list[Any]) -> None:
+    if kind == "reset":
+        sample.forget_tokens()
+        sample.resets += 1
+    elif kind == "record":
+        *record, evidence = more
+        sample.record = FailureRecord(*record)
+        sample.evidence = tuple(evidence)
+    elif kind == "runs":
+        sample.correct(*more)
+    elif not sample.finish:
+        sample.finish = kind
+        sample.request.left -= 1
