@@ -62,6 +62,8 @@ def actor_in(folder: Path, asked: argparse.Namespace) -> MegatronActor:
             "kv_heads": asked.hidden // 128,
             "mlp": 3 * asked.hidden,
         },
+        "task": {},
+        "optim": {"lr": 1e-3},
         "megatron": {"memory_checkpoint_share": 1.0},
         "sampling": {"n": 2},
     }

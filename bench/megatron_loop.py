@@ -263,6 +263,7 @@ def make_actor(options: argparse.Namespace) -> Any:
         1,
         config={
             "seed": 1,
+            "task": {},  # prompts are made up: no data set is read
             "optim": {"lr": 1e-6, "warmup_steps": 0},
             "megatron": {
                 "model_path": str(folder),

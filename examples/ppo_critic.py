@@ -20,7 +20,11 @@ job = (
     .config(
         {
             "seed": 0,
-            "sampling": {"n": 4},
+            "task": {"digits": 2, "operators": "+"},
+            "model": {"layers": 2, "hidden": 96, "heads": 4, "kv_heads": 2, "mlp": 256, "max_positions": 32},
+            "sampling": {"n": 4, "max_new_tokens": 4},
+            "optim": {"lr": 0.001},
+            "warm_start": {"max_steps": 250, "batch": 256, "lr": 0.003, "stop_at": 0.68, "slips": 0.62},
             "loss": {"adv_estimator": "gae", "gamma": 1.0, "lam": 0.95, "kl_reward_coef": 0.005},
             "critic": {"optim": {"lr": 0.001}},
         }

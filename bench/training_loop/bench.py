@@ -73,6 +73,7 @@ class LoopBench(Bench):
             "seed": 0,
             "threads": 8 if self.cuda else 1,
             "collective_timeout_s": 300.0,
+            "task": {},  # prompts are made up: no data set is read
             "optim": {"lr": 1e-6, "warmup_steps": 1},
             "loss": {"tis_imp_ratio_cap": 2.0},
             "sampling": {"n": scale.shape.n, "max_new_tokens": max(scale.shape.lengths)},

@@ -23,6 +23,20 @@ from gyre.api.terminal.foreground import in_foreground, terminable
 from gyre.api.terminal.live import LiveProgress
 from gyre.errors import GyreError, JobFailed
 
+CONFIG: dict[str, Any] = {
+    "task": {"digits": 2, "operators": "+"},
+    "model": {"layers": 2, "hidden": 96, "heads": 4, "kv_heads": 2, "mlp": 256, "max_positions": 32},
+    "sampling": {
+        "n": 8,
+        "temperature": 1.0,
+        "max_new_tokens": 4,
+    },  # the longest sum has three digits, and an end
+    "optim": {"lr": 1e-3},
+    "warm_start": {"max_steps": 250, "batch": 256, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
+}
+"""Tuned together: from the warm start, at about a third of the held-out problems, 120 steps of 128 prompts take the
+model beyond 90 %."""
+
 STEPS = 80
 """At 128 prompts a step; accuracy passes 80 % between steps 20 and 60, depending on the seed."""
 
@@ -40,7 +54,7 @@ def demo_job(*, steps: int = STEPS, seed: int = 0) -> RLJob:
         .device_per_node(8)
         .device_type("CPU")
         .recipe("grpo")
-        .config({"seed": seed})
+        .config({"seed": seed, **CONFIG})
         .run(
             steps=steps,
             prompts_per_step=128,

@@ -17,6 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from gyre.api.checks import check_class_sections, check_settings
 from gyre.api.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
@@ -54,7 +55,8 @@ def submit_job(
     if name is not None:
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
     spec = compile_job(spec).spec
-    check_entrypoints(spec)
+    notes = check_settings(spec, ray_address)
+    check_class_sections(spec, check_entrypoints(spec))
     _check_transports(spec, ray_address)
     place = home(home_path)
     place.check_writable()
@@ -80,7 +82,7 @@ def submit_job(
             with signals_held():
                 _take_back(store, job_id, error)
             raise
-    return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=plan.notes)
+    return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
 
 
 def _check_transports(spec: JobSpec, ray_address: str | None) -> None:

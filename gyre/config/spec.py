@@ -225,9 +225,10 @@ class RunSpec(Model):
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
-    data: str = "gyre.workloads.tasks.arithmetic:ArithmeticTask"
+    data: str | None = None
     """`module:Class` of the prompts: constructed with the job's `config`, it has `prompt(index)` and
-    `held_out(count)`, which give groups without samples; the same index always gives the same prompt."""
+    `held_out(count)`, which give groups without samples; the same index always gives the same prompt. None takes the
+    data set of `config.data`, or the task of `config.task`."""
     call_timeout_s: Seconds = 1800.0
     """Deadline of one operator call, retries and waiting for a replacement included."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gyre.config import Entrypoint, JobSpec
 from gyre.config.sections import LossSettings, WorkloadSettings
-from gyre.errors import GraphError
+from gyre.errors import ConfigError, GraphError
 
 _TORCH, _MEGATRON = "gyre.workloads.torch", "gyre.workloads.megatron"
 _OF_A_FOLDER = {
@@ -44,6 +44,38 @@ def reads_sections(spec: JobSpec) -> bool:
     class of Gyre's has `config` to itself."""
     given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
     return spec.recipe is not None or any(one.module.startswith("gyre.workloads.") for one in given)
+
+
+def check_complete(spec: JobSpec) -> None:
+    """What has no default, and must stand in `config` before the job is submitted: prompts, a model, learning rates.
+    `spec` is a compiled job's. Raises ConfigError, one sentence, for what is missing."""
+    settings = WorkloadSettings.read(spec.config)
+    prompts = spec.run.data or settings.data or settings.task
+    if not prompts and _is(spec, "trainer", "gyre.workloads.trainer", "GraphTrainer"):
+        raise ConfigError(
+            "config.data: is missing, so the job has no prompts.",
+            hint="Prepare a data set with `gyre data prepare` and give config.data.path; or give config.task, or a "
+            "class of your own as run.data.",
+        )
+    path = settings.megatron.model_path
+    for role, where, optim in (
+        ("actor", "config.optim", settings.optim),
+        ("critic", "config.critic.optim", settings.critic.optim),
+    ):
+        learners = [(_TORCH, f"Torch{role.title()}"), (_MEGATRON, f"Megatron{role.title()}")]
+        if not any(_is(spec, role, *known) for known in learners):
+            continue
+        if not (settings.model or (path and (role == "critic" or _is(spec, role, *learners[1])))):
+            raise ConfigError(
+                f"config.model: is missing, so the {role} has no model.",
+                hint="Give a model's folder as config.megatron.model_path, with MegatronActor as the actor; or the "
+                "shape of a small decoder as config.model.",
+            )
+        if optim.lr is None:
+            raise ConfigError(
+                f"{where}.lr: is missing, and a learning rate has no default.",
+                hint=f"Give {where}.lr: for a pretrained model often {'1e-6' if role == 'actor' else '1e-5'}.",
+            )
 
 
 def check_integrations(spec: JobSpec) -> None:

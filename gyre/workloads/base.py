@@ -19,10 +19,13 @@ This module must not import Ray or torch: a workload may need neither.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, overload
+
+from pydantic import BaseModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,6 +137,10 @@ class BaseWorkload:
     """A role's worker. Subclass it, declare operators, override the hooks that you need."""
 
     context: WorkloadContext
+
+    SECTIONS: ClassVar[Mapping[str, type[BaseModel]]] = MappingProxyType({})
+    """Sections of `config` that are this class's own, by name: they are checked when a job with it is submitted. Read
+    one with `gyre.config.sections.read_section`."""
 
     # -- who am I -----------------------------------------------------------------------------------
 

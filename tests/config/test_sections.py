@@ -15,6 +15,8 @@ from gyre.config.parse import read_yaml
 from gyre.config.sections import Section, WorkloadSettings, read_section
 from gyre.errors import ConfigError
 
+SHAPE = {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 32}
+
 
 def sections() -> list[type[BaseModel]]:
     found, waiting = [], [WorkloadSettings]
@@ -40,7 +42,7 @@ def test_other_workloads_keys_are_left_to_them() -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model": {"hiden": 8}}, r"config\.model\.hiden: unknown key; did you mean 'hidden'"),
+        ({"model": SHAPE | {"hiden": 8}}, r"config\.model\.hiden: unknown key; did you mean 'hidden'"),
         ({"modle": {}}, r"config\.modle: unknown key; did you mean 'model'"),
         ({"seed": "1"}, r"config\.seed: '1' should be a valid integer"),
         ({"seed": True}, r"config\.seed: True should be a valid integer"),
@@ -49,9 +51,10 @@ def test_other_workloads_keys_are_left_to_them() -> None:
         ({"critic": {"optim": {"lrr": 1.0}}}, r"config\.critic\.optim\.lrr: unknown key; did you mean 'lr'"),
         ({"sampling": 3}, r"config\.sampling: 3 given, expected a mapping"),
         ({"task": {"operators": "/"}}, r"config\.task\.operators: '/' must be made of"),
-        ({"model": {"heads": 5}}, "even multiple"),
-        ({"model": {"heads": 4, "kv_heads": 3, "hidden": 32}}, "multiple of kv_heads"),
+        ({"model": SHAPE | {"heads": 5}}, "even multiple"),
+        ({"model": SHAPE | {"kv_heads": 3}}, "multiple of kv_heads"),
         ({"loss": {"loss_agg_mode": "mean"}}, "loss_agg_mode"),
+        ({"model": {}}, r"config\.model\.layers: is missing; config\.model\.hidden: is missing"),
         ({"data": {}}, r"config\.data\.path: is missing"),
         ({"data": {"path": "x", "held_out": "y", "held_out_every": 9}}, "both given"),
     ],

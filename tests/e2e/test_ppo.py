@@ -17,9 +17,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.t
 
 CONFIG = {
     "seed": 3,
-    "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
+    "task": {"digits": 2},
+    "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "max_positions": 32},
     "sampling": {"n": 4, "max_new_tokens": 3},
-    "warm_start": {"max_steps": 3, "batch": 8},
+    "optim": {"lr": 1e-3},
+    "critic": {"optim": {"lr": 1e-3}},
+    "warm_start": {"max_steps": 3, "batch": 8, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
 }
 
 

@@ -24,8 +24,16 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
             {
                 "seed": 7,
                 "task": {"digits": 1},
-                "model": {"layers": 1, "hidden": 48, "heads": 2, "kv_heads": 1, "mlp": 96},
-                "sampling": {"n": 4},
+                "model": {
+                    "layers": 1,
+                    "hidden": 48,
+                    "heads": 2,
+                    "kv_heads": 1,
+                    "mlp": 96,
+                    "max_positions": 32,
+                },
+                "sampling": {"n": 4, "max_new_tokens": 4},
+                "optim": {"lr": 1e-3},
                 "warm_start": {"max_steps": 80, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
                 "pace_s": 0.05,
                 "collective_timeout_s": 60,

@@ -16,7 +16,7 @@ JOB: dict[str, Any] = {
     "steps": STEPS,
     "actor": ("gyre.workloads.megatron", "MegatronActor"),
     "config": {
-        "model": {"layers": 2, "hidden": 48, "heads": 2, "kv_heads": 2, "mlp": 96},
+        "model": {"layers": 2, "hidden": 48, "heads": 2, "kv_heads": 2, "mlp": 96, "max_positions": 32},
         "megatron": {"tensor_parallel": 2, "pass_tokens": 256},
         "warm_start": {"max_steps": 20, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
     },

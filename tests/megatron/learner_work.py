@@ -200,8 +200,9 @@ def run_ppo(rank: int, ranks: int, port: int, folder: Path, optim: dict[str, Any
         "config": {
             "seed": 3,
             "model": small,
+            "task": {"digits": 2},
             "sampling": {"n": 2, "max_new_tokens": 3},
-            "warm_start": {"max_steps": 2, "batch": 8},
+            "warm_start": {"max_steps": 2, "batch": 8, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
             "optim": optim,
             "critic": {"optim": optim},
         },

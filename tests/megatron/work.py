@@ -15,10 +15,20 @@ from gyre.workloads.base import WorkloadContext
 VOCAB = 17
 CONFIG: dict[str, Any] = {
     "seed": 11,
-    "model": {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "tied_embeddings": False},
+    "model": {
+        "layers": 2,
+        "hidden": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "mlp": 48,
+        "max_positions": 32,
+        "tied_embeddings": False,
+    },
     "task": {"digits": 2, "zero_padded": False},
     "sampling": {"n": 4, "max_new_tokens": 12, "temperature": 0.7},
-    "warm_start": {"max_steps": 4, "batch": 16},
+    "optim": {"lr": 1e-3},
+    "critic": {"optim": {"lr": 1e-3}},
+    "warm_start": {"max_steps": 4, "batch": 16, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
     "collective_timeout_s": 60.0,
 }
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

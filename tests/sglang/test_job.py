@@ -68,7 +68,7 @@ class Job:
                     "sampling": {"n": SAMPLES, "max_new_tokens": TOKENS},
                     "optim": {"lr": 5e-3},
                     "loss": {"tis_imp_ratio_cap": 2.0},  # compares the engine's log-probs with the trainer's
-                    "warm_start": {"max_steps": 0},
+                    "warm_start": {"max_steps": 0, "batch": 256, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
                 }
             )
             .run(

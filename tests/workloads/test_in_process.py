@@ -26,9 +26,11 @@ TORCH = {
     "roles": {"actor": {}, "rollout": {}, "reward": {}, "reference": {}},
     "config": {
         "seed": 3,
-        "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
+        "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "max_positions": 32},
+        "task": {"digits": 2},
         "sampling": {"n": 2, "max_new_tokens": 3},
-        "warm_start": {"max_steps": 2, "batch": 4},
+        "optim": {"lr": 1e-3},
+        "warm_start": {"max_steps": 2, "batch": 4, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
         "loss": {"kl_loss_coef": 0.01},
     },
     "run": {

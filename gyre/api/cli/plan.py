@@ -16,10 +16,12 @@ from gyre.api.cli.output import console, remark, write_json
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
 def plan(session: Session, file: str, form: str | None, overrides: tuple[str, ...]) -> None:
     """Show a job file's roles, edges, cycles, regions, sub-graphs and placement."""
+    from gyre.api.checks import check_settings
     from gyre.api.jobfile import load_job_file
     from gyre.graph import as_dict, as_dot, as_mermaid, as_tables
 
     compiled = load_job_file(file, overrides).plan()
+    notes = [*check_settings(compiled.spec), *compiled.plan.notes]
     if form == "json":
         write_json(as_dict(compiled))
     elif form == "dot":
@@ -31,5 +33,5 @@ def plan(session: Session, file: str, form: str | None, overrides: tuple[str, ..
         for table in as_tables(compiled):
             out.print(table)
             out.print()
-        for note in compiled.plan.notes:
-            remark(f"note: {note}")
+    for note in notes:
+        remark(f"note: {note}")

@@ -14,17 +14,17 @@ PositiveInt = Annotated[int, Field(ge=1)]
 class ModelSettings(Section):
     """A decoder's shape. The vocabulary's size comes from the task's tokenizer."""
 
-    layers: PositiveInt = 2
+    layers: PositiveInt
     """Transformer blocks."""
-    hidden: PositiveInt = 96
+    hidden: PositiveInt
     """Width of the residual stream; an even multiple of `heads`."""
-    heads: PositiveInt = 4
+    heads: PositiveInt
     """Attention heads."""
-    kv_heads: PositiveInt = 2
+    kv_heads: PositiveInt
     """Heads of keys and values; `heads` is a multiple of it."""
-    mlp: PositiveInt = 256
+    mlp: PositiveInt
     """Width of the feed-forward layers."""
-    max_positions: PositiveInt = 32
+    max_positions: PositiveInt = 4096
     """The longest prompt and answer together, in tokens."""
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
     """Base of the rotary embedding."""

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gyre.config.sections.section import Section
+from gyre.errors import ConfigError
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -18,8 +19,8 @@ class OptimSettings(Section):
     a function of the step's number alone.
     """
 
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    """The learning rate."""
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """The learning rate. It has no default, for what suits one model ruins another."""
     beta1: Decay = 0.9
     """Decay of the mean of gradients."""
     beta2: Decay = 0.95
@@ -40,6 +41,16 @@ class OptimSettings(Section):
     """Passes over the groups of a step."""
     mini_batches: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps in each pass. All of them are one step of the job: one rate, one policy version."""
+
+    @property
+    def rate(self) -> float:
+        """`lr`. Raises ConfigError where the job gave none."""
+        if self.lr is None:
+            raise ConfigError(
+                "The optimizer has no learning rate: lr is missing.",
+                hint="Give config.optim.lr, and config.critic.optim.lr for a critic.",
+            )
+        return self.lr
 
     @property
     def updates(self) -> int:

@@ -18,7 +18,7 @@ class SamplingSettings(Section):
     """Samples of each prompt: the size of a group."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Divides the logits before a token is drawn; 0 takes the likeliest token."""
-    max_new_tokens: PositiveInt = 4
+    max_new_tokens: PositiveInt = 1024
     """The longest answer in tokens, the end token included. A longer one is cut off."""
     max_rows: PositiveInt = 1024
     """Rows that `TorchRollout` decodes at once. The engines of the rollout plane have `rollouts.max_running`."""

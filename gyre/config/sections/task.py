@@ -35,13 +35,13 @@ class WarmStartSettings(Section):
     """Supervised steps before the reinforcement learning, on the answers of a pupil who often forgets to carry (see
     `ArithmeticTask.demonstrations`)."""
 
-    max_steps: Annotated[int, Field(ge=0)] = 250
+    max_steps: Annotated[int, Field(ge=0)]
     """Supervised steps at most."""
-    batch: Annotated[int, Field(ge=1)] = 256
+    batch: Annotated[int, Field(ge=1)]
     """Problems in a supervised step."""
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    lr: Annotated[float, Field(gt=0)]
     """Learning rate of the supervised steps."""
-    stop_at: Annotated[float, Field(ge=0, le=1)] = 0.68
+    stop_at: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The rate of exact agreement with the pupil at which the supervised start ends."""
-    slips: Annotated[float, Field(ge=0, le=1)] = 0.62
+    slips: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The part of the problems in which the pupil forgets to carry."""

@@ -36,9 +36,9 @@ class WorkloadSettings(Section):
     """Torch's intra-op threads in each process."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a rank waits for its peers in a collective."""
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings | None = None
     """The small decoder's shape, where the model is not the folder of `megatron.model_path`."""
-    task: TaskSettings = TaskSettings()
+    task: TaskSettings | None = None
     """Arithmetic problems, where the prompts are not the data set of `data`."""
     data: DataSettings | None = None
     """A prepared data set."""
@@ -50,7 +50,7 @@ class WorkloadSettings(Section):
     """What is minimised."""
     critic: CriticSettings = CriticSettings()
     """How the critic is updated."""
-    warm_start: WarmStartSettings = WarmStartSettings()
+    warm_start: WarmStartSettings | None = None
     """Supervised steps before the first optimizer step; only the arithmetic task has them."""
     reward: RewardSettings = RewardSettings()
     """What `PythonReward` calls."""

@@ -105,7 +105,7 @@ class MegatronPolicy:
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
-                lr=optim.lr,
+                lr=optim.rate,
                 min_lr=0.0,
                 weight_decay=optim.weight_decay,
                 adam_beta1=optim.beta1,

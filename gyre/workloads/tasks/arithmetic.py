@@ -68,7 +68,7 @@ class ArithmeticTask:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         settings = WorkloadSettings.read(config)
-        self.settings: TaskSettings = settings.task
+        self.settings = settings.task or TaskSettings()
         self.seed = settings.seed
         self.tokenizer = CharTokenizer("0123456789+-*=")
         self.stop_token_ids = (self.tokenizer.eos_id,)

@@ -1,6 +1,7 @@
 """What a job is about, as its workloads see it: the tokenizer, and texts of prompts and samples.
 
-A job whose `config` has a section `data` is about a prepared data set (`gyre.data`); any other is about arithmetic.
+A job whose `config` has a section `data` is about a prepared data set (`gyre.data`), one with a section `task` about
+arithmetic.
 
 This module must not import torch.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, Sample
 
 
@@ -34,11 +36,16 @@ class Task(Protocol):
 
 
 def task_of(config: Mapping[str, Any]) -> Task:
-    """By the job's `config`. Raises ConfigError."""
+    """The task that the job's `config` names. Raises ConfigError where it names none."""
     if "data" in config:
         from gyre.data.prepared import PreparedData
 
         return PreparedData(config)
+    if "task" not in config:
+        raise ConfigError(
+            "The job has no task: neither config.data nor config.task is given.",
+            hint="Prepare a data set with `gyre data prepare` and give config.data.path.",
+        )
     from gyre.workloads.tasks.arithmetic import ArithmeticTask
 
     return ArithmeticTask(config)

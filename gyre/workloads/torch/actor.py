@@ -129,16 +129,18 @@ class TorchActor(TorchLearner):
 
         Rank 0 alone computes, so that ranks which share cores do not do the same work side by side; the others
         hear of its progress every few steps. A second call, or one after the first optimizer step, does nothing
-        and returns the recorded result. Only arithmetic has one: any other task begins with the weights as they are.
+        and returns the recorded result. Only arithmetic has one, where the job asks for it (`config.warm_start`); else
+        the weights stay as they are.
         """
         if self._warm is not None or self.step > 0:
             return self._warm or {"already_applied": True}
         beacon = torch.zeros(5, dtype=torch.float64)  # done, steps, loss, agreement, seconds
-        if not isinstance(self.task, ArithmeticTask):
+        asked = self.settings.warm_start
+        if asked is None or not isinstance(self.task, ArithmeticTask):
             beacon[0] = 1.0
         elif self.rank == 0:
             started = time.monotonic()
-            for warm in warm_steps(self.model, self.task, self.settings.warm_start):
+            for warm in warm_steps(self.model, self.task, asked):
                 self.report_progress(warm_start_step=warm.steps, agreement=warm.agreement)
                 seconds = time.monotonic() - started
                 beacon[:] = torch.tensor([0.0, warm.steps, warm.loss, warm.agreement, seconds])

@@ -116,7 +116,7 @@ class TorchLearner(BaseWorkload):
         optim = self.optim
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
-            lr=optim.lr,
+            lr=optim.rate,
             betas=(optim.beta1, optim.beta2),
             eps=optim.eps,
             weight_decay=optim.weight_decay,
@@ -368,7 +368,7 @@ def learning_rate(optim: OptimSettings, step: int) -> float:
     """The rate of optimizer step `step`, counted from 1."""
     rising = min(1.0, step / max(optim.warmup_steps, 1))
     done = min(1.0, step / optim.decay_steps) if optim.decay_steps else 0.0
-    return optim.lr * rising * (1.0 - done * (1.0 - optim.final_lr_ratio))
+    return optim.rate * rising * (1.0 - done * (1.0 - optim.final_lr_ratio))
 
 
 def _checkpoint_file(path: Path, rank: int) -> Path:

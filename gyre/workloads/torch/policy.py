@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gyre.config.sections import WorkloadSettings
+from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch, unpack_weights
@@ -36,8 +37,13 @@ class Policy:
 
 
 def small_architecture(settings: WorkloadSettings, task: Task) -> Architecture:
-    """The decoder's shape for the task's vocabulary."""
+    """The decoder's shape for the task's vocabulary. Raises ConfigError where the job gave none."""
     model = settings.model
+    if model is None:
+        raise ConfigError(
+            "The job has no model.",
+            hint="Give config.megatron.model_path, or the shape of a small decoder as config.model.",
+        )
     return Architecture.qwen3(
         vocab=task.tokenizer.vocab_size,
         layers=model.layers,

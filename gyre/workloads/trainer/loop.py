@@ -35,6 +35,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome
+from gyre.workloads.tasks.task import task_of
 from gyre.workloads.trainer.learning.dispatch import GangCall
 from gyre.workloads.trainer.messages import (
     DevicesRegained,
@@ -61,8 +62,12 @@ class GraphTrainer(BaseTrainer):
     # -- data ---------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        module, _, name = self.runtime.spec.run.data.partition(":")
-        self.data = getattr(importlib.import_module(module), name)(self.config)
+        given = self.runtime.spec.run.data
+        if given is not None:
+            module, _, name = given.partition(":")
+            self.data = getattr(importlib.import_module(module), name)(self.config)
+        elif type(self).prompt is GraphTrainer.prompt:
+            self.data = task_of(self.config)
 
     def prompt(self, index: int) -> Group:
         group: Group = self.data.prompt(index)

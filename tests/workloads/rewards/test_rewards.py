@@ -14,7 +14,9 @@ from gyre.workloads.vertex.messages import failure_of
 
 
 def bound(workload, **config):
-    workload.context = WorkloadContext(job="j", role="reward", rank=0, world_size=1, config=config)
+    workload.context = WorkloadContext(
+        job="j", role="reward", rank=0, world_size=1, config={"task": {}, **config}
+    )
     workload.setup()
     return workload
 

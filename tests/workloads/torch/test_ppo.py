@@ -19,9 +19,12 @@ DEADLINE_S = 60
 
 TINY: dict[str, Any] = {
     "seed": 3,
-    "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
+    "task": {"digits": 2},
+    "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "max_positions": 32},
     "sampling": {"n": 4, "max_new_tokens": 3},
-    "warm_start": {"max_steps": 3, "batch": 8},
+    "optim": {"lr": 1e-3},
+    "critic": {"optim": {"lr": 1e-3}},
+    "warm_start": {"max_steps": 3, "batch": 8, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
 }
 RUN = {
     "steps": 4,
@@ -118,7 +121,7 @@ def test_whoever_dies_actor_and_critic_end_with_the_same_bits(make_job, undistur
 
 # -- several updates a step ---------------------------------------------------------------------------
 
-SEVERAL = {"epochs": 2, "mini_batches": 2}
+SEVERAL = {"lr": 1e-3, "epochs": 2, "mini_batches": 2}
 
 
 def several(**loss: Any) -> dict[str, Any]:
@@ -240,9 +243,9 @@ def streamed(recipe: str, reward: str = "TokenSum", **run: Any) -> dict[str, Any
 @pytest.mark.parametrize(
     ("call", "victim", "nth", "optim"),
     [
-        ("critic.apply", "critic-0", 3, {}),
-        ("critic.accumulate", "critic-0", 4, {}),
-        ("actor.apply", "trainer-0", 2, {}),
+        ("critic.apply", "critic-0", 3, {"lr": 1e-3}),
+        ("critic.accumulate", "critic-0", 4, {"lr": 1e-3}),
+        ("actor.apply", "trainer-0", 2, {"lr": 1e-3}),
         ("critic.apply", "critic-0", 3, SEVERAL),
         ("actor.apply", "actor-0", 3, SEVERAL),
     ],

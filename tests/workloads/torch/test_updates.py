@@ -189,7 +189,7 @@ def test_however_the_batch_was_cut_and_whenever_it_is_replayed_the_bits_are_the_
     first.checkpoint(tmp_path)
     metrics = step_with(first, [later[:3], later[3:]])
     for cut in ([later], [later[5:], [], later[:5]]):
-        again = bind(TorchActor(), {**config, "warm_start": {"max_steps": 1}})
+        again = bind(TorchActor(), {**config, "warm_start": {"max_steps": 1, "batch": 16, "lr": 3e-3}})
         again.restore(tmp_path)
         assert step_with(again, cut) == metrics
         assert again.state() == first.state()
@@ -199,7 +199,7 @@ def test_one_update_is_the_step_of_before(groups: Any) -> None:
     """The defaults say nothing new: no key of the metrics, no group is held."""
     plain, told = (
         bind(TorchActor()),
-        bind(TorchActor(), {**CONFIG, "optim": {"epochs": 1, "mini_batches": 1}}),
+        bind(TorchActor(), {**CONFIG, "optim": {"lr": 1e-3, "epochs": 1, "mini_batches": 1}}),
     )
     assert step_with(plain, [groups]) == step_with(told, [groups])
     assert plain.state() == told.state()

@@ -13,13 +13,14 @@ DIES_AT = 2
 
 
 def make(tmp_path: Path) -> InProcessJob:
-    tiny = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 32}
+    tiny = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 32, "max_positions": 32}
     config = {
         "seed": 7,
         "task": {"digits": 1},
         "model": tiny,
-        "sampling": {"n": 2},
-        "warm_start": {"max_steps": 2, "batch": 8},
+        "sampling": {"n": 2, "max_new_tokens": 4},
+        "optim": {"lr": 1e-3},
+        "warm_start": {"max_steps": 2, "batch": 8, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
     }
     run = {"steps": 4, "prompts_per_step": 4, "groups_per_firing": 2, "groups_per_micro_batch": 2}
     spec = (

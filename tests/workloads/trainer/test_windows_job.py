@@ -22,9 +22,17 @@ def job(tmp_path: Path) -> InProcessJob:
             {
                 "seed": 7,
                 "task": {"digits": 1},
-                "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 32},
-                "sampling": {"n": 2},
-                "warm_start": {"max_steps": 2, "batch": 8},
+                "model": {
+                    "layers": 1,
+                    "hidden": 16,
+                    "heads": 2,
+                    "kv_heads": 1,
+                    "mlp": 32,
+                    "max_positions": 32,
+                },
+                "sampling": {"n": 2, "max_new_tokens": 4},
+                "optim": {"lr": 1e-3},
+                "warm_start": {"max_steps": 2, "batch": 8, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
             }
         )
         .run(

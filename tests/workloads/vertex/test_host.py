@@ -247,7 +247,7 @@ def test_a_method_that_does_not_exist_is_told(host):
 
 def test_the_users_function_in_a_class_of_gyres_is_the_users():
     made = VertexHost("reward-0", 1, 5)
-    config = {"reward": {"function": f"{HERE}:long_reward"}}
+    config = {"task": {}, "reward": {"function": f"{HERE}:long_reward"}}
     bound = made.bind(5, binding("PythonReward", module="gyre.workloads.rewards", config=config))
     assert bound[0] == "ok"
     from gyre.workloads.tasks.arithmetic import ArithmeticTask
@@ -263,7 +263,7 @@ def test_the_users_function_in_a_class_of_gyres_is_the_users():
 
 def test_a_mistake_in_the_configuration_is_the_users_wherever_it_shows():
     made = VertexHost("reward-0", 1, 5)
-    config = {"reward": {"function": "no.such:function"}}
+    config = {"task": {}, "reward": {"function": "no.such:function"}}
     status, failure = made.bind(5, binding("PythonReward", module="gyre.workloads.rewards", config=config))
     assert (status, failure.user_code) == ("error", True)
     assert "config.reward.function" in failure.error

@@ -1,0 +1,100 @@
+"""What a job must have besides a graph that can run: settings without a default, its classes' own sections, and files.
+
+`gyre plan` and every submission check them before any process starts.
+
+A file that a job reads must be on the machines that run it. Where that is this machine alone (one node, and no cluster
+but the one that is started here), a missing file is a mistake. Otherwise it may be there without being here: then it is
+a note.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gyre.config import JobSpec
+from gyre.config.sections import WorkloadSettings, read_section
+from gyre.config.sections.workload import refuse_near_names
+from gyre.errors import ConfigError
+from gyre.graph.integrations import check_complete, reads_sections
+
+_PREPARED = "gyre.data.prepared:PreparedData"
+_REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
+
+
+def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
+    """Whether a compiled job's `config` is complete, and its files are here. Returns notes on files that are not, where
+    they need not be. Raises ConfigError, one sentence, for the first mistake."""
+    if not reads_sections(spec):
+        return []
+    check_complete(spec)
+    notes = []
+    for error in _missing_files(spec):
+        if runs_here(spec, ray_address):
+            raise error
+        notes.append(f"{error.message} The machines that run the job must have it.")
+    return notes
+
+
+def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
+    """Whether the job's processes will all be on this machine, as far as can be told before the cluster is asked."""
+    ray = sys.modules.get("ray")
+    connected = ray is not None and ray.is_initialized()
+    address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
+    return spec.node_num == 1 and address == "local" and not connected
+
+
+def check_class_sections(spec: JobSpec, classes: Mapping[str, type]) -> None:
+    """The sections of `config` that the roles' classes name as their own, in `BaseWorkload.SECTIONS`. Raises
+    ConfigError."""
+    own = {}
+    for role, cls in classes.items():
+        for name, model in getattr(cls, "SECTIONS", {}).items():
+            if name in WorkloadSettings.model_fields:
+                raise ConfigError(
+                    f"roles.{role}.entrypoint: {cls.__qualname__}.SECTIONS names {name!r}, a section of Gyre's.",
+                    hint="Give your section another name.",
+                )
+            own[name] = model
+            read_section(model, spec.config, name)
+    refuse_near_names(spec.config, {**WorkloadSettings.model_fields, **own} if reads_sections(spec) else own)
+
+
+def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
+    """An error for each file that is not on this machine; other mistakes in files are raised."""
+    settings = WorkloadSettings.read(spec.config)
+    if settings.data is not None and spec.run.data in (None, _PREPARED):
+        folders = {"config.data.path": settings.data.path, "config.data.held_out": settings.data.held_out}
+        missing = [
+            ConfigError(
+                f"{key}: {folder} is no prepared data set on this machine.",
+                hint="Make one with `gyre data prepare`.",
+            )
+            for key, folder in folders.items()
+            if folder and not Path(folder).is_dir()
+        ]
+        yield from missing
+        if not missing:
+            from gyre.data.prepared import PreparedData
+
+            PreparedData(spec.config)  # its manifests are read: digest, format, tokenizers
+    if settings.megatron.model_path:
+        yield from _missing_model("config.megatron.model_path", settings.megatron.model_path)
+    reward = spec.roles.get("reward")
+    if reward is not None and reward.entrypoint is not None and reward.entrypoint.name in _REWARD_MODELS:
+        if not settings.reward_model.path:
+            raise ConfigError(
+                "config.reward_model.path: is missing.",
+                hint="Name the folder of a model for sequence classification with one label.",
+            )
+        yield from _missing_model("config.reward_model.path", settings.reward_model.path)
+
+
+def _missing_model(key: str, folder: str) -> Iterator[ConfigError]:
+    if not (Path(folder) / "config.json").is_file():
+        yield ConfigError(
+            f"{key}: {folder} is no model's folder on this machine: it has no config.json.",
+            hint="Give a folder in Hugging Face's layout.",
+        )

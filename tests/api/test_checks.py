@@ -1,0 +1,220 @@
+"""What `gyre plan` and a submission say of a job whose settings are wrong, missing or of files that are not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gyre.api.checks import check_class_sections, check_settings
+from gyre.api.cli import main
+from gyre.config import parse_job
+from gyre.config.sections import Section
+from gyre.data.prepare import prepare
+from gyre.errors import ConfigError
+from gyre.graph import compile_job
+from gyre.workloads import BaseWorkload
+from tests.data.small import write_lines, write_tokenizer
+
+MEGATRON = "gyre.workloads.megatron:MegatronActor"
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16}
+SMALL: dict[str, Any] = {"task": {}, "model": SHAPE, "optim": {"lr": 1e-3}}
+
+
+@pytest.fixture(autouse=True)
+def _on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GYRE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    rows = [{"problem": f"What is ${n}+{n}$?", "answer": str(2 * n), "uuid": f"u{n}"} for n in range(8)]
+    prepare(
+        write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "data", write_tokenizer(tmp_path / "tokenizer")
+    )
+    return str(tmp_path / "data")
+
+
+def job(config: dict[str, Any], recipe: str = "grpo", **keys: Any) -> dict[str, Any]:
+    roles: dict[str, Any] = {"actor": {}, "rollout": {}, "reward": {}} | keys.pop("roles", {})
+    return {"recipe": recipe, "roles": roles, "config": config, **keys}
+
+
+def planned(tmp_path: Path, given: dict[str, Any], *options: str) -> Result:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(given))
+    return CliRunner().invoke(main, ["plan", str(file), *options])
+
+
+def checked(given: dict[str, Any], address: str | None = None) -> list[str]:
+    return check_settings(compile_job(parse_job(given)).spec, address)
+
+
+def test_a_typo_below_config_is_one_sentence_and_no_process(tmp_path: Path) -> None:
+    assert planned(tmp_path, job(SMALL)).exit_code == 0
+    wrong = planned(tmp_path, job(SMALL), "--set", "config.sampling.temprature=1")
+    assert wrong.exit_code == 2
+    assert wrong.stdout == ""
+    assert "config.sampling.temprature: unknown key; did you mean 'temperature'?" in wrong.stderr
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_submission_says_the_same_and_starts_nothing(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: Any, **__: Any) -> None:
+        raise AssertionError("Ray was started for a job that cannot run")
+
+    monkeypatch.setattr("gyre.api.ray_session._start_local", started)
+    file = tmp_path / "job.json"
+    for change, sentence in (
+        ("config.optim.lr=fast", "config.optim.lr: 'fast' should be a valid number"),
+        ("config.optim.lr=null", "config.optim.lr: is missing"),
+        ("config.data.path=nowhere", "config.data.path: nowhere is no prepared data set"),
+        (
+            "config.loss.kl_loss_coef=0.1",
+            "config.loss.kl_loss_coef: 0.1 given, but the job has no reference role",
+        ),
+    ):
+        file.write_text(json.dumps(job(SMALL)))
+        said = CliRunner().invoke(main, [verb, str(file), "--set", change])
+        assert said.exit_code == 2, said.output
+        (error,) = [line for line in said.stderr.splitlines() if line.startswith("error: ")]
+        assert sentence in error
+
+
+@pytest.mark.parametrize(
+    ("config", "role", "recipe", "sentence"),
+    [
+        (
+            {"model": SHAPE, "optim": {"lr": 1.0}},
+            None,
+            "grpo",
+            r"config\.data: is missing, so the job has no prompts",
+        ),
+        ({"task": {}, "model": SHAPE}, None, "grpo", r"config\.optim\.lr: is missing"),
+        (
+            {"task": {}, "optim": {"lr": 1.0}},
+            None,
+            "grpo",
+            r"config\.model: is missing, so the actor has no model",
+        ),
+        (
+            {"task": {}, "optim": {"lr": 1.0}},
+            MEGATRON,
+            "grpo",
+            r"config\.model: is missing, so the actor has no model",
+        ),
+        (SMALL, None, "ppo", r"config\.critic\.optim\.lr: is missing.*1e-5"),
+        (SMALL, MEGATRON, "ppo", r"config\.critic\.optim\.lr: is missing"),
+    ],
+)
+def test_what_has_no_default_must_be_given(
+    config: dict[str, Any], role: str | None, recipe: str, sentence: str
+) -> None:
+    roles: dict[str, Any] = {"actor": {"entrypoint": role}, **({"critic": {}} if recipe == "ppo" else {})}
+    with pytest.raises(ConfigError, match=sentence):
+        checked(job(config, recipe, roles=roles))
+
+
+def test_a_model_from_a_folder_needs_a_learning_rate_of_actor_and_critic(model: str) -> None:
+    roles = {"actor": {"entrypoint": MEGATRON}, "critic": {}}
+    config = {"task": {}, "megatron": {"model_path": model}}
+    with pytest.raises(ConfigError, match=r"config\.optim\.lr: is missing"):
+        checked(job(config, "ppo", roles=roles))
+    config["optim"] = {"lr": 1e-6}
+    with pytest.raises(ConfigError, match=r"config\.critic\.optim\.lr: is missing"):
+        checked(job(config, "ppo", roles=roles))
+    config["critic"] = {"optim": {"lr": 1e-5}}
+    assert checked(job(config, "ppo", roles=roles)) == []
+
+
+def test_classes_of_the_users_own_bring_their_own_model_and_rate() -> None:
+    roles = {name: {"entrypoint": f"my.module:{name.title()}"} for name in ("actor", "rollout", "reward")}
+    assert checked(job({"task": {}}, roles=roles)) == []
+    roles["trainer"] = {"entrypoint": "my.module:Trainer"}
+    assert checked(job({}, roles=roles)) == []
+
+
+def test_a_file_that_is_not_here_is_a_mistake_on_this_machine_and_a_note_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {"data": {"path": "no-data"}, "optim": {"lr": 1e-6}, "megatron": {"model_path": "no-model"}}
+    given = job(config, roles={"actor": {"entrypoint": MEGATRON}})
+    with pytest.raises(
+        ConfigError, match=r"config\.data\.path: no-data is no prepared data set on this machine"
+    ):
+        checked(given)
+    for elsewhere in ({"address": "ray://head:10001"}, {"nodes": 2}, {"env": "10.0.0.1:6379"}):
+        if "env" in elsewhere:
+            monkeypatch.setenv("RAY_ADDRESS", str(elsewhere["env"]))
+        first, second = checked(
+            given | {"node_num": elsewhere.get("nodes", 1)}, str(elsewhere.get("address", "")) or None
+        )
+        assert first.startswith("config.data.path: no-data")
+        assert second.startswith("config.megatron.model_path: no-model")
+        assert first.endswith("The machines that run the job must have it.")
+
+
+def test_the_data_set_is_looked_into_where_it_is_here(data: str) -> None:
+    config = {**SMALL, "data": {"path": data}}
+    assert checked(job(config)) == []
+    with pytest.raises(ConfigError, match="has the digest"):
+        checked(job(config | {"data": {"path": data, "digest": "another"}}))
+
+
+@pytest.mark.parametrize("section", [{}, {"path": "no-model"}])
+def test_a_reward_model_is_looked_for(section: dict[str, str]) -> None:
+    roles = {"reward": {"entrypoint": "gyre.workloads.torch:TorchRewardModel"}}
+    with pytest.raises(ConfigError, match=r"config\.reward_model\.path: "):
+        checked(job({**SMALL, "reward_model": section}, roles=roles))
+
+
+# -- sections of the user's classes -------------------------------------------------------------------
+
+
+class Curriculum(Section):
+    levels: int = 3
+
+
+class Teacher(BaseWorkload):
+    SECTIONS = {"curriculum": Curriculum}  # noqa: RUF012
+
+
+class Thief(BaseWorkload):
+    SECTIONS = {"optim": Curriculum}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("config", "cls", "sentence"),
+    [
+        (
+            {"curriculum": {"level": 4}},
+            Teacher,
+            r"config\.curriculum\.level: unknown key; did you mean 'levels'",
+        ),
+        ({"curiculum": {}}, Teacher, r"config\.curiculum: unknown key; did you mean 'curriculum'"),
+        ({}, Thief, r"Thief\.SECTIONS names 'optim', a section of Gyre's"),
+    ],
+)
+def test_a_class_names_sections_of_its_own(config: dict[str, Any], cls: type, sentence: str) -> None:
+    spec = parse_job(job(config))
+    with pytest.raises(ConfigError, match=sentence):
+        check_class_sections(spec, {"reward": cls})
+
+
+def test_keys_that_no_section_claims_stay_the_users() -> None:
+    check_class_sections(parse_job(job({"curriculum": {"levels": 2}, "goal": 7})), {"reward": Teacher})
