@@ -6,6 +6,7 @@ garbage collector would have to look at.
 
 Invariants:
 - *pages are owned*: each page is free or belongs to one row, and a row has as many as its length needs;
+- *as large as its content*: beyond its first size, at least a quarter of the table's pages is in use;
 - *runs cover*: a row's version runs begin at 0 and each ends where the next begins, the last at the row's length.
 
 This module must not know what a sample is.
@@ -22,10 +23,10 @@ PAGE_TOKENS = 256
 _WITHIN = PAGE_TOKENS - 1
 
 _FIRST_PAGES = 1024
-"""Two MiB. Doubled, by copying, whenever all are taken."""
+"""Two MiB. Doubled, by copying, whenever all are taken, and halved when three quarters are free."""
 
 _FEW_ROWS = 4
-"""Up to so many rows are written one by one, which is faster than all together."""
+"""Up to this many rows are written one by one, which is faster than all together."""
 
 
 class TokenTable:
@@ -45,7 +46,7 @@ class TokenTable:
         self.grow(rows)
 
     def grow(self, rows: int) -> None:
-        """Room for so many rows."""
+        """Make room for this many rows."""
         more = rows - len(self.lengths)
         self.lengths = np.concatenate((self.lengths, np.zeros(more, np.uint32)))
         self._versions = np.concatenate((self._versions, np.full(more, -1, np.int32)))
@@ -120,12 +121,17 @@ class TokenTable:
         self._versions[row] = kept[-1][0] if kept else -1
 
     def clear(self, row: int) -> int:
-        """Forget the row's tokens; how many there were."""
+        """Forget the row's tokens. Returns how many there were."""
         length = int(self.lengths[row])
         self.lengths[row] = 0
         self._versions[row] = -1
         self._free.extend(self._pages.pop(row, ()))
         self._runs.pop(row, None)
+        size = pages = len(self._ids) // PAGE_TOKENS
+        while size > _FIRST_PAGES and pages - len(self._free) < size // 4:
+            size //= 2
+        if size < pages:
+            self._resize(size)
         return length
 
     def _extend(self, row: int, start: int, count: int) -> NDArray[np.int64]:
@@ -144,12 +150,35 @@ class TokenTable:
 
     def _new_page(self) -> int:
         if not self._free:
-            old = len(self._ids) // PAGE_TOKENS
-            new = 2 * old or _FIRST_PAGES
-            for name in ("_ids", "_logprobs"):
-                column = getattr(self, name)
-                larger = np.empty(new * PAGE_TOKENS, column.dtype)
-                larger[: len(column)] = column
-                setattr(self, name, larger)
-            self._free.extend(range(new - 1, old - 1, -1))
+            self._resize(2 * len(self._ids) // PAGE_TOKENS or _FIRST_PAGES)
         return self._free.pop()
+
+    def _resize(self, size: int) -> None:
+        """Have `size` pages. Where that is fewer, the contents of the others move to free ones first."""
+        old = len(self._ids) // PAGE_TOKENS
+        if size < old:
+            self._free = [page for page in self._free if page < size]
+            self._move_pages(size)
+        for name in ("_ids", "_logprobs"):
+            column = getattr(self, name)
+            resized = np.empty(size * PAGE_TOKENS, column.dtype)
+            kept = min(len(column), len(resized))
+            resized[:kept] = column[:kept]
+            setattr(self, name, resized)
+        self._free.extend(range(size - 1, old - 1, -1))
+
+    def _move_pages(self, size: int) -> None:
+        """Have no contents in pages from `size` on."""
+        sources: list[int] = []
+        targets: list[int] = []
+        for row, pages in self._pages.items():
+            for at, page in enumerate(pages):
+                if page >= size:
+                    sources.append(page)
+                    targets.append(self._free.pop())
+                    pages[at] = targets[-1]
+                    if at == len(pages) - 1:
+                        self._next[row] += (targets[-1] - page) * PAGE_TOKENS
+        for column in (self._ids, self._logprobs):
+            by_page = column.reshape(-1, PAGE_TOKENS)
+            by_page[targets] = by_page[sources]

@@ -1,4 +1,4 @@
-"""The token table against lists, and the live deltas against sets."""
+"""The token table against lists, and which deltas are kept against sets."""
 
 from __future__ import annotations
 
@@ -53,19 +53,44 @@ def test_what_was_appended_is_what_is_there(steps):
         assert all(one[2] == other[1] for one, other in pairwise(runs))
 
 
-def test_a_large_table_takes_its_pages_again():
+def test_a_large_table_takes_its_pages_again_and_gives_them_back():
     table = TokenTable(4)
     tokens = np.arange(4 * 1_000_000, dtype=np.int32)
     rows = np.arange(4, dtype=np.uint32)
-    for _ in range(3):
+    sizes = set()
+    for _ in range(2):
         table.append(
             rows, np.full(4, 1_000_000, np.uint32), np.zeros(4, np.int32), tokens, tokens.astype(np.float32)
         )
-        size = len(table._ids)
+        sizes.add(len(table._ids))
         assert table.tokens(3)[0].tolist() == tokens[3_000_000:].tolist()
         for row in range(4):
             table.clear(row)
-    assert len(table._ids) == size
+        assert len(table._ids) == len(table._logprobs) == 1024 * PAGE_TOKENS
+    assert sizes == {1 << 22}
+
+
+def test_what_is_left_of_a_large_table_goes_on_in_a_small_one():
+    """Rows of half a page and of three, most of which end; the others go on from where they were."""
+    table = TokenTable(4096)
+    rows = np.arange(4096, dtype=np.uint32)
+    counts = np.where(rows % 2, PAGE_TOKENS // 2, 3 * PAGE_TOKENS).astype(np.uint32)
+    before = np.arange(int(counts.sum()), dtype=np.int32)
+    table.append(rows, counts, np.zeros(4096, np.int32), before, before.astype(np.float32))
+    left = rows[(rows % 41 == 0) | (rows > 4080)]
+    for row in set(rows.tolist()) - set(left.tolist()):
+        table.clear(row)
+    assert len(table._ids) <= 1024 * PAGE_TOKENS
+    more = np.full(len(left), 5, np.uint32)
+    after = -np.arange(5 * len(left), dtype=np.int32)
+    table.append(left, more, np.zeros(len(left), np.int32), after, after.astype(np.float32))
+    firsts = np.cumsum(counts) - counts
+    for at, row in enumerate(left.tolist()):
+        expected = [*range(firsts[row], firsts[row] + counts[row]), *after[5 * at : 5 * at + 5].tolist()]
+        assert table.tokens(row)[0].tolist() == expected
+        assert table.tokens(row)[1].tolist() == expected
+    used = [page for pages in table._pages.values() for page in pages]
+    assert sorted(used + table._free) == list(range(len(table._ids) // PAGE_TOKENS))
 
 
 def test_a_correction_holds_from_where_it_begins():
