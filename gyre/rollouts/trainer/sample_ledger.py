@@ -1,9 +1,10 @@
-"""The sample ledger: what became of every prompt, kept so that whoever trains next can go on exactly.
+"""The sample ledger: what became of every prompt, kept so that the next trainer goes on exactly where the last one was.
 
-A group is `queued → done → trained(step)`. Its samples are written before they are trained on, and kept until
-a committed checkpoint covers their step. So a trainer that falls back to a checkpoint is given again what the
-checkpoint does not cover, in the same batches, and never what it covers. A group that nobody can generate, or whose
-samples are given up for good, is `set_aside`, and another prompt takes its place.
+A group's status is `queued` when its prompt is drawn, `done` when its samples are scored, and `trained` with its step.
+The samples are written before they are trained on, and kept until a committed checkpoint covers their step. So a
+trainer that falls back to a checkpoint is given again what the checkpoint does not cover, in the same batches, and
+never what it covers. A group that nobody can generate, or whose samples are given up for good, is `set_aside`, and
+another prompt takes its slot.
 
 Invariants:
 - *written before trained*: no group reaches the actor before its samples are in the ledger;
@@ -52,8 +53,8 @@ class RecordedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Ranks of a role that could not go on from where they stood, and what their state comes from. `gang` is the
-    incarnation of the first rank; `number` counts a job's restores from 1."""
+    """A restore of a role's ranks, which could not go on from the state that they had. `gang` is the incarnation of the
+    first rank; `number` counts a job's restores from 1."""
 
     number: int
     role: str
@@ -61,9 +62,9 @@ class Restore:
     source: str
     checkpoint_step: int
     step: int | None = None
-    """What they were brought back to; None where that is under way, or was when the trainer died."""
+    """The step that they were restored to; None while the restore is under way, or where the trainer died in it."""
     seconds: float | None = None
-    """How long it took, where whoever began it lived to tell."""
+    """How long it took; None where the trainer that began it died."""
 
 
 @dataclass(slots=True)
@@ -79,15 +80,16 @@ class Recovered:
     checkpoint_path: Path | None
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     batches: dict[int, list[RecordedBatch]] = field(default_factory=dict)
-    """Of the steps that no checkpoint covers, and of the one that was being made."""
+    """The micro-batches of the steps that no checkpoint covers, and of the step that was being made."""
     trained: frozenset[int] = frozenset()
     """Those of `groups` that are trained."""
     queued: dict[int, int | None] = field(default_factory=dict)
-    """Drawn, and to be generated: the oldest policy version that each was asked of, where it was told."""
+    """Groups that were drawn and are not scored, each with the oldest policy version that it was requested of, where
+    that was recorded."""
     replaced: dict[int, int] = field(default_factory=dict)
-    """Groups that were set aside, and those in their place."""
+    """Groups that were set aside, each with the group in its slot."""
     restores: dict[str, Restore] = field(default_factory=dict)
-    """The last one of each role that had to be brought back."""
+    """The last restore of each role that had one."""
     restore_count: int = 0
 
 
@@ -159,30 +161,30 @@ class SampleLedger:
             restore_count=rows.restores[-1].number if rows.restores else 0,
         )
 
-    def drawn(self, group_ids: Sequence[int], cursor: int) -> None:
-        """Prompts taken from the data; from here on each must be accounted for."""
+    def record_drawn(self, group_ids: Sequence[int], cursor: int) -> None:
+        """Prompts were drawn from the data; from here on each must be accounted for."""
         rows = [GroupRow(group_id=group_id, status="queued") for group_id in group_ids]
         self._store.write(self._term, groups=rows, cursor=cursor)
 
-    def asked(self, group_ids: Sequence[int], version: int) -> None:
-        """Queued groups are asked of this policy version and newer ones: a later trainer must not believe them to be
-        younger than they may be."""
+    def record_requested(self, group_ids: Sequence[int], version: int) -> None:
+        """Queued groups are requested of this policy version and newer ones. A later trainer must not take their
+        samples for younger than they may be."""
         self._store.write(self._term, groups=[_queued(group_id, version) for group_id in group_ids])
 
-    def recorded(self, batch: RecordedBatch) -> None:
-        """What a micro-batch is made of, before it is sent to the actor. The last of a step survives a power cut."""
+    def record_batch(self, batch: RecordedBatch) -> None:
+        """The groups of a micro-batch, before it is sent to the actor. The last one of a step survives a power cut."""
         shares = [list(share) for share in batch.shares]
         row = MicroBatchRow(batch.step, batch.index, shares, batch.last)
         self._store.write(self._term, micro_batches=[row])
 
-    def given_back(
+    def record_redrawn(
         self, group_id: int, *, version: int, reason: str, tokens: int, evidence: str, now: float
     ) -> None:
-        """The samples of a group are not wanted; its prompt is queued again, for policies of `version` and newer."""
+        """The samples of a group are discarded, and its prompt is queued again for policies of `version` and newer."""
         discard = self._discard(group_id, reason, tokens, evidence, now, None)
         self._store.write(self._term, groups=[_queued(group_id, version)], discards=[discard])
 
-    def set_aside(
+    def record_replaced(
         self,
         group_id: int,
         *,
@@ -193,7 +195,7 @@ class SampleLedger:
         evidence: str,
         now: float,
     ) -> None:
-        """A group is given up for good; `replaced_by`, newly drawn, takes its place."""
+        """A group is set aside for good; `replaced_by`, newly drawn, takes its slot."""
         discard = self._discard(group_id, reason, tokens, evidence, now, replaced_by)
         rows = [GroupRow(group_id, "set_aside"), GroupRow(replaced_by, "queued")]
         self._store.write(self._term, groups=rows, discards=[discard], cursor=cursor)
@@ -204,8 +206,8 @@ class SampleLedger:
         self._discards += 1
         return DiscardRow(self._discards, group_id, reason, tokens, now, replaced_by, evidence)
 
-    def done(self, groups: Sequence[Group]) -> None:
-        """Groups whose samples are whole and scored."""
+    def record_scored(self, groups: Sequence[Group]) -> None:
+        """Groups with all of their samples, scored."""
         rows = []
         for group in groups:
             versions = group.versions or (None, None)
@@ -220,7 +222,7 @@ class SampleLedger:
             )
         self._store.write(self._term, groups=rows)
 
-    def trained(
+    def record_trained(
         self,
         *,
         step: int,
@@ -236,11 +238,11 @@ class SampleLedger:
             steps=[StepRow(step, version, digest, list(group_ids), metrics, now)],
         )
 
-    def digests_forgotten(self, step: int) -> None:
-        """From `step` on weights are others than those that were recorded."""
+    def forget_digests(self, step: int) -> None:
+        """From `step` on the weights differ from those whose digests were recorded."""
         self._store.write(self._term, forget_digests_from_step=step)
 
-    def checkpoint(self, *, step: int, path: Path, now: float) -> None:
+    def record_checkpoint(self, *, step: int, path: Path, now: float) -> None:
         """A complete checkpoint of `step` is on disk: the samples that it covers are no longer needed."""
         self._store.write(
             self._term,
@@ -248,8 +250,8 @@ class SampleLedger:
             drop_payloads_through_step=step,
         )
 
-    def restore(self, restore: Restore) -> None:
-        """How far it has come: written before anything is done to the ranks, and when it is done."""
+    def record_restore(self, restore: Restore) -> None:
+        """The state of a restore: written before the ranks are changed, and when it has ended."""
         self._store.write(self._term, restore=RestoreRow(**asdict(restore)))
 
     def account(self) -> PromptAccount:

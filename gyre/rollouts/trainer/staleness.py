@@ -5,7 +5,7 @@ after a weight update has tokens of several ages. The bound `max_age` counts in 
 a token may be `k` versions behind. What is beyond the bound is dropped. A function of the user's, instead of the bound,
 is told the ages and answers with a verdict.
 
-Which of the groups that may be trained are taken first, and for which a place is kept: `arrival`. How far generation
+Which of the groups that may be trained are taken first, and for which a slot is kept: `arrival`. How far generation
 runs ahead is the delay on the graph's weights edge.
 
 Invariants:

@@ -135,10 +135,10 @@ class TrainingRun:
         order = ArrivalOrder(
             StalenessPolicy(self.spec.max_staleness, judge),
             per_step=self.graph.per_step,
-            keeps_places=staleness.policy == "wait",
+            keeps_slots=staleness.policy == "wait",
         )
         for group_id, version in self.groups.min_versions.items():
-            order.asked(group_id, version)
+            order.requested(group_id, version)
         return order
 
     def _wire_learning(self) -> None:

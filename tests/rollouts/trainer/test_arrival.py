@@ -18,74 +18,74 @@ def of(version: int, tokens: int = 5) -> tuple[VersionRun, ...]:
 
 
 def order(max_age: int, per_step: int = 2, *, keeps: bool = False) -> ArrivalOrder:
-    return ArrivalOrder(StalenessPolicy(max_age), per_step=per_step, keeps_places=keeps)
+    return ArrivalOrder(StalenessPolicy(max_age), per_step=per_step, keeps_slots=keeps)
 
 
 def test_the_first_that_are_whole_are_taken_and_the_oldest_before_them() -> None:
     arrival = order(1)
     for group, version in ((4, 1), (2, 1), (9, 0), (3, 1)):
-        arrival.asked(group, version)
-        arrival.whole(group, [of(version)], trainer_version=1)
-    assert arrival.choose(trainer_version=1, places=2).train == [9, 4]
-    assert arrival.choose(trainer_version=1, places=5).train == [2, 3]
-    assert arrival.choose(trainer_version=1, places=5).train == []
+        arrival.requested(group, version)
+        arrival.scored(group, [of(version)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, slots=2).train == [9, 4]
+    assert arrival.choose(trainer_version=1, slots=5).train == [2, 3]
+    assert arrival.choose(trainer_version=1, slots=5).train == []
     assert (arrival.waiting, arrival.in_flight) == (0, 0)
 
 
 def test_what_became_too_old_is_dropped_once() -> None:
     arrival = order(1)
-    arrival.whole(0, [of(0), of(2)], trainer_version=2)
-    arrival.whole(1, [of(1)], trainer_version=2)
-    choice = arrival.choose(trainer_version=2, places=2)
+    arrival.scored(0, [of(0), of(2)], trainer_version=2)
+    arrival.scored(1, [of(1)], trainer_version=2)
+    choice = arrival.choose(trainer_version=2, slots=2)
     assert choice.train == [1]
     ((group, verdict),) = choice.drop
     assert (group, verdict.action) == (0, Action.DROP)
     assert verdict.reason.startswith("It has tokens of version 0, 2 behind the trainer's 2")
-    assert arrival.choose(trainer_version=2, places=2).drop == []
+    assert arrival.choose(trainer_version=2, slots=2).drop == []
 
 
 def test_a_place_is_kept_for_who_would_become_too_old() -> None:
     arrival = order(1, keeps=True)
-    arrival.asked(0, 0)
+    arrival.requested(0, 0)
     for group in (1, 2):
-        arrival.whole(group, [of(1)], trainer_version=1)
-    assert arrival.choose(trainer_version=1, places=2).train == [1]
-    assert arrival.choose(trainer_version=1, places=1).train == []
-    arrival.whole(0, [of(0)], trainer_version=1)
-    assert arrival.choose(trainer_version=1, places=1).train == [0]
-    assert arrival.choose(trainer_version=2, places=2).train == [2]
+        arrival.scored(group, [of(1)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, slots=2).train == [1]
+    assert arrival.choose(trainer_version=1, slots=1).train == []
+    arrival.scored(0, [of(0)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, slots=1).train == [0]
+    assert arrival.choose(trainer_version=2, slots=2).train == [2]
 
 
 def test_a_place_is_kept_steps_ahead() -> None:
     """Four groups of version 0 and two places a step: the next step is theirs, though they may wait one more."""
     arrival = order(2, keeps=True)
     for group in range(4):
-        arrival.asked(group, 0)
+        arrival.requested(group, 0)
     for group in (8, 9):
-        arrival.whole(group, [of(1)], trainer_version=1)
-    assert arrival.choose(trainer_version=1, places=2).train == []
+        arrival.scored(group, [of(1)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, slots=2).train == []
     arrival.forget(3)
-    assert arrival.choose(trainer_version=1, places=2).train == [8]
+    assert arrival.choose(trainer_version=1, slots=2).train == [8]
 
 
 def test_where_not_all_can_be_in_time_the_most_urgent_go_first() -> None:
     arrival = order(1, keeps=True)
     for group in range(5):
-        arrival.asked(group, 0)
-    arrival.whole(7, [of(1)], trainer_version=1)
-    assert arrival.choose(trainer_version=1, places=2).train == []
-    arrival.whole(3, [of(0)], trainer_version=1)
-    assert arrival.choose(trainer_version=1, places=2).train == [3]
+        arrival.requested(group, 0)
+    arrival.scored(7, [of(1)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, slots=2).train == []
+    arrival.scored(3, [of(0)], trainer_version=1)
+    assert arrival.choose(trainer_version=1, slots=2).train == [3]
 
 
 def test_a_function_of_the_users_may_let_groups_wait() -> None:
     def patient(age: Ages) -> Verdict:
         return Verdict(Action.TRAIN if age.oldest >= 1 else Action.WAIT, "not yet")
 
-    arrival = ArrivalOrder(StalenessPolicy(0, patient), per_step=2, keeps_places=False)
-    arrival.whole(0, [of(3)], trainer_version=3)
-    assert arrival.choose(trainer_version=3, places=2).train == []
-    assert arrival.choose(trainer_version=4, places=2).train == [0]
+    arrival = ArrivalOrder(StalenessPolicy(0, patient), per_step=2, keeps_slots=False)
+    arrival.scored(0, [of(3)], trainer_version=3)
+    assert arrival.choose(trainer_version=3, slots=2).train == []
+    assert arrival.choose(trainer_version=4, slots=2).train == [0]
 
 
 @settings(deadline=None, max_examples=150)
@@ -116,14 +116,14 @@ def test_a_whole_run_trains_each_group_once_and_none_too_old(
         while again or next_group < min(steps, version + 1 + ahead) * per_step:
             group = again.pop() if again else next_group
             next_group += group == next_group
-            arrival.asked(group, version)
+            arrival.requested(group, version)
             flying[group] = version
         if flying and dice.random() < 0.8:
             group = dice.choice(sorted(flying))
             asked = flying.pop(group)
             oldest[group] = dice.randint(asked, version)
-            arrival.whole(group, [of(oldest[group])], trainer_version=version)
-        choice = arrival.choose(trainer_version=version, places=per_step - len(current))
+            arrival.scored(group, [of(oldest[group])], trainer_version=version)
+        choice = arrival.choose(trainer_version=version, slots=per_step - len(current))
         assert not (keeps and choice.drop), "a place was not kept"
         again += [group for group, _ in choice.drop]
         for group in choice.train:
@@ -139,5 +139,5 @@ def test_a_whole_run_trains_each_group_once_and_none_too_old(
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_group_without_tokens_is_as_old_as_the_policy(keeps: bool) -> None:
     arrival = order(0, keeps=keeps)
-    arrival.whole(0, [()], trainer_version=7)
-    assert arrival.choose(trainer_version=7, places=1).train == [0]
+    arrival.scored(0, [()], trainer_version=7)
+    assert arrival.choose(trainer_version=7, slots=1).train == [0]

@@ -46,12 +46,12 @@ def ledger(store):
 
 
 def draw_and_finish(ledger, step, version=0):
-    ledger.drawn(batch(step), step * BATCH)
-    ledger.done([group(group_id, version) for group_id in batch(step)])
+    ledger.record_drawn(batch(step), step * BATCH)
+    ledger.record_scored([group(group_id, version) for group_id in batch(step)])
 
 
 def train(ledger, step):
-    ledger.trained(
+    ledger.record_trained(
         step=step, version=step, digest=f"d{step}", group_ids=batch(step), metrics={"tokens": step}, now=1.0
     )
 
@@ -62,7 +62,7 @@ def test_the_first_writer_finds_nothing(store):
 
 
 def test_after_a_draw_the_next_writer_knows_how_far_it_went_and_has_no_samples(store, ledger):
-    ledger.drawn([0, 1, 2], 3)
+    ledger.record_drawn([0, 1, 2], 3)
     found = SampleLedger(store, 2).open()
     assert (found.cursor, found.groups, found.step) == (3, {}, 0)
 
@@ -90,7 +90,7 @@ def test_after_a_step_the_next_writer_is_given_it_again_until_a_checkpoint_cover
     assert list(found.groups) == batch(1) + batch(2)
     assert found.metrics[2] == {"tokens": 2}
 
-    SampleLedger(store, 2).checkpoint(step=1, path=Path("/c/1"), now=2.0)
+    SampleLedger(store, 2).record_checkpoint(step=1, path=Path("/c/1"), now=2.0)
     found = SampleLedger(store, 3).open()
     assert (found.checkpoint_step, found.checkpoint_path) == (1, Path("/c/1"))
     assert list(found.groups) == batch(2)
@@ -101,7 +101,7 @@ def test_samples_beyond_the_checkpoint_are_kept_when_it_is_written(store, ledger
     for step in (1, 2):
         draw_and_finish(ledger, step)
     train(ledger, 1)
-    ledger.checkpoint(step=1, path=Path("/c/1"), now=2.0)
+    ledger.record_checkpoint(step=1, path=Path("/c/1"), now=2.0)
     assert list(SampleLedger(store, 2).open().groups) == batch(2)
 
 
@@ -113,10 +113,10 @@ def test_the_versions_of_the_tokens_are_in_the_rows(store, ledger):
 @pytest.mark.parametrize(
     "write",
     [
-        lambda ledger: ledger.drawn([4], 5),
-        lambda ledger: ledger.done([group(0)]),
+        lambda ledger: ledger.record_drawn([4], 5),
+        lambda ledger: ledger.record_scored([group(0)]),
         lambda ledger: train(ledger, 1),
-        lambda ledger: ledger.checkpoint(step=1, path=Path("/c/1"), now=2.0),
+        lambda ledger: ledger.record_checkpoint(step=1, path=Path("/c/1"), now=2.0),
         lambda ledger: ledger.open(),
     ],
     ids=["drawn", "done", "trained", "checkpoint", "open"],
@@ -139,16 +139,16 @@ def test_the_account_counts_every_prompt_once(store, ledger):
     draw_and_finish(ledger, 1)
     train(ledger, 1)
     draw_and_finish(ledger, 2)
-    ledger.drawn([8, 9], 10)
+    ledger.record_drawn([8, 9], 10)
     account = ledger.account()
     assert (account.drawn, account.trained, account.waiting) == (10, 4, 6)
     assert (account.lost, account.trained_twice) == ((), ())
 
 
 def test_the_account_names_what_is_lost_and_what_is_trained_twice(store, ledger):
-    ledger.drawn([0, 1, 4], 6)
-    ledger.trained(step=1, version=1, digest="d", group_ids=[0, 1], metrics={}, now=1.0)
-    ledger.trained(step=2, version=2, digest="d", group_ids=[1, 4], metrics={}, now=1.0)
+    ledger.record_drawn([0, 1, 4], 6)
+    ledger.record_trained(step=1, version=1, digest="d", group_ids=[0, 1], metrics={}, now=1.0)
+    ledger.record_trained(step=2, version=2, digest="d", group_ids=[1, 4], metrics={}, now=1.0)
     account = account_of(store)
     assert account.lost == (2, 3, 5)
     assert account.trained_twice == (1,)
@@ -186,14 +186,14 @@ class Ledger(RuleBasedStateMachine):
     def draw(self, count):
         new = list(range(self.cursor, self.cursor + count))
         self.cursor += count
-        self.ledger.drawn(new, self.cursor)
+        self.ledger.record_drawn(new, self.cursor)
 
     @precondition(lambda self: self.opened and len(self.done) < self.cursor)
     @rule(data=st.data())
     def finish(self, data):
         left = [at for at in range(self.cursor) if at not in self.done]
         some = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
-        self.ledger.done([group(at) for at in some])
+        self.ledger.record_scored([group(at) for at in some])
         self.done |= set(some)
 
     @precondition(lambda self: self.opened and self.done.issuperset(batch(self.step + 1)))
@@ -206,7 +206,7 @@ class Ledger(RuleBasedStateMachine):
     @rule()
     def write_checkpoint(self):
         self.checkpoint = self.step
-        self.ledger.checkpoint(step=self.step, path=self.folder / str(self.step), now=3.0)
+        self.ledger.record_checkpoint(step=self.step, path=self.folder / str(self.step), now=3.0)
 
     @rule()
     def die(self):
@@ -217,7 +217,7 @@ class Ledger(RuleBasedStateMachine):
         covered = (self.checkpoint or 0) * BATCH if self.checkpoint is not None else 0
         assert set(found.groups) == {at for at in self.done if at >= covered}
         with pytest.raises(Fenced):
-            old.drawn([0], 1)
+            old.record_drawn([0], 1)
 
     @invariant()
     def account_is_exact(self):

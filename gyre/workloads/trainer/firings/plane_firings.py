@@ -95,7 +95,7 @@ class PlaneFirings:
         if new:
             self._groups.record_requested(new, version)
         for group_id in ids:
-            self._arrival.asked(group_id, version)
+            self._arrival.requested(group_id, version)
 
     # -- taking in ----------------------------------------------------------------------------------
 

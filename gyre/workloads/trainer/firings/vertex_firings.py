@@ -82,7 +82,7 @@ class VertexFirings:
             groups = [self._groups[group_id] for group_id in ids] or self._held_out()
             if self._arrival is not None and policy is not None and takes_weights:
                 for group_id in ids:
-                    self._arrival.asked(group_id, policy.version)
+                    self._arrival.requested(group_id, policy.version)
             for firing in some:
                 self._flow.start(firing)
             future = self._calls.submit(

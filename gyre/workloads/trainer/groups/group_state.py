@@ -107,14 +107,14 @@ class GroupState:
         new = [group.id for group in groups if group.id >= self.cursor]
         if new:
             cursor = new[-1] + 1
-            self._ledger.drawn(new, cursor)
+            self._ledger.record_drawn(new, cursor)
             self.cursor = cursor
             self.unscored.update(new)
         self.by_id.update({group.id: group for group in groups})
 
     def record_requested(self, ids: Sequence[int], min_version: int) -> None:
         """Their samples are requested of policies of `min_version` and newer."""
-        self._ledger.asked(ids, min_version)
+        self._ledger.record_requested(ids, min_version)
         self.min_versions.update(dict.fromkeys(ids, min_version))
 
     def merge(self, returned: Sequence[Group]) -> None:
@@ -132,14 +132,14 @@ class GroupState:
         """Every operator before the training has added its part to their samples."""
         if not ids:
             return
-        self._ledger.done([self.by_id[group_id] for group_id in ids])
+        self._ledger.record_scored([self.by_id[group_id] for group_id in ids])
         self.unscored.difference_update(ids)
         self.scored.update(dict.fromkeys(ids))
         for group_id in ids:
             self.min_versions.pop(group_id, None)
 
     def record_batch(self, batch: RecordedBatch) -> None:
-        self._ledger.recorded(batch)
+        self._ledger.record_batch(batch)
         self.batches.setdefault(batch.step, []).append(batch)
         for group_id in batch.ids:
             del self.scored[group_id]
@@ -148,7 +148,7 @@ class GroupState:
         """Discard the samples of a group, so that its prompt is answered again by the newest policy. Returns the number
         of tokens discarded."""
         tokens = self.by_id[group_id].token_count
-        self._ledger.given_back(
+        self._ledger.record_redrawn(
             group_id, version=self.step, reason=reason, tokens=tokens, evidence=evidence, now=time.time()
         )
         self.min_versions[group_id] = self.step
@@ -161,7 +161,7 @@ class GroupState:
         """Give a group up for good; `by`, whose id is `cursor`, takes its slot. Returns the number of tokens
         discarded."""
         tokens = self.by_id[group_id].token_count
-        self._ledger.set_aside(
+        self._ledger.record_replaced(
             group_id,
             replaced_by=by.id,
             cursor=by.id + 1,
@@ -184,7 +184,7 @@ class GroupState:
     # -- what happens to steps ----------------------------------------------------------------------
 
     def record_trained(self, step: int, digest: str, metrics: dict[str, Any]) -> None:
-        self._ledger.trained(
+        self._ledger.record_trained(
             step=step,
             version=step,
             digest=digest,
@@ -198,7 +198,7 @@ class GroupState:
 
     def forget_digests(self, step: int) -> None:
         """From `step` on the weights differ from those whose digests were recorded."""
-        self._ledger.digests_forgotten(step)
+        self._ledger.forget_digests(step)
         self.digests = {at: digest for at, digest in self.digests.items() if at < step}
 
     def trained_by(self, step: int) -> list[list[int]]:
@@ -229,13 +229,13 @@ class GroupState:
         return self._write_restore(replace(restore, step=step, seconds=seconds))
 
     def _write_restore(self, restore: Restore) -> Restore:
-        self._ledger.restore(restore)
+        self._ledger.record_restore(restore)
         self.restores[restore.role] = restore
         return restore
 
     def record_checkpoint(self, step: int, path: Path) -> None:
         """A complete checkpoint is on disk; the groups that it covers are forgotten."""
-        self._ledger.checkpoint(step=step, path=path, now=time.time())
+        self._ledger.record_checkpoint(step=step, path=path, now=time.time())
         self.checkpoint_step, self.checkpoint_path = step, path
         for covered in [at for at in self.batches if at <= step]:
             for batch in self.batches.pop(covered):

@@ -133,9 +133,9 @@ class StreamedBatches:
             return useless
         for group_id in new:
             runs = [sample.versions for sample in groups[group_id].samples]
-            self._arrival.whole(group_id, runs, trainer_version=groups.step)
+            self._arrival.scored(group_id, runs, trainer_version=groups.step)
         self._seen.update(new)
-        choice = self._arrival.choose(trainer_version=groups.step, places=self._slots_left)
+        choice = self._arrival.choose(trainer_version=groups.step, slots=self._slots_left)
         self._offer(choice.train)
         self._seen.difference_update(group_id for group_id, _ in choice.drop)
         return [*useless, *choice.drop]

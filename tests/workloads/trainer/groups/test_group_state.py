@@ -119,7 +119,7 @@ def test_digests_of_weights_that_are_no_more_are_forgotten_by_the_ledger_too(sto
 RUN = RunSpec(prompts_per_step=4, groups_per_micro_batch=2)
 
 
-def test_the_next_reader_finds_what_the_book_knows_after_each_write(store: LedgerStore) -> None:
+def test_the_next_reader_finds_what_is_known_after_each_write(store: LedgerStore) -> None:
     term = 1
     groups = state_of(store, term)
 
@@ -212,7 +212,7 @@ def test_a_micro_batch_is_dealt_anew_to_another_number_of_ranks(store: LedgerSto
 def test_steps_from_before_micro_batches_were_recorded_are_their_groups_by_number(store: LedgerStore) -> None:
     ledger = SampleLedger(store, 1)
     ledger.open()
-    ledger.drawn(range(4), 4)
-    ledger.done([sampled(at) for at in range(4)])
-    ledger.trained(step=1, version=1, digest="d1", group_ids=[0, 1, 2, 3], metrics={}, now=1.0)
+    ledger.record_drawn(range(4), 4)
+    ledger.record_scored([sampled(at) for at in range(4)])
+    ledger.record_trained(step=1, version=1, digest="d1", group_ids=[0, 1, 2, 3], metrics={}, now=1.0)
     assert state_of(store, 2).ids_of(1) == [0, 1, 2, 3]
