@@ -33,19 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from plane import lines, quantiles, say
 
 from gyre.rollouts.agent.agent import FLUSH_GAP_S
-from gyre.rollouts.protocol.frames import (
-    MAX_FRAME_BYTES,
-    PROTOCOL,
-    Attach,
-    End,
-    Hello,
-    Loaded,
-    Progress,
-    Publish,
-    Request,
-    Taken,
-    encode,
-)
+from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, encode
+from gyre.rollouts.protocol.frames import PROTOCOL, Attach, Hello, Loaded, Publish, Request, Taken
+from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 VOCABULARY = 151_936
@@ -209,7 +199,7 @@ class Agent:
         ends = []
         for row, lease in pairs:
             for at in np.flatnonzero(self.leases[: self.count] == lease).tolist():
-                ends.append(End(row, lease, "released"))
+                ends.append(End(row, lease, "released", "", ()))
                 self.drop(np.array([at]))
         if ends:
             await self.emit(np.empty(0, np.int64), np.empty(0, np.int64), ends)
@@ -259,7 +249,7 @@ class Agent:
         which = which[np.argsort(self.rows[which])]
         gone = np.flatnonzero(ended)
         ends = [
-            End(row, lease, "stop")
+            End(row, lease, "stop", "", ())
             for row, lease in zip(self.rows[gone].tolist(), self.leases[gone].tolist(), strict=True)
         ]
         await self.emit(which, made, ends, gone)

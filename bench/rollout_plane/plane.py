@@ -24,7 +24,9 @@ from aiohttp import WSMsgType, web
 
 from gyre.rollouts.manager.server import ManagerSettings, RolloutManager, calm_collector
 from gyre.rollouts.manager.sessions import AgentSession, Connection
-from gyre.rollouts.protocol.frames import Ack, Frame, Report, Request, encode
+from gyre.rollouts.protocol.codec import encode
+from gyre.rollouts.protocol.frames import Ack, Frame, Request
+from gyre.rollouts.protocol.progress import Report
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import open_store
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from gyre.rollouts.manager.server import ManagerSettings, RolloutManager
+from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
@@ -22,20 +24,17 @@ from gyre.rollouts.protocol.frames import (
     Attach,
     Attached,
     Done,
-    End,
     Frame,
     Held,
     Hello,
     Loaded,
-    Progress,
     Publish,
     Request,
     Weights,
     Welcome,
     Work,
-    decode,
-    encode,
 )
+from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.store import RolloutStore, open_store
 from gyre.weights.version.model_folder import ModelFolder, list_model_folder
@@ -265,7 +264,7 @@ class ScriptedAgent:
             sample = self.samples.pop(row)
             keep = kept.get(sample.work.key)
             if keep is not None:
-                sample.work = sample.work.model_copy(update={"row": keep.row, "lease": keep.lease})
+                sample.work = msgspec.structs.replace(sample.work, row=keep.row, lease=keep.lease)
                 self.samples[keep.row] = sample
         return welcome
 
@@ -327,7 +326,9 @@ class ScriptedAgent:
             sample.tokens += new
             tokens += new
         assert self.weights is not None
-        over = [End(row, self.samples[row].work.lease, kind, message) for row, kind in (ends or {}).items()]
+        over = [
+            End(row, self.samples[row].work.lease, kind, message, ()) for row, kind in (ends or {}).items()
+        ]
         number = version if version is not None else self.weights.version
         await self.wire.send(
             Progress(

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from gyre.weights.transfer import server, transport
+from gyre.weights.transfer.address import split_address
 from gyre.weights.transfer.connections import KEPT_LINES, KEPT_S, ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import PeerConnection
@@ -183,3 +184,21 @@ def test_lines_are_not_kept_for_long_nor_many_nor_after_the_end(ends):
     lines.keep("a", made[-1][0])
     assert is_closed(made[-1][1])
     assert len(lines) == 0
+
+
+def test_a_relay_that_is_no_address_is_told_to_nobody(party):
+    """Whoever is told of a relay dials it."""
+    origin, liar, honest = party(), party(), party()
+    manifest = origin.publish(1)
+    liar.receiver.address = "x"
+    liar.fetch(manifest, origin)
+    assert content(honest.fetch(manifest, origin).slot) == content(origin.arena.versions[1])
+    assert not any("x" in known for known in origin.server._relays.values())
+
+
+@pytest.mark.parametrize(
+    "address", ["", "x", "host:", ":1", "host:0", "host:65536", "a b:1", "host:1\n", "[x]:1"]
+)
+def test_what_is_no_address_is_not_dialled(address):
+    with pytest.raises(ConnectionAbortedError, match="no address"):
+        split_address(address)

@@ -45,6 +45,7 @@ from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request
 from gyre.rollouts.agent.policy_loading import AgentWeights
 from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
+from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
@@ -54,10 +55,8 @@ from gyre.rollouts.protocol.frames import (
     Draining,
     EngineDied,
     Frame,
-    FrameError,
     Held,
     Hello,
-    Progress,
     Prompt,
     Sleep,
     Wake,
@@ -65,6 +64,7 @@ from gyre.rollouts.protocol.frames import (
     Welcome,
     Work,
 )
+from gyre.rollouts.protocol.progress import EndKind, Progress
 from gyre.weights.version.model_folder import fingerprint
 
 FLUSH_GAP_S = 0.02
@@ -426,7 +426,7 @@ class Agent:
         if chunk.finish.kind is FinishKind.ABORT:
             self._finish(held, "released", chunk.finish.message)
         else:
-            self._finish(held, str(chunk.finish.kind), "")
+            self._finish(held, "stop" if chunk.finish.kind is FinishKind.STOP else "length", "")
 
     async def _generate(self, held: HeldSample, client: EngineClient) -> None:
         try:
@@ -455,7 +455,7 @@ class Agent:
         if self._client is client and not held.cancelled and not held.end:
             self._finish(held, "failed", str(error)[:2000])
 
-    def _finish(self, held: HeldSample, kind: str, message: str) -> None:
+    def _finish(self, held: HeldSample, kind: EndKind, message: str) -> None:
         held.end, held.message = kind, message
         self._report_now.set()
 

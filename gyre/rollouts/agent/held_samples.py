@@ -14,13 +14,14 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gyre.engines.dialect import Chunk, GenerateRequest, SamplingParams
-from gyre.rollouts.protocol.frames import lineage
+from gyre.rollouts.protocol.lineage import lineage
+from gyre.rollouts.protocol.progress import EndKind
 
 _SAMPLING_KEYS = {entry.name for entry in fields(SamplingParams)}
 
@@ -44,7 +45,7 @@ class HeldSample:
     sent: int = 0
     lease_began: int = 0
     """Tokens made before the present lease (a reconnect gives a new one)."""
-    end: str = ""
+    end: EndKind | Literal[""] = ""
     message: str = ""
     true_runs: tuple[tuple[int, int], ...] = ()
     end_seq: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.agent.held_samples import HeldSample
-from gyre.rollouts.protocol.frames import End, Progress
+from gyre.rollouts.protocol.progress import End, Progress
 
 PORTION_TOKENS = 1 << 20
 """In one report: 8 MiB, far below the frame limit, however long the manager was away."""
@@ -76,7 +76,7 @@ class Reports:
         over = [held for held in samples if held.end and not held.end_seq]
         together = all(held.sent == held.made for held in over if held.end == "died")
         for held in over:
-            if held.sent == held.made and (together or held.end != "died"):
+            if held.end and held.sent == held.made and (together or held.end != "died"):
                 held.end_seq = self.seq
                 runs = held.true_runs if held.lease_began == 0 else ()
                 ends.append(End(held.row, held.lease, held.end, held.message, runs))

@@ -39,19 +39,10 @@ from gyre.rollouts.core.requests import INDEX_BITS, GroupRequest, InFlightSample
 from gyre.rollouts.core.sample_store import SampleStore
 from gyre.rollouts.core.seeds import draw_seeds, seed_of
 from gyre.rollouts.protocol.columns import JoinedColumns
-from gyre.rollouts.protocol.frames import (
-    End,
-    Held,
-    Hello,
-    Keep,
-    Progress,
-    Prompt,
-    Report,
-    Request,
-    Work,
-    lineage,
-    refuse,
-)
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
+from gyre.rollouts.protocol.lineage import lineage
+from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.samples import Group
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.placement import Placement

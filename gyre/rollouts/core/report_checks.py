@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
-from gyre.rollouts.protocol.frames import End, refuse
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.progress import End
 
 
 class Match(NamedTuple):

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.core.token_table import TokenTable
-from gyre.rollouts.protocol.frames import Request, refuse
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.frames import Request
 from gyre.rollouts.samples import Group, Sample, VersionRun, unpack_groups
 from gyre.rollouts.scheduling.fleet import PlacedSample
 from gyre.rollouts.token_log.records import RequestRecord

@@ -22,7 +22,7 @@ from gyre.rollouts.core.report_checks import match, trim
 from gyre.rollouts.core.requests import FailureRecord, GroupRequest, InFlightSample
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
-from gyre.rollouts.protocol.frames import FrameError
+from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.token_log.records import delta_in
 from gyre.rollouts.token_log.write_buffer import WriteBuffer
 

@@ -17,7 +17,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gyre.rollouts.protocol.frames import Loaded, Publish, Weights, refuse
+import msgspec
+
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.frames import Loaded, Publish, Weights
 from gyre.weights.version.arena import MANIFEST
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder
@@ -30,6 +33,9 @@ another, that is not news."""
 
 INSTANCES_KNOWN = 4096
 """Of which it is remembered how they had their weights: those that came and went are told of again."""
+
+
+WEIGHTS_FIELDS = tuple(field.name for field in msgspec.structs.fields(Weights))
 
 
 class PolicyVersions:
@@ -58,9 +64,7 @@ class PolicyVersions:
         self._checksums = {int(version): text for version, text in counters.get("checksums", {}).items()}
         for known in counters.get("weights", []):
             # A ledger of before has the names of files as well, which are the manifest's matter now.
-            self.add(
-                Weights.model_validate({key: known[key] for key in Weights.model_fields if key in known})
-            )
+            self.add(msgspec.convert({key: known[key] for key in WEIGHTS_FIELDS if key in known}, Weights))
         self.served = self._versions.get(counters.get("served_version", -1))
         self.durable = self.newest
         self.model = counters.get("model") or self.model
@@ -69,7 +73,7 @@ class PolicyVersions:
         """What is to be committed. `committed` is told when it was."""
         self.changed = False
         return {
-            "weights": [weights.model_dump() for _, weights in sorted(self._versions.items())],
+            "weights": [msgspec.structs.asdict(weights) for _, weights in sorted(self._versions.items())],
             "served_version": self.served.version if self.served is not None else -1,
             "newest_version": self.newest,
             "checksums": {str(version): text for version, text in self._checksums.items()},
@@ -174,7 +178,7 @@ class PolicyVersions:
 
     def _replace(self, version: int, **fields: Any) -> None:
         known = self._versions[version]
-        moved = known.model_copy(update=fields)
+        moved = msgspec.structs.replace(known, **fields)
         if moved == known:
             return
         self._versions[version] = moved

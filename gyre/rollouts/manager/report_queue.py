@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.protocol.columns import ColumnFault, join_columns
-from gyre.rollouts.protocol.frames import FrameError, Report
+from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.progress import Report
 
 MOST_REPORTS = 64
 MOST_ROWS = 512

@@ -24,12 +24,14 @@ import contextlib
 import gc
 import hmac
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aiohttp import WSMsgType, web
+from msgspec.structs import replace
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
@@ -43,8 +45,9 @@ from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection, RefusedVersion
 from gyre.rollouts.manager.status import book_status, instance_status
+from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, unpack
+from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import (
-    MAX_FRAME_BYTES,
     PROTOCOL,
     Ack,
     Asleep,
@@ -58,27 +61,23 @@ from gyre.rollouts.protocol.frames import (
     EngineDied,
     Failed,
     Frame,
-    FrameError,
     Hello,
     LendDevices,
     Loaded,
     LoadFailed,
-    Progress,
     Publish,
     Pulse,
     ReclaimDevices,
     Reject,
-    Report,
     Request,
     Taken,
     Weights,
     WeightsTrouble,
     Welcome,
     Work,
-    refuse,
-    unpack,
 )
 from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S, watch_acknowledgements
+from gyre.rollouts.protocol.progress import Progress, Report
 from gyre.rollouts.samples import unpack_groups
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.token_log.group_commit import GroupCommit
@@ -172,7 +171,7 @@ class RolloutManager:
         self._store = store
         self._term = term
         self._token = token
-        self._on_event = on_event
+        self._on_event = on_event = _telling(on_event)
         self._on_fatal = on_fatal
         self._now = monotonic
         self._trainer: Connection | None = None
@@ -767,7 +766,7 @@ class RolloutManager:
             # It loads it when its window opens; that it has it by then costs no memory of the trainer's devices.
             # What it is loading it finishes first: the window's end waits for that.
             session.told_ahead = served.version
-            session.peer.send(self._with_sources(served).model_copy(update={"ahead": True}))
+            session.peer.send(replace(self._with_sources(served), ahead=True))
 
     def _with_sources(self, weights: Weights) -> Weights:
         """Instances that have it serve it as well: the publisher may be gone."""
@@ -778,7 +777,7 @@ class RolloutManager:
             and session.peer is not None
             and self.book.instances[session.name].version == weights.version
         ]
-        return weights.model_copy(update={"sources": [*weights.sources, *others][:SOURCES_TOLD]})
+        return replace(weights, sources=[*weights.sources, *others][:SOURCES_TOLD])
 
     def _sources_moved(self) -> None:
         """The publisher serves the version from elsewhere now: instances that are fetching it, or could not, hear of
@@ -993,10 +992,12 @@ class RolloutManager:
         try:
             body = await request.json()
             name = str(body["instance"])
-            asked = Drain(
-                deadline_s=float(body.get("deadline_s", 30.0)), reason=str(body.get("reason", "asked to"))
+            asked = checked(
+                Drain,
+                deadline_s=float(body.get("deadline_s", 30.0)),
+                reason=str(body.get("reason", "asked to")),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, FrameError) as error:
             return web.json_response(
                 {"code": "invalid", "message": f'expected {{"instance": NAME, "deadline_s": S}}: {error!r}'},
                 status=422,
@@ -1034,6 +1035,18 @@ class RolloutManager:
                 if (instance := self.book.instances.get(session.name)) is not None
             ],
         }
+
+
+def _telling(on_event: Callable[[str, dict[str, Any]], None]) -> Callable[[str, dict[str, Any]], None]:
+    """What people should know is no reason to stop: an event that cannot be told is left out, which is printed."""
+
+    def tell(kind: str, fields: dict[str, Any]) -> None:
+        try:
+            on_event(kind, fields)
+        except Exception as error:  # whatever the listener makes of what peers said
+            print(f"the event {kind} could not be told: {error!r}"[:1000], file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _told(state: InFlightSample) -> dict[str, Any]:

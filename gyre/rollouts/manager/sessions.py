@@ -18,7 +18,8 @@ from aiohttp import web
 
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.protocol.frames import Frame, Hello, encode
+from gyre.rollouts.protocol.codec import encode
+from gyre.rollouts.protocol.frames import Frame, Hello
 
 AT_ONCE_BYTES = 16 << 10
 """A frame up to this size is written by who sends it, where nothing waits before it: a quarter of what a transport

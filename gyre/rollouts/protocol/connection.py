@@ -26,16 +26,11 @@ from typing import Any, Protocol
 import aiohttp
 
 from gyre.errors import GyreError
-from gyre.rollouts.protocol.frames import (
-    MAX_FRAME_BYTES,
-    Frame,
-    Progress,
-    Reject,
-    decode,
-    encode,
-    refuse,
-)
+from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, decode, encode
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.frames import Frame, Reject
 from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S, watch_acknowledgements
+from gyre.rollouts.protocol.progress import Progress
 
 CONNECT_WITHIN_S = 5.0
 

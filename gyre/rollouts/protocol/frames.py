@@ -1,8 +1,6 @@
-"""What passes between the rollout manager and an agent, or a trainer: msgpack frames over one WebSocket.
+"""The frames that come seldom between the rollout manager and an agent, or a trainer: one typed struct a kind.
 
-A frame is the array `[kind, body]`. Bodies are checked field by field before anything is done with them; the only
-one that comes often, `Progress`, holds columns (one element a sample) as raw little-endian bytes and is checked as
-arrays. A frame that is not what this file describes raises FrameError, which has a code and names the field.
+`codec` says how they travel, `progress` has the one frame that comes often, `fields` the bounds of what they hold.
 
 Invariants:
 - *versioned*: the first frame of a connection says the protocol it speaks; another number is refused;
@@ -15,67 +13,32 @@ This module must not know about sockets or what the frames bring about.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+import sys
+from typing import Annotated, Literal
 
-import msgpack
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct, field
 
 from gyre.config import WeightsSpec
-from gyre.errors import GyreError
-from gyre.rollouts.protocol.columns import COLUMNS, ColumnFault, ReportColumns, join_columns
+from gyre.rollouts.protocol.fields import (
+    MAX_LIST,
+    Addresses,
+    AddressOrNone,
+    Count,
+    Ids,
+    Name,
+    Sampling,
+    Seconds,
+    Text,
+    Version,
+)
 
 PROTOCOL = 3
 """One more whenever a frame gets or loses a field: frames permit no others, and who has an older Gyre is to hear of the
 protocol, not of a field."""
 
-MAX_FRAME_BYTES = 64 << 20
-"""Of one frame: 16,384 samples that each bring 250 tokens fit; nobody can make the manager allocate more."""
 
-MAX_LIST = 1 << 18
-"""Elements of one list: ends, held samples, ids."""
-
-MAX_TEXT = 64 << 10
-"""Of one text in a frame, an engine's last words included."""
-
-
-class FrameError(GyreError):
-    """A frame that is not what the protocol says. `details["reason"]` is a stable code."""
-
-    code = "rollouts.frame"
-
-
-def refuse(reason: str, message: str) -> FrameError:
-    return FrameError(message, details={"reason": reason})
-
-
-def lineage(prompt: NDArray[np.int32], seed: int, tokens: NDArray[np.int32]) -> str:
-    """Names a sample as far as it got: who has the same goes on from the same tokens. xxh3-64 in hexadecimal."""
-    digest = xxhash.xxh3_64(seed.to_bytes(8, "little"))
-    for ids in (prompt, tokens):
-        digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())
-    return digest.hexdigest()
-
-
-# -- frames that come seldom ------------------------------------------------------------------------
-
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$")]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Version = Annotated[int, Field(ge=-1, lt=2**31)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Sampling = dict[
-    Annotated[str, Field(max_length=100)],
-    bool | int | Annotated[float, Field(allow_inf_nan=False)] | list[int] | tuple[int, ...] | None,
-]
-"""By the dialect's names."""
-
-
-class Frame(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class Frame(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A frame, or a part of one. What is made here is not checked; what is decoded is (`codec.checked` checks both)."""
 
 
 class Held(Frame):
@@ -97,14 +60,14 @@ class Hello(Frame):
     model: Name
     """Fingerprint of what the engine serves, weights apart; all instances of a job have the same."""
     engine: Text
-    max_running: Annotated[int, Field(ge=1, le=1 << 20)]
-    kv_tokens: Annotated[int, Field(ge=1, lt=2**40)]
+    max_running: Annotated[int, Meta(ge=1, le=1 << 20)]
+    kv_tokens: Annotated[int, Meta(ge=1, lt=2**40)]
     version: Version = -1
     """The policy version loaded and verified; -1 for none."""
     checksum: Text = ""
-    source: Text = ""
-    """host:port where others can fetch that version; "" where nobody can."""
-    held: list[Held] = Field(default_factory=list)
+    source: AddressOrNone = ""
+    """Where others can fetch that version; "" where nobody can."""
+    held: Annotated[list[Held], Meta(max_length=MAX_LIST)] = field(default_factory=list)
     local: bool = False
     """On the trainer's own devices: it works within windows."""
     asleep: bool = False
@@ -132,7 +95,7 @@ class Weights(Frame):
 
     version: Version
     checksum: Name
-    sources: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
+    sources: Addresses = field(default_factory=list)
     """host:port of those who serve it, the publisher first."""
     local_path: Text = ""
     """Its folder, on the machine that published it; the checksums hold there as well."""
@@ -143,13 +106,13 @@ class Weights(Frame):
 class Welcome(Frame):
     protocol: int
     epoch: Count
-    interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    interval_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)]
     """How often to report."""
-    keep: list[Keep]
+    keep: Annotated[list[Keep], Meta(max_length=MAX_LIST)]
     """What is held and not listed here is to be dropped: it went on elsewhere."""
     weights: Weights | None = None
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
-    plane: WeightsSpec = Field(default_factory=WeightsSpec)
+    plane: WeightsSpec = field(default_factory=WeightsSpec)
     """By which way, in which form, and from whom to get weights."""
 
 
@@ -173,14 +136,15 @@ class Prompt(Frame):
 
 
 class Assign(Frame):
-    prompts: list[Prompt]
-    work: list[Work]
+    prompts: Annotated[list[Prompt], Meta(max_length=MAX_LIST)]
+    work: Annotated[list[Work], Meta(max_length=MAX_LIST)]
 
 
 class Cancel(Frame):
     """Stop these; tokens not yet sent are sent with their end (`released`)."""
 
-    rows: list[tuple[int, int]]
+    rows: Annotated[list[tuple[int, int]], Meta(max_length=MAX_LIST)]
+    """(row, lease)."""
 
 
 class Ack(Frame):
@@ -217,8 +181,8 @@ class Loaded(Frame):
     pause_s: Seconds = 0.0
     how: Literal["", "start", "loader", "disk"] = ""
     note: Text = ""
-    source: Text = ""
-    """host:port where others can fetch it; "" where nobody can."""
+    source: AddressOrNone = ""
+    """Where others can fetch it; "" where nobody can."""
     fetched: Text = ""
     """By which way it came, from how many sources, in which codec and why."""
     way: Text = ""
@@ -274,7 +238,7 @@ class Request(Frame):
 
     purpose: Name
     groups: bytes
-    n: Annotated[int, Field(ge=1, le=4096)]
+    n: Annotated[int, Meta(ge=1, le=4096)]
     sampling: Sampling
     seed: Count
     min_version: Version
@@ -285,7 +249,7 @@ class Taken(Frame):
     """The trainer has these groups in its own ledger: the manager may forget them."""
 
     purpose: Name
-    ids: list[int]
+    ids: Ids
 
 
 class Publish(Frame):
@@ -295,7 +259,7 @@ class Publish(Frame):
     version: Version
     checksum: Name
     path: Text
-    sources: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
+    sources: Addresses = field(default_factory=list)
     model: Text = ""
 
 
@@ -305,7 +269,7 @@ class Pulse(Frame):
 
     at_s: Seconds
     waited_s: Seconds
-    wanted: Annotated[int, Field(ge=0, le=1 << 20)]
+    wanted: Annotated[int, Meta(ge=0, le=1 << 20)]
 
 
 class LendDevices(Frame):
@@ -321,7 +285,7 @@ class LendDevices(Frame):
     begun: bool
     arrived_tokens: Count
     train_s_per_token: Seconds
-    last_share: Annotated[float, Field(ge=0, le=1)]
+    last_share: Annotated[float, Meta(ge=0, le=1)]
 
 
 class ReclaimDevices(Frame):
@@ -382,14 +346,8 @@ class Failed(Frame):
     """These groups cannot be generated: a sample of each failed wherever and with whatever seed it was tried."""
 
     purpose: Name
-    ids: list[int]
+    ids: Ids
     message: Text
-
-
-class Status(Frame):
-    """How the plane is, for the trainer's progress view and for people."""
-
-    body: dict[str, Any]
 
 
 KINDS: dict[str, type[Frame]] = {
@@ -422,201 +380,4 @@ KINDS: dict[str, type[Frame]] = {
     "awake": Awake,
     "done": Done,
     "failed": Failed,
-    "status": Status,
 }
-_NAMES = {cls: kind for kind, cls in KINDS.items()}
-PROGRESS = "progress"
-
-
-# -- the frame that comes often ---------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class End:
-    """How a sample's stay on an instance ended. `stop` and `length` end the sample; `released` hands it back
-    unharmed; `failed` hands it back with a reason, which counts against it; `died` says that the engine died with it,
-    all that ran there in one frame. `runs`, where given, is the truth about
-    the versions of all tokens that came under this lease: (version, tokens) one after another."""
-
-    row: int
-    lease: int
-    kind: str
-    message: str = ""
-    runs: tuple[tuple[int, int], ...] = ()
-
-
-END_KINDS = frozenset(("stop", "length", "released", "failed", "died"))
-
-
-@dataclass(slots=True)
-class Progress:
-    """What was generated since the last frame: element `i` of each column belongs to one sample.
-
-    `rows` uint32, strictly increasing; `leases` uint64; `starts` uint32, the tokens the sample had before;
-    `counts` uint32, none 0; `versions` int32, the policy of these tokens. `tokens` int32 and `logprobs` float32 hold
-    the samples' tokens one after another. `ends` are judged after the tokens. `running`, `waiting` and `used_tokens`
-    say how full the engine is, `rate_tokens_s` how fast it has been lately.
-    """
-
-    seq: int
-    rows: NDArray[np.uint32]
-    leases: NDArray[np.uint64]
-    starts: NDArray[np.uint32]
-    counts: NDArray[np.uint32]
-    versions: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    ends: list[End] = field(default_factory=list)
-    running: int = 0
-    waiting: int = 0
-    used_tokens: int = 0
-    rate_tokens_s: float = 0.0
-
-    @property
-    def columns(self) -> ReportColumns:
-        return ReportColumns(
-            self.rows, self.leases, self.starts, self.counts, self.versions, self.tokens, self.logprobs
-        )
-
-
-@dataclass(slots=True)
-class Report:
-    """A Progress as it came: its ends and its load are checked, its columns are bytes that nobody has looked at."""
-
-    seq: int
-    columns: list[bytes]
-    """Rows, leases, starts, counts, versions, tokens, log-probs."""
-    ends: list[End]
-    load: tuple[int, int, int, float]
-    """running, waiting, used_tokens, rate_tokens_s."""
-
-    def unfold(self) -> Progress:
-        """Raises FrameError where a column is not what it should be."""
-        joined = join_columns([self.columns])
-        if isinstance(joined, ColumnFault):
-            raise refuse(joined.reason, joined.message)
-        return Progress(self.seq, *joined.columns, self.ends, *self.load)
-
-
-def empty_progress(seq: int) -> Progress:
-    return Progress(
-        seq,
-        np.empty(0, np.uint32),
-        np.empty(0, np.uint64),
-        np.empty(0, np.uint32),
-        np.empty(0, np.uint32),
-        np.empty(0, np.int32),
-        np.empty(0, np.int32),
-        np.empty(0, np.float32),
-    )
-
-
-def encode(frame: Frame | Progress) -> bytes:
-    if isinstance(frame, Progress):
-        body = [
-            frame.seq,
-            *(np.ascontiguousarray(getattr(frame, name), dtype=dtype).data for name, dtype in COLUMNS),
-            [[end.row, end.lease, end.kind, end.message, end.runs] for end in frame.ends],
-            [frame.running, frame.waiting, frame.used_tokens, frame.rate_tokens_s],
-        ]
-        return bytes(msgpack.packb([PROGRESS, body], use_bin_type=True))
-    return bytes(msgpack.packb([_NAMES[type(frame)], frame], default=_fields, use_bin_type=True))
-
-
-def _fields(frame: Any) -> dict[str, Any]:
-    """Of a frame, or of one within it. Faster than `model_dump`, which makes plain copies of what is plain already."""
-    if not isinstance(frame, BaseModel):
-        raise TypeError(f"{type(frame).__name__} has no wire form")
-    return frame.__dict__
-
-
-def decode(data: bytes) -> Frame | Progress:
-    """Raises FrameError for whatever is not a frame of this protocol."""
-    frame = unpack(data)
-    return frame.unfold() if isinstance(frame, Report) else frame
-
-
-def unpack(data: bytes) -> Frame | Report:
-    """As `decode`, but a Progress comes as a Report, whose columns are yet to be checked."""
-    if len(data) > MAX_FRAME_BYTES:
-        raise refuse("oversized", f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are taken")
-    try:
-        kind, body = msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            max_map_len=1 << 16,
-            max_array_len=MAX_LIST,  # a header of five bytes may claim any length
-        )
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
-        raise refuse("malformed", f"{len(data)} bytes that are no frame: {error!r}"[:500]) from None
-    if kind == PROGRESS:
-        return _report_in(body)
-    cls = KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise refuse("unknown_kind", f"a frame of the unknown kind {kind!r:.60}")
-    if not isinstance(body, dict):
-        raise refuse("malformed", f"the body of a {kind} frame is {type(body).__name__}, not a map")
-    try:
-        # msgpack has no tuples; strict pydantic does not make one of a list.
-        return cls.model_validate(body, strict=cls is not Cancel)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise refuse("invalid", f"{kind}.{where}: {first['msg']}"[:500]) from None
-
-
-def _report_in(body: Any) -> Report:
-    if not isinstance(body, list) or len(body) != 10:
-        raise refuse("malformed", "a progress frame has ten fields")
-    seq, *columns, ends, load = body
-    if type(seq) is not int or not 0 <= seq < 2**63:
-        raise refuse("invalid", f"progress.seq: {seq!r:.60}")
-    for raw in columns:
-        if type(raw) is not bytes:
-            raise refuse("invalid", f"progress: a column that is {type(raw).__name__}, not bytes")
-    return Report(seq, columns, _ends_in(ends), _load_in(load))
-
-
-def _ends_in(ends: Any) -> list[End]:
-    if not isinstance(ends, list):
-        raise refuse("invalid", "progress.ends: not a list")
-    found = []
-    for end in ends:
-        if not isinstance(end, list) or len(end) != 5:
-            raise refuse("invalid", "progress.ends: not [row, lease, kind, message, runs]")
-        row, lease, kind, message, runs = end
-        if type(row) is not int or type(lease) is not int or not 0 <= row < 2**32 or not 0 <= lease < 2**64:
-            raise refuse("invalid", "progress.ends: row or lease is no number in range")
-        if type(kind) is not str or kind not in END_KINDS:
-            raise refuse("invalid", f"progress.ends: kind {kind!r:.40}")
-        if not isinstance(message, str) or len(message) > MAX_TEXT:
-            raise refuse("invalid", "progress.ends: message is no text, or too long")
-        if not isinstance(runs, list) or not all(_is_run(run) for run in runs):
-            raise refuse("invalid", "progress.ends: runs are not pairs of version and tokens")
-        found.append(End(row, lease, kind, message, tuple((version, count) for version, count in runs)))
-    return found
-
-
-def _is_run(run: Any) -> bool:
-    return (
-        isinstance(run, list)
-        and len(run) == 2
-        and all(type(value) is int and 0 <= value < 2**31 for value in run)
-    )
-
-
-def _load_in(load: Any) -> tuple[int, int, int, float]:
-    if not isinstance(load, list) or len(load) != 4:
-        raise refuse("invalid", "progress.load: not [running, waiting, used_tokens, rate_tokens_s]")
-    running, waiting, used, rate = load
-    if any(type(value) is not int or not 0 <= value < 2**40 for value in (running, waiting, used)):
-        raise refuse("invalid", "progress.load: a count out of range")
-    if type(rate) not in (int, float) or not 0 <= rate < 1e12:
-        raise refuse("invalid", f"progress.load: rate {rate!r:.40}")
-    return (
-        running,
-        waiting,
-        used,
-        float(rate) if rate > 1e-3 else 0.0,
-    )  # slower is none, and divides by nothing

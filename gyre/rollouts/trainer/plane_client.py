@@ -24,7 +24,9 @@ from typing import Any
 import aiohttp
 
 from gyre.errors import Fenced, GyreError, Unauthorized
+from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.connection import ConnectionSettings, ManagerConnection, Refused
+from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Attach,
@@ -33,9 +35,7 @@ from gyre.rollouts.protocol.frames import (
     Done,
     Failed,
     Frame,
-    FrameError,
     LendDevices,
-    Progress,
     Publish,
     Pulse,
     ReclaimDevices,
@@ -43,6 +43,7 @@ from gyre.rollouts.protocol.frames import (
     Taken,
     WindowStatus,
 )
+from gyre.rollouts.protocol.progress import Progress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 TLS_CLOSES_S = 0.25
@@ -137,11 +138,13 @@ class RolloutClient:
         min_version: int,
         pinned: bool = False,
     ) -> None:
-        """Ask for `n` samples of each group. Thread-safe; returns at once."""
+        """Ask for `n` samples of each group. Thread-safe; returns at once. Raises FrameError where it cannot be
+        asked."""
         asked = [Asked(purpose, group, n, sampling, seed, min_version, pinned) for group in groups]
+        frames = _requests(asked)
         with self._lock:
             self._asked.update({(purpose, one.group.id): one for one in asked})
-            self._outbox += _requests(asked)
+            self._outbox += frames
         self._nudge()
 
     def taken(self, purpose: str, ids: Sequence[int]) -> None:
@@ -279,7 +282,8 @@ def _requests(asked: Sequence[Asked]) -> list[Frame]:
         key = (one.purpose, one.n, repr(one.sampling), one.seed, one.min_version, one.pinned)
         ways.setdefault(key, []).append(one)
     return [
-        Request(
+        checked(
+            Request,
             purpose=some[0].purpose,
             groups=pack_groups([one.group for one in portion]),
             n=some[0].n,

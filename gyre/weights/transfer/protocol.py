@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gyre.errors import GyreError, Unauthorized
+from gyre.weights.transfer.address import split_address
 from gyre.weights.transfer.encryption import Encryption
 
 MAGIC = b"gyre-weights/1\n\0"
@@ -210,9 +211,8 @@ def dial(
     encryption: Encryption | None = None,
 ) -> PeerConnection:
     """A connection to `host:port`, both sides proven. Raises OSError, Stalled, Unauthorized."""
-    host, _, port = address.rpartition(":")
     within_s = min(HANDSHAKE_S, stall_s)
-    link = socket.create_connection((host.strip("[]"), int(port)), timeout=within_s)
+    link = socket.create_connection(split_address(address), timeout=within_s)
     if encryption is not None:
         link = encryption.dial(link, within_s)
     line = PeerConnection(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned, pace=pace)

@@ -36,6 +36,7 @@ from gyre.weights.codecs.adaptive import (
 )
 from gyre.weights.codecs.encoding import Codec
 from gyre.weights.codecs.link_rate import MEASURED_BYTES, LinkRate
+from gyre.weights.transfer.address import is_address
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.mooncake import MooncakeEngine, MooncakeFailed, MooncakeMissing, MooncakeTransport
@@ -793,7 +794,7 @@ class _Fetch:
                 peer.learn(str(told.get("have", "")), str(told.get("given", "")), time.monotonic())
                 if told.get("status") == "gone":
                     peer.have = 0
-            self._hear_of([str(address)[:100] for address in told.get("peers", ())])
+            self._hear_of([address for address in told.get("peers", ()) if is_address(address)])
             self._hear_who_has(told.get("holders") or {})
         except (ValueError, TypeError, AttributeError) as error:
             raise ConnectionAbortedError(f"no such reply: {error}") from error

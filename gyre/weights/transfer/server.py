@@ -27,6 +27,7 @@ from typing import Any
 from gyre.errors import Unauthorized
 from gyre.weights.codecs.delta_history import DeltaSteps, limit_for
 from gyre.weights.codecs.encoding import CODECS, encode
+from gyre.weights.transfer.address import is_address
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import (
     REQUEST_LIMIT,
@@ -243,7 +244,8 @@ class ChunkServer:
         if what == "manifest":
             line.send_json({"status": "ok", "manifest": slot.manifest.to_dict()})
             return
-        relay = str(request.get("relay", ""))[:100]
+        told = request.get("relay", "")
+        relay = told if is_address(told) else ""  # it is told to others, who dial it
         if what == "have":
             line.send_json({"status": "ok", **self._told(slot, relay)})
         elif what == "chunk":

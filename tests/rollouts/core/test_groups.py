@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -22,20 +23,11 @@ from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
 from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, QUARANTINE_AFTER
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.core.seeds import seed_of
-from gyre.rollouts.protocol.frames import (
-    End,
-    FrameError,
-    Held,
-    Hello,
-    Keep,
-    Progress,
-    Prompt,
-    Request,
-    Work,
-    decode,
-    encode,
-    lineage,
-)
+from gyre.rollouts.protocol.codec import decode, encode
+from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
+from gyre.rollouts.protocol.lineage import lineage
+from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
 
 MASK = (1 << 64) - 1
@@ -190,7 +182,7 @@ class SimAgent:
                 sim.sent += same
             if some is None and sim.sent == made and sim.end and not sim.end_seq:
                 sim.end_seq = self.seq
-                ends.append(End(sim.row, sim.lease, sim.end, "sim"))
+                ends.append(End(sim.row, sim.lease, sim.end, "sim", ()))
         tokens = [
             t for sim, n, _ in rows for t in sim.tokens[sim.start + sim.sent - n : sim.start + sim.sent]
         ]
@@ -786,7 +778,7 @@ def book_with(*names: str, slots: int = 32) -> OpenGroups:
 
 def join(book: OpenGroups, name: str, slots: int = 32) -> None:
     hello = SimAgent(name, 0, 0).hello()
-    book.join(hello.model_copy(update={"max_running": slots, "kv_tokens": 1 << 30}))
+    book.join(msgspec.structs.replace(hello, max_running=slots, kv_tokens=1 << 30))
     book.serve(name, book.served_version)
 
 
@@ -809,7 +801,7 @@ def report(
             np.zeros(len(some), np.int32),
             np.zeros(total, np.int32),
             np.zeros(total, np.float32),
-            [End(s.row, s.lease, kind, f"{name} said so") for s, kind in (ends or {}).items()],
+            [End(s.row, s.lease, kind, f"{name} said so", ()) for s, kind in (ends or {}).items()],
         ),
     )
 
@@ -879,7 +871,7 @@ def test_who_comes_back_after_a_cut_had_not_died() -> None:
         assert state.deaths == 1
         hello = SimAgent("a", 0, 0).hello()
         held = [Held(key=state.key, lease=lease, start=0, length=state.length)]
-        book.join(hello.model_copy(update={"held": held, "kv_tokens": 1 << 30}))
+        book.join(msgspec.structs.replace(hello, held=held, kv_tokens=1 << 30))
         book.serve("a", 0)
         assert state.instance == "a"
         assert state.deaths == 0
@@ -997,7 +989,7 @@ def test_work_is_given_for_its_policy_only() -> None:
     """What needs version 1 waits for it, what came before does not wait, and an old instance gets nothing then."""
     book = book_with("a")
     (later,) = book.open(asked(1, min_version=1))
-    (now,) = book.open(asked(1, min_version=0).model_copy(update={"purpose": "other"}))
+    (now,) = book.open(msgspec.structs.replace(asked(1, min_version=0), purpose="other"))
     book.assign()
     assert now.samples[0].instance == "a"
     assert later.samples[0].instance is None
@@ -1093,7 +1085,7 @@ def test_impossible_progress_is_refused_and_changes_nothing() -> None:
         assert caught.value.details["reason"] == code
         assert picture(book) == kept
     for end, code in (
-        (End(1 << 20, 1, "stop"), "unknown_row"),
+        (End(1 << 20, 1, "stop", "", ()), "unknown_row"),
         (End(state.row, state.lease, "stop", "", ((6, 4),)), "unknown_version"),
     ):
         with pytest.raises(FrameError) as caught:
@@ -1132,6 +1124,7 @@ def test_a_sample_that_was_given_up_is_not_taken_back() -> None:
     assert state.key in book.given_up
     hello = SimAgent("a", 0, 0).hello()
     assert (
-        book.join(hello.model_copy(update={"held": [Held(key=state.key, lease=9, start=0, length=5)]})) == []
+        book.join(msgspec.structs.replace(hello, held=[Held(key=state.key, lease=9, start=0, length=5)]))
+        == []
     )
     assert state.instance is None

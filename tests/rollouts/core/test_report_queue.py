@@ -11,17 +11,10 @@ import pytest
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager import report_queue
 from gyre.rollouts.manager.report_queue import ReportQueue
-from gyre.rollouts.protocol.frames import (
-    End,
-    FrameError,
-    Hello,
-    Progress,
-    Report,
-    Request,
-    empty_progress,
-    encode,
-    unpack,
-)
+from gyre.rollouts.protocol.codec import encode, unpack
+from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.frames import Hello, Request
+from gyre.rollouts.protocol.progress import End, Progress, Report, empty_progress
 from gyre.rollouts.samples import Group, pack_groups
 
 INSTANCES = [f"r{number}" for number in range(12)]
@@ -242,7 +235,7 @@ def test_one_instance_s_report_can_be_taken_in_before_the_others() -> None:
     assert all(state.length == 0 for state in book.held_by("r0"))
     first = next(iter(book.held_by("r1")))
     ended = empty_progress(2)
-    ended.ends.append(End(first.row, first.lease, "stop"))
+    ended.ends.append(End(first.row, first.lease, "stop", "", ()))
     book.progress("r1", ended)
     taken_in.take_in()
     assert all(state.length == 1 for state in book.held_by("r0"))

@@ -17,16 +17,15 @@ from gyre.rollouts.protocol.frames import (
     Asleep,
     Awake,
     DevicesReturned,
-    End,
     Frame,
     Hello,
     LendDevices,
-    Progress,
     Request,
     Sleep,
     Wake,
     WindowStatus,
 )
+from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
 
 TICK_S = 0.1
@@ -81,7 +80,7 @@ class World:
             if state.instance in self.stuck:
                 continue
             for name, rows in self.book.recall([state]).items():
-                ends = [End(row, lease, "released") for row, lease in rows]
+                ends = [End(row, lease, "released", "", ()) for row, lease in rows]
                 self.book.progress(name, self._frame({}, ends))
 
     # -- peers --------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class World:
             if whole:
                 grow[state.row] = whole
             if whole == left:
-                ends.append(End(state.row, state.lease, "length"))
+                ends.append(End(state.row, state.lease, "length", "", ()))
         frame = self._frame(grow, ends, rate=self.rates[name])
         session.rate_tokens_s = self.rates[name]
         self.book.progress(name, frame)
@@ -284,7 +283,9 @@ def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
     world._obey(*world.told.pop())
     world.book.assign()
     (state,) = world.book.held_by("local-0")
-    world.book.progress("local-0", world._frame({state.row: 8}, [End(state.row, state.lease, "length")]))
+    world.book.progress(
+        "local-0", world._frame({state.row: 8}, [End(state.row, state.lease, "length", "", ())])
+    )
     world.windows.ended(session, world.now)
     assert not world.windows.is_open
     assert [type(frame) for _, frame in world.told] == [Sleep]
@@ -300,7 +301,9 @@ def test_a_sample_that_ended_while_others_run_does_not_end_the_window(world: Wor
     world.book.assign()
     state = next(iter(world.book.held_by("local-0")))
     rest = 8 - state.length
-    world.book.progress("local-0", world._frame({state.row: rest}, [End(state.row, state.lease, "length")]))
+    world.book.progress(
+        "local-0", world._frame({state.row: rest}, [End(state.row, state.lease, "length", "", ())])
+    )
     world.windows.ended(session, world.now)
     assert world.windows.is_open
 

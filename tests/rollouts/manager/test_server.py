@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from gyre.rollouts.manager import server as server_module
 from gyre.rollouts.manager import sessions as sessions_module
 from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
 from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Asleep,
@@ -43,9 +45,8 @@ from gyre.rollouts.protocol.frames import (
     Taken,
     Weights,
     WeightsTrouble,
-    empty_progress,
-    encode,
 )
+from gyre.rollouts.protocol.progress import empty_progress
 from tests.rollouts.plane import QUICK, TOKEN, Plane, ScriptedAgent, live_plane, until, within
 
 
@@ -100,6 +101,8 @@ def hello(**changed: Any) -> bytes:
         (hello(protocol=PROTOCOL + 1), "protocol"),
         (hello(model="qwen3-00"), "model"),
         (hello(version=9), "unknown_version"),
+        (hello(source="whoever has it"), "invalid"),
+        (hello(source="10.0.0.5:70000"), "invalid"),
     ],
 )
 async def test_who_is_not_one_of_ours_is_told_why_and_harms_nobody(
@@ -175,6 +178,27 @@ async def test_who_says_nothing_is_let_go(tmp_path: Path) -> None:
         await wire.closed()
 
 
+@pytest.mark.filterwarnings("ignore")
+async def test_events_that_cannot_be_told_end_nothing(
+    plane: Plane, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Deaf(list[Any]):
+        def append(self, told: Any) -> None:
+            raise ValueError("Out of range float values are not JSON compliant")
+
+    plane.events = Deaf()
+    plane.change(reconnect_grace_s=0.0)
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await agent.wire.socket.close()
+    await until(lambda: "a" not in plane.manager.sessions)  # the tick saw it, and had something to tell
+    other = await plane.working("b")
+    await trainer.ask([0])
+    await other.work(1)
+    assert "InstanceLeft could not be told" in capsys.readouterr().err
+
+
 async def test_an_oversized_message_ends_its_connection_alone(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +222,7 @@ async def test_no_work_before_the_right_weights_are_loaded(plane: Plane) -> None
     await trainer.publish(0)
     weights = await agent.wire.expect(Weights)
     await agent.wire.nothing(Assign)
-    await agent.loaded(weights.model_copy(update={"checksum": "wrong"}))
+    await agent.loaded(msgspec.structs.replace(weights, checksum="wrong"))
     assert (await agent.wire.expect(Reject)).code == "checksum"
     agent = await plane.working("a")
     await agent.work(1)
@@ -280,9 +304,7 @@ async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_h
     first = agent.weights or await agent.wire.expect(Weights)  # with its welcome, if it was durable by then
     newest = CHECKSUMS_KEPT + 1
     for version in range(1, newest + 1):
-        plane.manager.weights.add(
-            first.model_copy(update={"version": version, "checksum": f"{version:032x}"})
-        )
+        plane.manager.weights.add(msgspec.structs.replace(first, version=version, checksum=f"{version:032x}"))
     await agent.loaded(first)
     await trainer.publish(newest + 1)
     weights = await agent.wire.expect(Weights)
@@ -790,7 +812,7 @@ async def test_a_version_that_could_not_be_had_is_tried_at_once_when_its_publish
     await agent.wire.send(LoadFailed(version=0, error="nobody has it"))
     await until(lambda: plane.told("WeightsRefused"))
     plane.manager.sessions["a"].refused[0].retry_at = float("inf")
-    await trainer.wire.send(first.model_copy(update={"sources": ["10.0.0.5:2000"]}))
+    await trainer.wire.send(msgspec.structs.replace(first, sources=["10.0.0.5:2000"]))
     assert (await agent.wire.expect(Weights)).sources == ["10.0.0.5:2000"]
 
 

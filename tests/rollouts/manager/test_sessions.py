@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gyre.rollouts.manager.sessions import AT_ONCE_BYTES, Connection
-from gyre.rollouts.protocol.frames import Ack, Reject, decode
+from gyre.rollouts.protocol.codec import decode
+from gyre.rollouts.protocol.frames import Ack, Reject
 
 
 class PeerConnection(asyncio.WriteTransport):

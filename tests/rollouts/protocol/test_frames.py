@@ -9,36 +9,36 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from dataclasses import fields
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.protocol import frames
+from gyre.rollouts.protocol import codec, frames
+from gyre.rollouts.protocol.codec import checked, decode, encode
+from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
     Assign,
-    End,
     Frame,
-    FrameError,
     Held,
     Hello,
     Keep,
     Loaded,
-    Progress,
     Prompt,
     Request,
     Weights,
     Welcome,
     Work,
-    decode,
-    empty_progress,
-    encode,
 )
+from gyre.rollouts.protocol.progress import End, Progress, empty_progress
 from gyre.rollouts.samples import Group, pack_groups
 
 FUZZED = int(os.environ.get("GYRE_FUZZ_FRAMES", "4000"))
@@ -54,7 +54,7 @@ def progress(**changed: Any) -> Progress:
         "versions": np.array([0, 3, 3], np.int32),
         "tokens": np.array([7, 8, 9, 10], np.int32),
         "logprobs": np.array([-0.5, -1.0, -0.0, -3.25], np.float32),
-        "ends": [End(5, 3, "stop", "", ((2, 1), (3, 1))), End(9, 4, "failed", "no")],
+        "ends": [End(5, 3, "stop", "", ((2, 1), (3, 1))), End(9, 4, "failed", "no", ())],
         "running": 3,
         "waiting": 1,
         "used_tokens": 99,
@@ -114,7 +114,6 @@ SELDOM: list[Frame] = [
     frames.Publish(version=1, checksum="a", path="/tmp/x"),
     frames.Done(purpose="train", groups=b""),
     frames.Failed(purpose="train", ids=[4], message="no"),
-    frames.Status(body={"queued": 3}),
     frames.Pulse(at_s=12.5, waited_s=3.0, wanted=2),
     frames.LendDevices(window=3, begun=False, arrived_tokens=9, train_s_per_token=1e-4, last_share=0.25),
     frames.ReclaimDevices(window=3),
@@ -199,6 +198,10 @@ MALFORMED: list[tuple[str, bytes, str]] = [
         changed(WEIGHTS, sources=["10.0.0.5 :7001"]),
         "invalid",
     ),
+    ("a source that is no address", changed(HELLO, source="x"), "invalid"),
+    ("a source with a port that is none", changed(SELDOM[9], source="a:b"), "invalid"),
+    ("a source with too large a port", changed(WEIGHTS, sources=["a:65536"]), "invalid"),
+    ("a source on two lines", changed(WEIGHTS, sources=["a:1\n"]), "invalid"),
     ("a deadline that never comes", changed(frames.Drain(deadline_s=1.0), deadline_s=INFINITE), "invalid"),
     ("a clock that says nothing", changed(SELDOM[9], load_s=NAN), "invalid"),
     ("a clock that went back", changed(SELDOM[9], load_s=-1.0), "invalid"),
@@ -214,8 +217,50 @@ def test_what_is_no_frame_is_refused_with_a_code(data: bytes, code: str) -> None
     assert caught.value.details["reason"] == code
 
 
+@pytest.mark.parametrize("address", ["10.0.0.5:7001", "host-1.example:1", "[fe80::1%eth0]:65535", "[::1]:80"])
+def test_what_is_an_address_is_taken(address: str) -> None:
+    assert decode(changed(HELLO, source=address)).source == address  # type: ignore[union-attr]
+
+
+WIDE = [[[] for _ in range(250)] for _ in range(15_000)]
+DEEP = b"\x92\xa6cancel" + b"\x91" * (4 << 20)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        packed("cancel", {"rows": WIDE}),
+        packed("hello", {"held": WIDE}),
+        packed("progress", [1, *[b""] * 7, WIDE, [0, 0, 0, 0.0]]),
+        packed("taken", {"purpose": "train", "ids": [1] * (4 << 20)}),
+        DEEP,
+    ],
+    ids=["cancel", "hello", "progress", "many ids", "deep"],
+)
+def test_lists_of_lists_cost_nothing_before_they_are_refused(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_that_cannot_be_is_not_made() -> None:
+    for wrong in ({"deadline_s": NAN}, {"deadline_s": "soon"}, {}, {"deadline_s": 1.0, "more": 1}):
+        with pytest.raises(FrameError):
+            checked(frames.Drain, **wrong)
+
+
+def test_the_bytes_on_the_wire_are_those_of_protocol_3() -> None:
+    """A frame that is encoded otherwise is another protocol."""
+    digest = xxhash.xxh3_64(b"".join(encode(frame) for frame in (*SELDOM, progress(), empty_progress(1))))
+    assert (frames.PROTOCOL, digest.hexdigest()) == (3, "86fe00b14f732f81")
+
+
 def test_an_oversized_frame_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 100)
     with pytest.raises(FrameError) as caught:
         decode(b"\0" * 101)
     assert caught.value.details["reason"] == "oversized"
@@ -344,7 +389,7 @@ def live_book() -> tuple[OpenGroups, list[Work]]:
         )
     )
     for name in ("r0", "r1"):
-        book.join(HELLO.model_copy(update={"instance": name, "max_running": 3, "held": []}))
+        book.join(msgspec.structs.replace(HELLO, instance=name, max_running=3, held=[]))
         book.serve(name, 3)
     return book, [work for _, works in book.assign().values() for work in works if book.instances]
 
