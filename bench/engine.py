@@ -42,13 +42,13 @@ import torch
 from safetensors.torch import save_file
 
 from gyre.engines.dialect import GenerateRequest, SamplingParams
-from gyre.engines.embedded.checkpoint import load_weights
 from gyre.engines.embedded.core import EngineCore, Limits
 from gyre.engines.embedded.invariance import KeyLengths, Scheme
 from gyre.engines.embedded.requests import Request
 from gyre.engines.embedded.sampling import Sampling
 from gyre.engines.http_client import EngineClient
 from gyre.models.architecture import read_architecture
+from gyre.models.decoder import load_weights
 from gyre.models.tensor_names import expected_shapes
 
 VOCAB = 512

@@ -8,6 +8,8 @@
 | `folder` | the tensors of a folder, checked against its architecture |
 | `first_weights` | what training begins with: a folder's weights, or some drawn from a seed |
 | `saving` | a folder written |
+| `decoder` | weights in memory, and the forward pass over them |
+| `modules` | the same with parameters that are trained: language model and value model |
 
 Engines serve what this room reads and trainers train it; both have their tensors' names, shapes and errors from here.
 """

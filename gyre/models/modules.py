@@ -1,11 +1,7 @@
-"""A Qwen3-like decoder: RMSNorm, rotary positions, grouped-query attention with normed q and k, SwiGLU. By its options
-it is a Qwen2 or a Llama, too.
+"""The decoder as torch modules that are trained: as a language model, and with a value head.
 
-Invariant *one function*: prefill, cached decoding and the training forward are the same code, so that a
-sampler's log-probs and a trainer's agree up to the rounding of differently shaped products.
-
-Sources: RoFormer (arXiv 2104.09864), GQA (arXiv 2305.13245), SwiGLU (arXiv 2002.05202), Qwen3 (arXiv 2505.09388).
-This module must not know about tasks, sampling, losses or Gyre's workloads.
+Parameters have the decoder's own names, which checkpoints and digests hold (`gyre.models.tensor_names`). This module
+must not know about tasks, sampling, losses or Gyre's workloads.
 """
 
 from __future__ import annotations
@@ -18,76 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gyre.models.architecture import Architecture
-
-
-class KVCache:
-    """Keys and values of every layer, allocated once for `capacity` positions: `[rows, kv_heads, capacity, d]`."""
-
-    def __init__(self, architecture: Architecture, rows: int, capacity: int) -> None:
-        a = architecture
-        shape = (rows, a.kv_heads, capacity, a.head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(a.layers)]
-        self.values = [torch.zeros(shape) for _ in range(a.layers)]
-        self.length = 0
-
-    def select(self, rows: Tensor) -> None:
-        """Keep, drop or repeat rows: row `j` becomes what row `rows[j]` (int64) was."""
-        self.keys = [keys.index_select(0, rows) for keys in self.keys]
-        self.values = [values.index_select(0, rows) for values in self.values]
-
-
-class Attention(nn.Module):
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        a = self.architecture = architecture
-        width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
-        self.qkv = nn.Linear(a.hidden, width + 2 * kv_width, bias=a.qkv_bias)
-        self.out = nn.Linear(width, a.hidden, bias=a.out_bias)
-        self.q_norm = nn.RMSNorm(a.head_dim, eps=a.norm_eps) if a.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(a.head_dim, eps=a.norm_eps) if a.qk_norm else nn.Identity()
-
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
-    ) -> Tensor:
-        a = self.architecture
-        rows, length, _ = x.shape
-        heads = self.qkv(x).view(rows, length, a.heads + 2 * a.kv_heads, a.head_dim).transpose(1, 2)
-        q, k, v = heads.split([a.heads, a.kv_heads, a.kv_heads], dim=1)
-        q, k = _rotate(self.q_norm(q), rotary), _rotate(self.k_norm(k), rotary)
-        if cache is not None:
-            end = cache.length + length
-            cache.keys[layer][:, :, cache.length : end] = k
-            cache.values[layer][:, :, cache.length : end] = v
-            k, v = cache.keys[layer][:, :, :end], cache.values[layer][:, :, :end]
-        if a.kv_heads != a.heads:
-            repeats = a.heads // a.kv_heads
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, length, -1))
-        return joined
-
-
-class Block(nn.Module):
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        a = architecture
-        self.attention_norm = nn.RMSNorm(a.hidden, eps=a.norm_eps)
-        self.attention = Attention(architecture)
-        self.mlp_norm = nn.RMSNorm(a.hidden, eps=a.norm_eps)
-        self.gate_up = nn.Linear(a.hidden, 2 * a.mlp, bias=a.mlp_bias)
-        self.down = nn.Linear(a.mlp, a.hidden, bias=a.mlp_bias)
-
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary, mask, cache, layer)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        result: Tensor = x + self.down(F.silu(gate) * up)
-        return result
+from gyre.models.decoder import Weights, hidden_states, last_norm, rotary_table
 
 
 class Decoder(nn.Module):
-    """The language model. Weights are drawn from a generator of their own, seeded with `seed`."""
+    """The language model, in float32. Weights are drawn from a generator of their own, seeded with `seed`."""
 
     cos: Tensor
     sin: Tensor
@@ -96,13 +27,12 @@ class Decoder(nn.Module):
         super().__init__()
         a = self.architecture = architecture
         self.embed = nn.Embedding(a.vocab, a.hidden)
-        self.blocks = nn.ModuleList(Block(architecture) for _ in range(a.layers))
-        self.norm = nn.RMSNorm(a.hidden, eps=a.norm_eps)
+        self.blocks = nn.ModuleList(_Block(architecture) for _ in range(a.layers))
+        self.norm = nn.RMSNorm(a.hidden)
         self.head = None if a.tied else nn.Linear(a.hidden, a.vocab, bias=False)
-        frequencies = torch.tensor(a.rope.frequencies(a.head_dim))
-        angles = torch.outer(torch.arange(a.max_positions), frequencies)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        cos, sin = rotary_table(a, a.max_positions)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:
@@ -114,50 +44,27 @@ class Decoder(nn.Module):
             scale = depth_scale if name.endswith(("out.weight", "down.weight")) else 1.0
             nn.init.normal_(parameter, std=scale / math.sqrt(parameter.shape[1]), generator=generator)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
+    def weights(self) -> Weights:
+        """The parameters as the forward pass takes them."""
+        return Weights.of(dict(self.named_parameters()), self.architecture)
+
+    def forward(self, tokens: Tensor) -> Tensor:
         """Logits float32 `[rows, length, vocab]` of int64 `tokens` `[rows, length]`; see `hidden`."""
-        x = self.hidden(tokens, positions=positions, mask=mask, cache=cache)
-        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        weights = self.weights()
+        return F.linear(self._hidden(weights, tokens), weights.head)
 
-    def hidden(
-        self,
-        tokens: Tensor,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """What the logits are made from, float32 `[rows, length, hidden]`.
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the logits are made from, float32 `[rows, length, hidden]`, attention causal over each row. Raises
+        IndexError for more tokens than `max_positions`."""
+        return self._hidden(self.weights(), tokens)
 
-        Without `cache` and `mask` attention is causal over the whole of `tokens`, which then starts at position
-        0. With `cache`, the tokens follow the `cache.length` already there, and the cache grows by `length`;
-        `mask` (bool, broadcastable to `[rows, heads, length, cache.length + length]`, True where attended) is
-        then required. Positions at or beyond `max_positions` raise IndexError.
-        """
-        if positions is None:
-            rotary = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
-            if tokens.shape[1] > self.architecture.max_positions:
-                raise IndexError(
-                    f"{tokens.shape[1]} tokens exceed max_positions={self.architecture.max_positions}"
-                )
-        else:
-            rotary = self.cos[positions][:, None], self.sin[positions][:, None]
-        if cache is not None and mask is None:
-            raise ValueError("a forward with a cache needs a mask")
-        x = self.embed(tokens)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, rotary, mask, cache, layer)
-        if cache is not None:
-            cache.length += tokens.shape[1]
-        normed: Tensor = self.norm(x)
-        return normed
+    def _hidden(self, weights: Weights, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.architecture.max_positions:
+            raise IndexError(f"{length} tokens exceed max_positions={self.architecture.max_positions}")
+        rotary = self.cos[:length, None], self.sin[:length, None]
+        x = hidden_states(self.architecture, weights, tokens, rotary, _causal)
+        return last_norm(self.architecture, weights, x)
 
 
 class ValueModel(nn.Module):
@@ -180,7 +87,36 @@ class ValueModel(nn.Module):
         return values
 
 
-def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = rotary
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+class _Attention(nn.Module):
+    """Holds parameters; `hidden_states` computes."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        self.qkv = nn.Linear(a.hidden, width + 2 * kv_width, bias=a.qkv_bias)
+        self.out = nn.Linear(width, a.hidden, bias=a.out_bias)
+        if a.qk_norm:
+            self.q_norm = nn.RMSNorm(a.head_dim)
+            self.k_norm = nn.RMSNorm(a.head_dim)
+
+
+class _Block(nn.Module):
+    """Holds parameters; `hidden_states` computes."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(a.hidden)
+        self.attention = _Attention(a)
+        self.mlp_norm = nn.RMSNorm(a.hidden)
+        self.gate_up = nn.Linear(a.hidden, 2 * a.mlp, bias=a.mlp_bias)
+        self.down = nn.Linear(a.mlp, a.hidden, bias=a.mlp_bias)
+
+
+def _causal(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of each row's tokens, `[rows, length, heads, d]`, to those before them and themselves."""
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return mixed.transpose(1, 2).flatten(2)

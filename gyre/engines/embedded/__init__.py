@@ -6,10 +6,8 @@ For small models, CPUs, tests and examples: whatever speaks to SGLang can speak 
 | module | what it holds |
 | --- | --- |
 | `errors` | what it refuses |
-| `architecture` | a Hugging Face `config.json` as a shape |
-| `checkpoint` | safetensors on disk to `Weights` |
 | `invariance` | why a row's bits do not depend on its neighbours, and the check of it at start |
-| `decoder` | one step of the model over a flat batch, and the KV cache |
+| `batch_step` | one step of the model over a flat batch, and the KV cache |
 | `sampling` | how the next token is drawn, and its log-prob |
 | `core` | requests, slots, pauses and weight swaps: a state machine that is stepped |
 | `loop` | the thread that steps the core |

@@ -25,13 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode
-from gyre.engines.embedded.checkpoint import Weights
-from gyre.engines.embedded.decoder import Batch, Chunk, Decoder, KVCache
+from gyre.engines.embedded.batch_step import BatchDecoder, KVCache, PrefillRows, StepBatch
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.invariance import Scheme, measure
 from gyre.engines.embedded.requests import Delta, Ending, Request, throw
 from gyre.engines.embedded.sampling import choose
 from gyre.models.architecture import Architecture
+from gyre.models.decoder import Weights
 
 _ABORTED = Ending(FinishKind.ABORT, message="Aborted")
 _FIRST_CAPACITY = 256
@@ -82,7 +82,7 @@ class EngineCore:
         self.paused = False
         self.scheme = _measure(architecture, weights, limits)
         self._weights = weights
-        self._decoder = Decoder(architecture, self.scheme.fewest_rows)
+        self._decoder = BatchDecoder(architecture, self.scheme.fewest_rows)
         self._cache = KVCache(
             architecture,
             limits.max_running,
@@ -265,13 +265,13 @@ class EngineCore:
             return -1, 0
         return best, longest
 
-    def _plan(self) -> tuple[Batch, list[int], list[int]]:
+    def _plan(self) -> tuple[StepBatch, list[int], list[int]]:
         """The batch, the slots whose next token is drawn, and how many tokens each slot adds to the cache."""
         budget = self.limits.prefill_tokens
         tokens, positions, sampled, taken = [], [], [], []
         more_tokens: list[int] = []
         more_positions: list[int] = []
-        chunks = []
+        prefills = []
         rows = len(self._running)
         for slot, request in enumerate(self._running):
             start = request.filled
@@ -279,12 +279,12 @@ class EngineCore:
             count = 1
             if left > 1:
                 count += min(left - 1, budget)
-                if count > 1:  # the slot's own row takes the chunk's last token
+                if count > 1:  # the slot's own row takes the last of them
                     budget -= count - 1
                     first = rows + len(more_tokens)
                     more_tokens += request.tokens[start : start + count - 1]
                     more_positions += range(start, start + count - 1)
-                    chunks.append(Chunk(slot, first, first + count - 1))
+                    prefills.append(PrefillRows(slot, first, first + count - 1))
             tokens.append(request.tokens[start + count - 1])
             positions.append(start + count - 1)
             taken.append(count)
@@ -293,7 +293,7 @@ class EngineCore:
         length = self.scheme.key_lengths.covering(max(positions) + 1)
         if length > self._cache.capacity:
             self._grow_cache(length)
-        batch = Batch(tokens + more_tokens, positions + more_positions, rows, chunks, sampled, length)
+        batch = StepBatch(tokens + more_tokens, positions + more_positions, rows, prefills, sampled, length)
         return batch, sampled, taken
 
     def _grow_cache(self, length: int) -> None:

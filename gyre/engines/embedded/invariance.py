@@ -7,7 +7,7 @@ How it is reached, on one thread:
 - norms, activations and softmax work row by row. For them there is nothing to do;
 - a matrix product of 4 rows or more gives each row the same bits whatever the number of rows is. With 1 to 3 rows
   MKL takes another kernel. So products are padded to 4 rows;
-- attention always has one token as its query (prefill too: a chunk's tokens are rows of a batch whose keys have
+- attention always has one token as its query (prefill too: its tokens are rows of a batch whose keys have
   stride 0), so each row's products have one shape but for the number of keys. Keys beyond a row's own are masked;
   they add zeros at the end of each sum, which changes nothing unless the number of keys changes how the sum is cut
   into blocks. Keys come in blocks of 512; within one, MKL's product of 4 rows and more cuts at 192 < keys < 384 in

@@ -26,7 +26,6 @@ import torch
 from aiohttp import web
 
 from gyre.engines.dialect import FinishKind, PauseMode
-from gyre.engines.embedded.checkpoint import load_weights
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.errors import BadRequest, LoopEnded
 from gyre.engines.embedded.loop import SHUTTING_DOWN, EngineLoop
@@ -42,6 +41,7 @@ from gyre.engines.embedded.wire import (
 )
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, read_architecture
+from gyre.models.decoder import load_weights
 from gyre.models.errors import ModelFolderError
 
 ENGINE_VERSION = "gyre-embedded-1 (dialect of SGLang 0.5.23)"

@@ -1,9 +1,9 @@
-"""Rollouts in plain torch: samples from the policy version that was last loaded.
+"""Rollouts that are called by the graph, without a rollout plane: the embedded engine's core in the vertex itself.
 
 Invariants:
 - *every token knows its policy*: a sample carries the version of the weights that were loaded when its call
   began; a load takes effect between calls;
-- *repeatable*: the same groups, weights and seed in one call give the same samples, bit for bit.
+- *repeatable*: the same groups, weights and seed give the same samples, bit for bit, whatever else is in the call.
 
 This module must not know how weights travel or who trains them.
 """
@@ -14,17 +14,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from gyre.config.sections import WorkloadSettings
+from gyre.engines.dialect import FinishKind
+from gyre.engines.embedded.core import EngineCore, Limits, Swap
+from gyre.engines.embedded.requests import Delta, Request
+from gyre.engines.embedded.sampling import Sampling
+from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards import exact_match
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.torch.errors import WeightsNotLoaded
-from gyre.workloads.torch.generate import Completion, Prompt, generate
+from gyre.workloads.torch.errors import NotFinite, WeightsNotLoaded
 from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
+
+_SEED_STREAM = 16
+_SEEDS = 1 << 31
 
 
 class TorchRollout(BaseWorkload):
@@ -34,8 +42,12 @@ class TorchRollout(BaseWorkload):
         self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.task = task_of(self.config)
-        self.architecture = small_architecture(self.settings, self.task)
+        self.architecture = replace(
+            small_architecture(self.settings, self.task),
+            eos_token_ids=frozenset((self.task.tokenizer.eos_id,)),
+        )
         self._policy: Policy | None = None
+        self._core: EngineCore | None = None
 
     @property
     def version(self) -> int | None:
@@ -50,75 +62,101 @@ class TorchRollout(BaseWorkload):
         """The groups with fresh `samples`, all of the loaded version. The groups passed in are left as they were.
 
         `step` is the optimizer step that the groups are meant for; it does not influence the samples. Raises
-        WeightsNotLoaded before the first load.
+        WeightsNotLoaded before the first load, and IndexError for a prompt that leaves no room for new tokens.
         """
-        policy = self._loaded("generate")
         sampling = self.settings.sampling
-        completions = self._complete(
-            policy, groups, sampling.n, sampling.temperature, lambda: self.report_progress(step=step)
+        found = self._complete(
+            groups, sampling.n, sampling.temperature, lambda: self.report_progress(step=step)
         )
-        return [
-            replace(group, samples=[_sample(completion, policy.version) for completion in row])
-            for group, row in zip(groups, completions, strict=True)
-        ]
+        return [replace(group, samples=row) for group, row in zip(groups, found, strict=True)]
 
     @operator(kind="weights")
+    @torch.inference_mode()
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
         """Serve the version in `buffer` from now on, and return it. A repeated version is acknowledged again.
 
         Raises WeightMismatch where bytes and manifest disagree, OlderWeights for an older version; either way
         the served policy stays.
         """
-        self._policy = next_policy(
-            self.architecture, self._policy, WeightManifest.from_dict(manifest), buffer
-        )
-        return self._policy.version
+        policy = next_policy(self.architecture, self._policy, WeightManifest.from_dict(manifest), buffer)
+        weights = policy.model.weights()
+        if self._core is None:
+            positions, running = self.architecture.max_positions, self.settings.sampling.max_rows
+            limits = Limits(running, running * positions, positions)
+            self._core = EngineCore(self.architecture, weights, limits)
+        else:
+            self._core.swap(Swap(weights, None, flush=True, done=lambda _: None))
+        self._policy = policy
+        return policy.version
 
     @operator
     def evaluate(self, groups: list[Group]) -> dict[str, Any]:
         """Greedy exact-match accuracy on `groups`: `{"accuracy", "count", "version"}`. Accuracy of none is 0."""
-        policy = self._loaded("evaluate")
-        right = 0.0
-        for group, row in zip(
-            groups, self._complete(policy, groups, 1, 0.0, self.report_progress), strict=True
-        ):
-            if row[0].finish_reason == "stop":
-                said = self.task.answer_of(_sample(row[0], policy.version))
-                right += exact_match("", said, group.meta)
-        return {"accuracy": right / max(len(groups), 1), "count": len(groups), "version": policy.version}
+        found = self._complete(groups, 1, 0.0, self.report_progress)
+        right = sum(
+            exact_match("", self.task.answer_of(row[0]), group.meta)
+            for group, row in zip(groups, found, strict=True)
+            if row[0].finish_reason == "stop"
+        )
+        return {"accuracy": right / max(len(groups), 1), "count": len(groups), "version": self.version}
 
+    @torch.inference_mode()
     def _complete(
-        self, policy: Policy, groups: list[Group], n: int, temperature: float, on_token: Callable[[], None]
-    ) -> list[list[Completion]]:
-        sampling = self.settings.sampling
-        per_call = max(1, sampling.max_rows // n)
-        completions: list[list[Completion]] = []
-        for start in range(0, len(groups), per_call):
-            completions += generate(
-                policy.model,
-                [Prompt(group.id, group.prompt_ids) for group in groups[start : start + per_call]],
-                n=n,
-                temperature=temperature,
-                max_new_tokens=sampling.max_new_tokens,
-                eos_id=self.task.tokenizer.eos_id,
-                seed=self.settings.seed,
-                on_token=on_token,
-            )
-        return completions
-
-    def _loaded(self, what: str) -> Policy:
-        if self._policy is None:
+        self, groups: list[Group], n: int, temperature: float, on_step: Callable[[], None]
+    ) -> list[list[Sample]]:
+        core, policy = self._core, self._policy
+        if core is None or policy is None:
             raise WeightsNotLoaded(
-                f"{what} was called on {self.role}[{self.rank}] before any weights were loaded.",
+                f"{self.role}[{self.rank}] was asked for samples before any weights were loaded.",
                 hint="Call load_weights first.",
             )
-        return self._policy
+        sampling = Sampling(max_new_tokens=self.settings.sampling.max_new_tokens, temperature=temperature)
+        ended: dict[str, Delta] = {}
+        requests = [
+            [
+                self._request(
+                    group, index, seed, sampling, lambda delta: ended.update({delta.request.rid: delta})
+                )
+                for index, seed in enumerate(self._seeds(group, n))
+            ]
+            for group in groups
+        ]
+        core.submit(*(request for row in requests for request in row))
+        try:
+            while core.can_step:
+                core.step()
+                on_step()
+                for delta in core.take_deltas():
+                    delta.request.deliver(delta)
+        finally:
+            core.abort_all()  # what a call that failed has left, so that the next one does not generate it
+            core.take_deltas()
+        return [[_sample(ended[request.rid], policy.version) for request in row] for row in requests]
+
+    def _seeds(self, group: Group, n: int) -> list[int]:
+        """A seed for each sample of a group: a function of the job's seed, the group's id and the sample's index."""
+        drawn = uniforms(self.settings.seed, _SEED_STREAM, np.full(n, group.id), np.arange(n), 0)
+        return [int(seed) for seed in drawn * _SEEDS]
+
+    def _request(
+        self, group: Group, index: int, seed: int, sampling: Sampling, deliver: Callable[[Delta], None]
+    ) -> Request:
+        tokens, limit = group.prompt_ids.tolist(), self.architecture.max_positions
+        if len(tokens) + sampling.max_new_tokens > limit:
+            raise IndexError(
+                f"{len(tokens)} prompt tokens and {sampling.max_new_tokens} new ones exceed "
+                f"max_positions={limit}"
+            )
+        return Request(f"{group.id}-{index}", tokens, sampling, seed, 0, deliver)
 
 
-def _sample(completion: Completion, version: int) -> Sample:
+def _sample(ended: Delta, version: int) -> Sample:
+    assert ended.ending is not None
+    if ended.ending.kind is FinishKind.ABORT:
+        raise NotFinite(ended.ending.message, hint="Restore the actor's last checkpoint.")
     return Sample(
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        versions=(VersionRun(version, 0, len(completion.token_ids)),),
-        finish_reason=completion.finish_reason,
+        token_ids=np.array(ended.tokens, np.int32),
+        logprobs=np.array(ended.logprobs, np.float32),
+        versions=(VersionRun(version, 0, len(ended.tokens)),),
+        finish_reason=ended.ending.kind.value,
     )

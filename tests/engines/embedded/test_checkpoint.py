@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre.engines.embedded.checkpoint import load_weights
 from gyre.models.architecture import read_architecture
+from gyre.models.decoder import load_weights
 from gyre.models.errors import ModelFolderError
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 

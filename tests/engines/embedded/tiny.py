@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gyre.engines.embedded.checkpoint import load_weights
 from gyre.engines.embedded.core import EngineCore, Limits
 from gyre.engines.embedded.requests import Delta, Request
 from gyre.engines.embedded.sampling import Sampling
 from gyre.models.architecture import read_architecture
+from gyre.models.decoder import load_weights
 from gyre.models.tensor_names import expected_shapes
 
 _SHAPE: dict[str, Any] = {
