@@ -125,7 +125,7 @@ def memory_row(actor: MegatronActor, runs: int) -> Row:
 
 
 def disk_row(actor: MegatronActor, folder: Path, runs: int) -> Row:
-    from gyre.workloads.megatron.checkpoint import restore
+    from gyre.workloads.megatron.checkpoints.on_disk import restore
 
     row: Row = {"way": "disk"}
     for run in range(runs):

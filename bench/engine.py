@@ -43,8 +43,8 @@ from safetensors.torch import save_file
 
 from gyre.engines.dialect import GenerateRequest, SamplingParams
 from gyre.engines.embedded.core import EngineCore, Limits
+from gyre.engines.embedded.engine_requests import Request
 from gyre.engines.embedded.invariance import KeyLengths, Scheme
-from gyre.engines.embedded.requests import Request
 from gyre.engines.embedded.sampling import Sampling
 from gyre.engines.http_client import EngineClient
 from gyre.models.architecture import read_architecture

@@ -7,8 +7,8 @@ Each row is a process of its own, one after another on one device (the GPU where
 weights, `--rows` sequences of `--sequence` tokens a step, and the same tokens in a pass:
 
 - `bare`: Megatron's own schedule, gradient finalisation and optimizer over its GPTModel with the layers of
-  `gyre.workloads.megatron.model` (without Transformer Engine it has no attention of its own that could be used), its
-  own cross entropy, dense rows. Nothing of Gyre beyond that;
+  `gyre.workloads.megatron.model.gpt` (without Transformer Engine it has no attention of its own that could be used),
+  its own cross entropy, dense rows. Nothing of Gyre beyond that;
 - `policy`: `MegatronPolicy` on packed passes: the policy's loss, log-probs and entropies;
 - `actor`: `begin`, `accumulate` twice, `apply`, from groups of samples to new weights, without a host copy of them;
 - `actor, published`: the same with the host copy.
@@ -167,8 +167,8 @@ Loop = tuple[Callable[[int], dict[str, float]], Callable[[], None]]
 
 def bare_loop(options: argparse.Namespace, name: str) -> Loop:
     from gyre.config.sections import MegatronSettings
-    from gyre.workloads.megatron.devices import device_of, dtype_of
-    from gyre.workloads.megatron.seam import open_seam
+    from gyre.workloads.megatron.model.devices import device_of, dtype_of
+    from gyre.workloads.megatron.model.seam import open_seam
 
     settings = MegatronSettings()
     device = device_of(settings)
@@ -181,10 +181,10 @@ def bare_loop(options: argparse.Namespace, name: str) -> Loop:
     from megatron.core.transformer.module import Float16Module
 
     from gyre.models.first_weights import SeededWeights
-    from gyre.workloads.megatron.config import architecture_from, transformer_config
-    from gyre.workloads.megatron.hugging_face import import_weights
-    from gyre.workloads.megatron.model import build_model
-    from gyre.workloads.megatron.parallel import Ranks
+    from gyre.workloads.megatron.model.config import architecture_from, transformer_config
+    from gyre.workloads.megatron.model.gpt import build_model
+    from gyre.workloads.megatron.model.hugging_face import import_weights
+    from gyre.workloads.megatron.model.parallel import Ranks
 
     architecture = architecture_from(hugging_face(options), "bench")
     context = WorkloadContext("bench", "actor", 0, 1)
@@ -281,8 +281,8 @@ def make_actor(options: argparse.Namespace) -> Any:
 
 def policy_loop(options: argparse.Namespace, name: str) -> Loop:
     actor = make_actor(options)
-    from gyre.workloads.megatron.gradients import packed_policy_loss
-    from gyre.workloads.megatron.packing import Row, pack
+    from gyre.workloads.megatron.steps.gradients import packed_policy_loss
+    from gyre.workloads.megatron.steps.packing import Row, pack
 
     length = options.sequence
     rows = [

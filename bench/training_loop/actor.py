@@ -158,7 +158,7 @@ class Work:
 
     def _import(self) -> Row:
         """At once, while the model is being written."""
-        from gyre.workloads.megatron.seam import open_seam
+        from gyre.workloads.megatron.model.seam import open_seam
 
         began = now()
         if self.cuda:
@@ -185,9 +185,9 @@ class Work:
         config = self.options["config"]
         config = {**config, "megatron": {**config["megatron"], **(layout or {})}}
         if self.options["level"] >= 2:
-            from gyre.workloads.megatron import model
+            from gyre.workloads.megatron.model import gpt
 
-            vars(model)["varlen_attn"] = None
+            vars(gpt)["varlen_attn"] = None
             half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
             config = {**config, "megatron": {**config["megatron"], **half}}
         actor = self._learner()
@@ -368,8 +368,8 @@ class Work:
         """The engine's log-probs of these samples against Megatron's, token by token."""
         import numpy as np
 
-        from gyre.workloads.megatron.packing import Row as Sequence
-        from gyre.workloads.megatron.packing import pack
+        from gyre.workloads.megatron.steps.packing import Row as Sequence
+        from gyre.workloads.megatron.steps.packing import pack
 
         policy = self.actor.policy
         rows = [
@@ -405,9 +405,9 @@ class Work:
         from megatron.core.distributed.finalize_model_grads import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        from gyre.workloads.megatron.gradients import policy_rows
-        from gyre.workloads.megatron.model import Segments
-        from gyre.workloads.megatron.packing import pack
+        from gyre.workloads.megatron.model.gpt import Segments
+        from gyre.workloads.megatron.steps.gradients import policy_rows
+        from gyre.workloads.megatron.steps.packing import pack
 
         torch, policy, settings = self.torch, self.actor.policy, self.actor.settings
         device, vocab = policy.device, policy.architecture.vocab
@@ -470,7 +470,7 @@ class Work:
         }
 
     def deterministic(self, on: bool) -> None:
-        from gyre.workloads.megatron.devices import make_deterministic
+        from gyre.workloads.megatron.model.devices import make_deterministic
 
         if on:
             make_deterministic()

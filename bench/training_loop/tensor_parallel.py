@@ -81,7 +81,7 @@ class VersionsWork(Work):
     """An actor that becomes one model or the other, as by an optimizer's step."""
 
     def take(self, path: str) -> Row:
-        from gyre.models.folder import SafetensorsFolder
+        from gyre.models.safetensors_folder import SafetensorsFolder
 
         began = self._now()
         self.actor.policy.load(SafetensorsFolder(Path(path)))
@@ -91,8 +91,8 @@ class VersionsWork(Work):
 
     def differences(self, groups: list[Any]) -> list[Any]:
         """Of each sample's log-probs from this model's: float32 `[t]`, absolute."""
-        from gyre.workloads.megatron.packing import Row as Sequence
-        from gyre.workloads.megatron.packing import pack
+        from gyre.workloads.megatron.steps.packing import Row as Sequence
+        from gyre.workloads.megatron.steps.packing import pack
 
         policy = self.actor.policy
         rows = [

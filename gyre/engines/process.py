@@ -1,7 +1,7 @@
 """Starts an engine beside an agent, knows when it died and what it said last, and leaves nothing behind.
 
 Invariants:
-- *no engine outlives its agent*: the engine runs under a guard (`gyre.engines.guard`) that ends it, and all
+- *no engine outlives its agent*: the engine runs under a guard (`gyre.engines.process_guard`) that ends it, and all
   processes that it started, when the agent stops it, dies or is killed;
 - *stop leaves nothing*: after `stop()` there is no process, no zombie and no open pipe;
 - *who has lost a part of itself is dead*: an engine that says one of its command's `lost_words` is ended at once;
@@ -29,7 +29,7 @@ from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
 from gyre.engines.http_client import Deadlines, EngineClient
 from gyre.engines.limits import RequestLimits
 
-_GUARD = Path(__file__).with_name("guard.py")
+_GUARD = Path(__file__).with_name("process_guard.py")
 _TAIL_BYTES = 64 * 1024
 _LOOK_S = (0.05, 1.0)
 """How often readiness is asked: at first, and at most. An engine takes from a second to minutes to start."""

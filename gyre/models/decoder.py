@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.folder import SafetensorsFolder
+from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.tensor_names import parameter_parts
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]

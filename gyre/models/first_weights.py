@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.folder import SafetensorsFolder, TensorSource
+from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
 from gyre.models.tensor_names import HEAD, SCORE, VALUE_BIAS, VALUE_WEIGHT, expected_shapes
 
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")

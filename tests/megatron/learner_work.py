@@ -58,7 +58,7 @@ def flat_values(groups: list[Group]) -> Any:
 
 def named_weights(critic: Any) -> dict[str, Any]:
     """By Hugging Face's names, on the first rank: a collective."""
-    from gyre.workloads.megatron.snapshot import Snapshot
+    from gyre.workloads.megatron.model.snapshot import Snapshot
 
     return {name: tensor.numpy().copy() for name, tensor in Snapshot.take(critic.policy).tensors.items()}
 

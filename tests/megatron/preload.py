@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyre.workloads.megatron.seam import open_seam
+from gyre.workloads.megatron.model.seam import open_seam
 
 torch.set_num_threads(1)
 SEAM = open_seam(torch.device("cpu"))

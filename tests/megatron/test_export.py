@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from gyre.errors import ConfigError
-from gyre.models.folder import SafetensorsFolder
+from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
 from tests.megatron import learner_work, work
 from tests.megatron.test_hugging_face import FAMILIES

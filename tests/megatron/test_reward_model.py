@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gyre.errors import ConfigError, UserCodeError
+from gyre.models.errors import ModelFolderError
 from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.reward_model import TorchRewardModel, take_rewards
 from tests.megatron import work
@@ -95,7 +95,7 @@ def test_a_sample_s_reward_is_the_number_at_its_last_token(
 
 
 def test_what_is_no_reward_model_and_tokens_that_it_has_not_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightMismatch, match=r"lacks 1 tensors, score\.weight among them"):
+    with pytest.raises(ModelFolderError, match=r"lacks 1 tensors, score\.weight among them"):
         torch_model(work.write_folder(tmp_path / "policy", FAMILIES["qwen3"]))
     folder = write_reward_model(tmp_path / "rm", "qwen3")
     groups = conversations()
@@ -105,7 +105,7 @@ def test_what_is_no_reward_model_and_tokens_that_it_has_not_are_refused(tmp_path
     with pytest.raises(UserCodeError, match="gave nan for a sample of group 1, which is no reward"):
         take_rewards(groups, [1.0, 0.5, -2.0, 0.0, float("nan"), 1.0])
     (folder / "model.safetensors").unlink()
-    with pytest.raises(WeightMismatch, match="not drawn from a seed"):
+    with pytest.raises(ModelFolderError, match="not drawn from a seed"):
         torch_model(folder)
     reward = TorchRewardModel()
     reward.context = WorkloadContext("j", "reward", 0, 1, config={})

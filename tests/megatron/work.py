@@ -136,7 +136,7 @@ def check_vocab_parallel(rank: int, ranks: int, port: int, seed: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from gyre.workloads.megatron.logprobs import vocab_parallel_logprobs
+    from gyre.workloads.megatron.steps.logprobs import vocab_parallel_logprobs
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     try:
@@ -186,7 +186,7 @@ def forward_and_back(
     rank: int, ranks: int, port: int, config: dict[str, Any], sequences: list[list[int]]
 ) -> dict[str, Any]:
     """A model from a folder: what it exports, and its log-probs of every token but the first of each sequence."""
-    from gyre.workloads.megatron.packing import Row, pack
+    from gyre.workloads.megatron.steps.packing import Row, pack
 
     with actor_on(rank, ranks, port, config) as actor:
         rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
@@ -213,7 +213,7 @@ def refusal_of(rank: int, ranks: int, port: int, hugging_face: dict[str, Any]) -
 
     from gyre.config.sections import MegatronSettings
     from gyre.errors import ConfigError
-    from gyre.workloads.megatron.config import architecture_from, transformer_config
+    from gyre.workloads.megatron.model.config import architecture_from, transformer_config
 
     settings = MegatronSettings(tensor_parallel=2, pipeline_parallel=2)
     try:
@@ -241,10 +241,10 @@ def train_and_checkpoint(
     those came to."""
     import threading
 
-    from gyre.workloads.megatron import checkpoint
+    from gyre.workloads.megatron.checkpoints import on_disk
 
     trained = threading.Event()
-    write = checkpoint._written
+    write = on_disk._written
 
     def late(*args: Any) -> Any:
         assert trained.wait(60)
@@ -254,7 +254,7 @@ def train_and_checkpoint(
         actor.warm_start()
         take_step(actor, steps[0])
         if background:
-            checkpoint._written = late
+            on_disk._written = late
             assert actor.checkpoint(folder, background=True)
             assert not actor.checkpoint_written(wait=False)
         else:
@@ -265,7 +265,7 @@ def train_and_checkpoint(
         assert not (folder / "actor.json").exists() or not background, "it was whole before it was written"
         trained.set()
         assert actor.checkpoint_written(wait=True)
-        checkpoint._written = write
+        on_disk._written = write
         after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
         return {"at": state, "after": after}
 
@@ -516,7 +516,7 @@ def take_a_copy(
     log-probs then, and what it trains from there."""
     import json
 
-    from gyre.workloads.megatron.packing import Row, pack
+    from gyre.workloads.megatron.steps.packing import Row, pack
 
     with actor_on(rank, ranks, port, config, job) as actor:
         actor.copies_root = job / "memory"

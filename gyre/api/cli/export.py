@@ -26,7 +26,7 @@ def export(checkpoint: Path, out: Path, dtype: str, as_json: bool) -> None:
 
     CHECKPOINT is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
     """
-    from gyre.workloads.megatron.export import export_checkpoint
+    from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
 
     told: dict[str, Any] = export_checkpoint(checkpoint, out, dtype=dtype)
     if as_json:

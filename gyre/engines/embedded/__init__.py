@@ -10,9 +10,9 @@ For small models, CPUs, tests and examples: whatever speaks to SGLang can speak 
 | `batch_step` | one step of the model over a flat batch, and the KV cache |
 | `sampling` | how the next token is drawn, and its log-prob |
 | `core` | requests, slots, pauses and weight swaps: a state machine that is stepped |
-| `loop` | the thread that steps the core |
+| `engine_loop` | the thread that steps the core |
 | `wire` | JSON bodies to requests, progress to JSON |
-| `server` | the HTTP routes |
+| `http_server` | the HTTP routes |
 
 Importing this package imports nothing of weight.
 """

@@ -65,7 +65,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))
     from aiohttp import web
 
-    from gyre.engines.embedded.server import EngineServer, EngineSettings
+    from gyre.engines.embedded.http_server import EngineServer, EngineSettings
 
     given = vars(arguments)
     del given["enable_deterministic_inference"]

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode
 from gyre.engines.embedded.batch_step import BatchDecoder, KVCache, PrefillRows, StepBatch
+from gyre.engines.embedded.engine_requests import Delta, Ending, Request, throw
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.invariance import Scheme, measure
-from gyre.engines.embedded.requests import Delta, Ending, Request, throw
 from gyre.engines.embedded.sampling import choose
 from gyre.models.architecture import Architecture
 from gyre.models.decoder import Weights

@@ -19,8 +19,8 @@ from typing import Any
 
 from gyre.engines.dialect import EngineLoad
 from gyre.engines.embedded.core import Limits
+from gyre.engines.embedded.engine_requests import Delta, Ending
 from gyre.engines.embedded.errors import BadRequest
-from gyre.engines.embedded.requests import Delta, Ending
 from gyre.engines.embedded.sampling import Sampling
 
 _SERVED = (

@@ -120,7 +120,7 @@ class FetchedCopy:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by their Hugging Face names. They are of their own memory."""
-        from gyre.models.folder import SafetensorsFolder
+        from gyre.models.safetensors_folder import SafetensorsFolder
 
         return {name: tensor.clone() for name, tensor in SafetensorsFolder(self.path).tensors().items()}
 

@@ -25,14 +25,14 @@ from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.learner import MegatronLearner
-from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import WeightsNotLoaded
-from gyre.workloads.torch.gradients import trained_samples
+from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.gradients import trained_samples
 
 if TYPE_CHECKING:
-    from gyre.workloads.megatron.packing import Pass
-    from gyre.workloads.megatron.snapshot import Snapshot
+    from gyre.workloads.megatron.model.snapshot import Snapshot
+    from gyre.workloads.megatron.steps.packing import Pass
 
 
 class MegatronActor(MegatronLearner, TorchActor):
@@ -67,7 +67,7 @@ class MegatronActor(MegatronLearner, TorchActor):
     # -- one step ------------------------------------------------------------------------------------
 
     def gradient(self, groups: list[Group]) -> tuple[None, Tally]:
-        from gyre.workloads.megatron.gradients import packed_policy_loss, policy_rows
+        from gyre.workloads.megatron.steps.gradients import packed_policy_loss, policy_rows
 
         return self.add_gradient(
             groups,
@@ -93,7 +93,7 @@ class MegatronActor(MegatronLearner, TorchActor):
     # -- what others see of it -----------------------------------------------------------------------
 
     def _changed(self) -> None:
-        from gyre.workloads.megatron.snapshot import Snapshot
+        from gyre.workloads.megatron.model.snapshot import Snapshot
 
         super()._changed()
         started = time.monotonic()
@@ -122,8 +122,8 @@ class MegatronActor(MegatronLearner, TorchActor):
         trained: list[list[int]],
     ) -> None:
         """As `TorchActor.restore_weights`, into whatever layout."""
-        from gyre.models.folder import SafetensorsFolder
-        from gyre.workloads.megatron.checkpoint import begin_optimizer_anew
+        from gyre.models.safetensors_folder import SafetensorsFolder
+        from gyre.workloads.megatron.checkpoints.on_disk import begin_optimizer_anew
 
         self.policy.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
         begin_optimizer_anew(self.policy)
@@ -158,7 +158,7 @@ class MegatronActor(MegatronLearner, TorchActor):
 
     def checksum(self) -> str:
         """Of what `export_weights` gives."""
-        from gyre.workloads.megatron.snapshot import Snapshot
+        from gyre.workloads.megatron.model.snapshot import Snapshot
 
         if self._snapshot is None:
             self._snapshot = Snapshot.take(self.policy)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from gyre.models.first_weights import with_value_head
-from gyre.models.folder import TensorSource
+from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.learner import MegatronLearner
-from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.critic import TorchCritic
+from gyre.workloads.torch.steps.accumulation import Tally
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
@@ -44,7 +44,7 @@ class MegatronCritic(MegatronLearner, TorchCritic):
         return replace(architecture, tied=False), source  # the head is a value's, and shares nothing
 
     def gradient(self, groups: list[Group]) -> tuple[None, Tally]:
-        from gyre.workloads.megatron.gradients import packed_value_loss, value_rows
+        from gyre.workloads.megatron.steps.gradients import packed_value_loss, value_rows
 
         return self.add_gradient(
             groups,

@@ -16,12 +16,12 @@ import torch
 
 from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.workloads.base import BaseWorkload
-from gyre.workloads.megatron.devices import device_of, dtype_of
+from gyre.workloads.megatron.model.devices import device_of, dtype_of
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
-    from gyre.models.folder import TensorSource
-    from gyre.workloads.megatron.packing import Pass, Row
+    from gyre.models.safetensors_folder import TensorSource
+    from gyre.workloads.megatron.steps.packing import Pass, Row
 
 
 class FrozenModel(BaseWorkload):
@@ -48,12 +48,12 @@ class FrozenModel(BaseWorkload):
         device = device_of(self.layout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        from gyre.workloads.megatron.seam import open_seam
+        from gyre.workloads.megatron.model.seam import open_seam
 
         seam = open_seam(device)
         from gyre.models.architecture import read_config
-        from gyre.workloads.megatron.config import architecture_from
-        from gyre.workloads.megatron.parallel import Ranks
+        from gyre.workloads.megatron.model.config import architecture_from
+        from gyre.workloads.megatron.model.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
         self.architecture = architecture_from(read_config(path), str(path))
@@ -86,7 +86,7 @@ class FrozenModel(BaseWorkload):
 
     def passes(self, rows: list[Row]) -> Iterator[Pass]:
         """The rows packed, with a tick after each pass."""
-        from gyre.workloads.megatron.packing import pack
+        from gyre.workloads.megatron.steps.packing import pack
 
         for part in pack(rows, max_tokens=self.layout.pass_tokens):
             yield part

@@ -30,24 +30,24 @@ from gyre.data.prepared import PreparedData
 from gyre.errors import ConfigError
 from gyre.models.architecture import config_of, read_config
 from gyre.models.first_weights import first_weights
-from gyre.models.folder import TensorSource
 from gyre.models.modules import Decoder
+from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
-from gyre.workloads.megatron.devices import device_of, dtype_of, make_deterministic, seed_everything
+from gyre.workloads.megatron.model.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.tasks.task import Task, task_of
-from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
-from gyre.workloads.torch.gradients import counted
 from gyre.workloads.torch.learner import TorchLearner
-from gyre.workloads.torch.policy import small_architecture
+from gyre.workloads.torch.served_policy import small_architecture
+from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
+from gyre.workloads.torch.steps.gradients import counted
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
     from gyre.workloads.algorithms.losses import LossSum
-    from gyre.workloads.megatron.checkpoint_memory import MemoryCheckpoints
-    from gyre.workloads.megatron.packing import Pass, Row
+    from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+    from gyre.workloads.megatron.steps.packing import Pass, Row
 
 
 def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
@@ -85,7 +85,7 @@ class MegatronLearner(TorchLearner):
         self._changed()
         self._memory: MemoryCheckpoints | None = None
         if self.layout.memory_checkpoint_share:
-            from gyre.workloads.megatron.checkpoint_memory import MemoryCheckpoints
+            from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
 
             purpose = f"{self.context.job_id} {self.context.directory.resolve()} {self.role}"
             self._memory = MemoryCheckpoints(self.policy, purpose, share=self.layout.memory_checkpoint_share)
@@ -108,15 +108,15 @@ class MegatronLearner(TorchLearner):
         return {**super().health(), **told}
 
     def build(self) -> None:
-        from gyre.workloads.megatron.seam import open_seam
+        from gyre.workloads.megatron.model.seam import open_seam
 
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.layout.deterministic:
             make_deterministic()
         self._seam = open_seam(self.device)
-        from gyre.workloads.megatron.checkpoint import CheckpointWriter
-        from gyre.workloads.megatron.parallel import Ranks
+        from gyre.workloads.megatron.checkpoints.on_disk import CheckpointWriter
+        from gyre.workloads.megatron.model.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
         architecture, source = self.first_model()
@@ -144,7 +144,7 @@ class MegatronLearner(TorchLearner):
 
     def first_model(self) -> tuple[Architecture, TensorSource]:
         """The folder's model, or the small decoder. Raises ConfigError."""
-        from gyre.workloads.megatron.config import architecture_from
+        from gyre.workloads.megatron.model.config import architecture_from
 
         path = self.layout.model_path
         if path:
@@ -183,7 +183,7 @@ class MegatronLearner(TorchLearner):
         self, groups: list[Group], rows: list[Row], backward: Callable[[list[Pass]], list[LossSum]]
     ) -> tuple[None, Tally]:
         """Adds to Megatron's own sum of gradients what `backward` makes of the packed rows."""
-        from gyre.workloads.megatron.gradients import summed
+        from gyre.workloads.megatron.steps.gradients import summed
 
         self._refuse_spoiled()
         tally = counted(groups)
@@ -195,7 +195,7 @@ class MegatronLearner(TorchLearner):
         return None, tally
 
     def packed(self, rows: list[Row]) -> list[Pass]:
-        from gyre.workloads.megatron.packing import pack
+        from gyre.workloads.megatron.steps.packing import pack
 
         multiple = self.ranks.tensor if self.layout.sequence_parallel else 1
         return list(pack(rows, max_tokens=self.layout.pass_tokens, multiple=multiple))
@@ -205,7 +205,7 @@ class MegatronLearner(TorchLearner):
     ) -> list[NDArray[np.float32]]:
         """A number for each token of each sample, float32 `[t]`, in the order of groups and samples, on every rank of
         the replica. Passes hold samples of one group alone, so that a group's bits do not depend on others."""
-        from gyre.workloads.megatron.packing import Row
+        from gyre.workloads.megatron.steps.packing import Row
 
         passes: list[Pass] = []
         for group in groups:
@@ -286,7 +286,7 @@ class MegatronLearner(TorchLearner):
 
     def checksum(self) -> str:
         """On the first rank; anything on others. A collective of the first replica."""
-        from gyre.workloads.megatron.snapshot import checksum_of
+        from gyre.workloads.megatron.model.snapshot import checksum_of
 
         return checksum_of(self.policy)
 
@@ -295,7 +295,7 @@ class MegatronLearner(TorchLearner):
     def checkpoint(  # type: ignore[override]  # the light learner never writes in the background
         self, path: Path, *, background: bool = False
     ) -> bool:
-        """Write the state below `path`; see `megatron.checkpoint`. It is on the disk when this returns, but
+        """Write the state below `path`; see `checkpoints.on_disk`. It is on the disk when this returns, but
         with `background`: then training goes on meanwhile, True says so, and `checkpoint_written` when it is whole."""
         self._writer.abandon()  # of a controller that died before it was written
         path.mkdir(parents=True, exist_ok=True)
@@ -316,7 +316,7 @@ class MegatronLearner(TorchLearner):
         return background or not self.checkpoint_written(wait=True)
 
     def _model(self) -> dict[str, Any] | None:
-        """What it takes to make another program's folder of the weights (`megatron.export`); None of a critic."""
+        """What `checkpoints.conversion` needs to write a folder of the weights; None of a critic."""
         if self.VALUES:
             return None
         return {
@@ -358,7 +358,7 @@ class MegatronLearner(TorchLearner):
 
         Raises CheckpointMismatch where it is absent, of another format, or not what its digest says.
         """
-        from gyre.workloads.megatron.checkpoint import restore
+        from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         book = restore(self.policy, self._seam, path)
         self._take(book)

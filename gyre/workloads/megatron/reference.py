@@ -19,7 +19,7 @@ from gyre.workloads.megatron.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
-    from gyre.models.folder import TensorSource
+    from gyre.models.safetensors_folder import TensorSource
 
 
 class MegatronReference(FrozenModel):
@@ -41,7 +41,7 @@ class MegatronReference(FrozenModel):
     @operator
     def logprobs(self, groups: list[Group]) -> list[Group]:
         """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature."""
-        from gyre.workloads.megatron.packing import Row
+        from gyre.workloads.megatron.steps.packing import Row
 
         samples = [(group, sample) for group in groups for sample in group.samples]
         rows = [Row(group.prompt_ids, sample.token_ids) for group, sample in samples if len(sample.token_ids)]

@@ -19,7 +19,7 @@ from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
-    from gyre.models.folder import TensorSource
+    from gyre.models.safetensors_folder import TensorSource
 
 
 class MegatronRewardModel(FrozenModel):
@@ -36,7 +36,7 @@ class MegatronRewardModel(FrozenModel):
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
         """As `TorchRewardModel.score`."""
-        from gyre.workloads.megatron.packing import Row
+        from gyre.workloads.megatron.steps.packing import Row
 
         asked = scored_tokens(groups, self.architecture.vocab)
         found = [

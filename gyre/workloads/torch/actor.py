@@ -28,16 +28,16 @@ from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.gang.weight_source import WeightSource
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.torch.accumulation import Tally
-from gyre.workloads.torch.gradients import (
+from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
+from gyre.workloads.torch.served_policy import load_parameters, small_architecture
+from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.gradients import (
     keeps_old_logprobs,
     old_logprobs,
     policy_gradient,
     trained_samples,
     with_old_logprobs,
 )
-from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
-from gyre.workloads.torch.policy import load_parameters, small_architecture
 from gyre.workloads.torch.warm_start import warm_steps
 
 _BEACON_EVERY = 10

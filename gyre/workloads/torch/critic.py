@@ -29,12 +29,12 @@ from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.algorithms.advantages import gae_of
 from gyre.workloads.base import operator
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.torch.accumulation import Tally
 from gyre.workloads.torch.errors import StepGap
-from gyre.workloads.torch.gradients import value_gradient
 from gyre.workloads.torch.learner import TorchLearner
-from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
-from gyre.workloads.torch.policy import load_parameters, small_architecture
+from gyre.workloads.torch.served_policy import load_parameters, small_architecture
+from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.gradients import value_gradient
+from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
 
 
 class TorchCritic(TorchLearner):

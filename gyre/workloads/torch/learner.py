@@ -4,7 +4,7 @@ One step is `begin(step)`, `accumulate(groups, step=, index=)` for each micro-ba
 Every rank gets every call; a rank's `groups` are its own share, possibly none.
 
 With `optim.epochs` and `optim.mini_batches` at 1 a step is one update of the weights, whose gradient is summed as the
-micro-batches come. With more, micro-batches are held, and `apply` makes all updates (`gyre.workloads.torch.updates`).
+micro-batches come. With more, micro-batches are held, and `apply` makes all updates (`steps.updates`).
 
 Invariants:
 - *once*: a repeated call returns what the first returned and changes nothing; a step out of order is refused;
@@ -35,7 +35,6 @@ from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.algorithms.losses import mini_batch_weight
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.torch.accumulation import Accumulation, Tally
 from gyre.workloads.torch.errors import (
     CheckpointMismatch,
     HalfUpdated,
@@ -44,11 +43,12 @@ from gyre.workloads.torch.errors import (
     StepGap,
     TrainedTwice,
 )
-from gyre.workloads.torch.gradients import counted
-from gyre.workloads.torch.intervals import Interval, contains, merge
-from gyre.workloads.torch.peers import Peers
-from gyre.workloads.torch.policy import load_parameters
-from gyre.workloads.torch.updates import mini_batches_of, share_of
+from gyre.workloads.torch.served_policy import load_parameters
+from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
+from gyre.workloads.torch.steps.gradients import counted
+from gyre.workloads.torch.steps.intervals import Interval, contains, merge
+from gyre.workloads.torch.steps.peers import Peers
+from gyre.workloads.torch.steps.updates import mini_batches_of, share_of
 
 CHECKPOINT_FORMAT = 1
 

@@ -15,8 +15,8 @@ from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
-from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
-from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
+from gyre.workloads.torch.served_policy import Policy, next_policy, small_architecture
+from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
 
 
 class TorchReference(BaseWorkload):

@@ -26,8 +26,8 @@ from gyre.models.modules import ValueModel
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, expected_shapes, from_names
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_values
-from gyre.workloads.torch.policy import load_parameters
+from gyre.workloads.torch.served_policy import load_parameters
+from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
 
 
 class TorchRewardModel(BaseWorkload):

@@ -20,7 +20,7 @@ import torch
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
-from gyre.engines.embedded.requests import Delta, Request
+from gyre.engines.embedded.engine_requests import Delta, Request
 from gyre.engines.embedded.sampling import Sampling
 from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
@@ -29,7 +29,7 @@ from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards import exact_match
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import NotFinite, WeightsNotLoaded
-from gyre.workloads.torch.policy import Policy, next_policy, small_architecture
+from gyre.workloads.torch.served_policy import Policy, next_policy, small_architecture
 
 _SEED_STREAM = 16
 _SEEDS = 1 << 31

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from gyre.engines.embedded.__main__ import main
-from gyre.engines.embedded.server import EngineServer, EngineSettings
+from gyre.engines.embedded.http_server import EngineServer, EngineSettings
 from tests.engines.embedded.tiny import Model, ask, run, write_checkpoint
 
 PROMPT = [3, 1, 4, 1, 5]

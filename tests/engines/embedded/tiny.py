@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gyre.engines.embedded.core import EngineCore, Limits
-from gyre.engines.embedded.requests import Delta, Request
+from gyre.engines.embedded.engine_requests import Delta, Request
 from gyre.engines.embedded.sampling import Sampling
 from gyre.models.architecture import read_architecture
 from gyre.models.decoder import load_weights

@@ -15,9 +15,9 @@ from gyre.workloads.torch.errors import (
     StepGap,
     TrainedTwice,
 )
-from gyre.workloads.torch.gradients import policy_gradient
 from gyre.workloads.torch.learner import learning_rate
 from gyre.workloads.torch.reference import TorchReference
+from gyre.workloads.torch.steps.gradients import policy_gradient
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out, train_as_peer
 
 

@@ -12,7 +12,7 @@ from gyre.workloads.algorithms.advantages import gae_of
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.errors import StepGap, TrainedTwice
-from gyre.workloads.torch.gradients import value_gradient
+from gyre.workloads.torch.steps.gradients import value_gradient
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
 
 PPO = {**CONFIG, "loss": {"adv_estimator": "gae", "lam": 0.95}, "critic": {"optim": {"lr": 0.01}}}

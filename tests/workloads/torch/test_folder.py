@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from gyre.models.architecture import architecture_of
 from gyre.models.errors import ModelFolderError
 from gyre.models.first_weights import SeededWeights, first_weights
-from gyre.models.folder import SafetensorsFolder
+from gyre.models.safetensors_folder import SafetensorsFolder
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 CPU = torch.device("cpu")

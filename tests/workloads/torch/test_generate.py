@@ -10,9 +10,9 @@ from gyre.weights import WeightMismatch
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import OlderWeights, WeightsNotLoaded
-from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.rollout import TorchRollout
+from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
 from tests.workloads.torch_workloads import CONFIG, bind
 
 

@@ -12,7 +12,7 @@ from gyre.models.tensor_names import from_names, to_names
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder, fingerprint, write_model_folder
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.logprobs import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
 from tests.engines.embedded.tiny import Model, ask, run
 from tests.workloads.torch_workloads import CONFIG, bind
 

@@ -2,7 +2,7 @@
 a summed loss.
 
 The maths is `gyre.workloads.algorithms.losses`; which samples have a gradient is decided as in
-`gyre.workloads.torch.gradients`.
+`gyre.workloads.torch.steps.gradients`.
 
 This module must not know about Megatron, ranks or steps.
 """
@@ -18,9 +18,9 @@ from gyre.config.sections import WorkloadSettings
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
-from gyre.workloads.megatron.packing import Pass, Row
-from gyre.workloads.torch.accumulation import Tally
-from gyre.workloads.torch.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
+from gyre.workloads.megatron.steps.packing import Pass, Row
+from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
 
 
 def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:

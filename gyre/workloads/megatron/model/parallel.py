@@ -28,7 +28,7 @@ from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.peers import exchange_bytes
+from gyre.workloads.torch.steps.peers import exchange_bytes
 
 
 class Ranks:

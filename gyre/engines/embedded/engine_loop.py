@@ -22,8 +22,8 @@ import torch
 
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore
+from gyre.engines.embedded.engine_requests import Delta, Ending
 from gyre.engines.embedded.errors import LoopEnded
-from gyre.engines.embedded.requests import Delta, Ending
 
 T = TypeVar("T")
 

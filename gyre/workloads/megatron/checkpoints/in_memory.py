@@ -2,7 +2,7 @@
 
 What a rank has — its shards of weights, of float32 weights and of the optimizer's moments, the random state — is copied
 as it stands, without Megatron's way of describing it: it goes back into the same tensors of the same layout, bit by
-bit. Any other layout is the disk's (`megatron.checkpoint`).
+bit. Any other layout is the disk's (`on_disk`).
 
 Invariants:
 - *all or none*: ranks keep states only if each of them has the room, and take one back only if each has that one whole;
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, Record, plan
-from gyre.workloads.megatron.checkpoint import AdamState
-from gyre.workloads.megatron.devices import page_locked
-from gyre.workloads.megatron.parallel import Ranks
+from gyre.workloads.megatron.checkpoints.on_disk import AdamState
+from gyre.workloads.megatron.model.devices import page_locked
+from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 
 _CPU_RANDOM = "random/cpu"

@@ -37,7 +37,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from gyre.workloads.megatron.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 from gyre.workloads.torch.errors import CheckpointMismatch
 

@@ -26,10 +26,10 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from gyre.models.architecture import Architecture
-from gyre.models.folder import TensorSource
+from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import EMBEDDING, HEAD, VALUE_BIAS, VALUE_WEIGHT, expected_shapes, value_shapes
 from gyre.weights.version.manifest import WeightMismatch
-from gyre.workloads.megatron.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import Ranks
 
 
 @dataclass(frozen=True, slots=True)

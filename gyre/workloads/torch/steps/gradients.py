@@ -20,8 +20,8 @@ from gyre.models.modules import Decoder, ValueModel
 from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
-from gyre.workloads.torch.accumulation import Tally
-from gyre.workloads.torch.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
+from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
 
 OLD_LOGPROBS = "old_logprobs"
 """Of a sample's extras: the trainer's own log-probs before the first update of the step, float32 `[t]`."""

@@ -1,6 +1,6 @@
 """A small process between an agent and its engine, so that no engine outlives its agent.
 
-    python guard.py GRACE_S COMMAND [ARGUMENT ...]
+    python process_guard.py GRACE_S COMMAND [ARGUMENT ...]
 
 It runs COMMAND and ends with it: with the same exit status, or by the same signal. Its standard input is a pipe that
 only the agent holds. It stops the engine, and every process that the engine started, when that pipe closes, when the

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from gyre.workloads.megatron.hugging_face import export_weights
+from gyre.workloads.megatron.model.hugging_face import export_weights
 from gyre.workloads.megatron.policy import MegatronPolicy
 
 

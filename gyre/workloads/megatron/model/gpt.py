@@ -34,7 +34,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
 from gyre.models.architecture import Architecture
-from gyre.workloads.megatron.config import padded_vocab
+from gyre.workloads.megatron.model.config import padded_vocab
 
 try:  # torch 2.10 and newer, and a kernel for GPUs alone
     from torch.nn.attention.varlen import varlen_attn

@@ -27,9 +27,9 @@ from aiohttp import web
 
 from gyre.engines.dialect import FinishKind, PauseMode
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
+from gyre.engines.embedded.engine_loop import SHUTTING_DOWN, EngineLoop
+from gyre.engines.embedded.engine_requests import Delta, Request
 from gyre.engines.embedded.errors import BadRequest, LoopEnded
-from gyre.engines.embedded.loop import SHUTTING_DOWN, EngineLoop
-from gyre.engines.embedded.requests import Delta, Request
 from gyre.engines.embedded.sampling import Sampling
 from gyre.engines.embedded.wire import (
     Prompt,

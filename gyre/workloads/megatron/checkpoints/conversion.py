@@ -32,15 +32,15 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
     Raises CheckpointMismatch where it is no whole checkpoint of an actor, or its weights are not those that were
     written, and ConfigError where `out` is there or cannot be written.
     """
-    from gyre.workloads.megatron.seam import open_seam
+    from gyre.workloads.megatron.model.seam import open_seam
 
     device = torch.device("cpu")
     seam = open_seam(device)
     from gyre.models.tensor_names import expected_shapes
-    from gyre.workloads.megatron.checkpoint import load_weights, read_book
-    from gyre.workloads.megatron.config import architecture_from
-    from gyre.workloads.megatron.hugging_face import export_weights
-    from gyre.workloads.megatron.parallel import Ranks
+    from gyre.workloads.megatron.checkpoints.on_disk import load_weights, read_book
+    from gyre.workloads.megatron.model.config import architecture_from
+    from gyre.workloads.megatron.model.hugging_face import export_weights
+    from gyre.workloads.megatron.model.parallel import Ranks
     from gyre.workloads.megatron.policy import MegatronPolicy
 
     if out.exists():
