@@ -43,7 +43,7 @@ from safetensors.torch import save_file
 
 from gyre.engines.dialect import GenerateRequest, SamplingParams
 from gyre.engines.embedded.core import EngineCore, Limits
-from gyre.engines.embedded.engine_requests import Request
+from gyre.engines.embedded.engine_requests import EngineRequest
 from gyre.engines.embedded.invariance import KeyLengths, Scheme
 from gyre.engines.embedded.sampling import Sampling
 from gyre.engines.http_client import EngineClient
@@ -130,12 +130,12 @@ def in_process(folder: Path, dtype: str, new_tokens: int, *, any_bits: bool) -> 
     def generate(count: int, seed: int) -> None:
         sampling = Sampling(max_new_tokens=new_tokens, ignore_eos=True)
         for index, prompt in enumerate(prompts(count, seed)):
-            core.submit(Request(f"r{seed}-{index}", prompt, sampling, index, 8, lambda delta: None))
+            core.submit(EngineRequest(f"r{seed}-{index}", prompt, sampling, index, 8, lambda update: None))
         made = 0
         with torch.inference_mode():
             while core.can_step:
                 core.step()
-                made += sum(len(delta.tokens) for delta in core.take_deltas())
+                made += sum(len(update.tokens) for update in core.take_updates())
         assert made == count * new_tokens
 
     return generate

@@ -188,7 +188,7 @@ async def run(asked: argparse.Namespace) -> Row:
         ) as engine:
             started_s = time.perf_counter() - began
             try:
-                async with EngineClient(engine.url) as client:
+                async with engine.client() as client:
                     loader = EngineLoader(client, folders[0], key=engine.loader_key)
                     assert await loader.arm(), loader.why_not
                     info = await client.info()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
+from gpu_plane.engine_command import API_KEY
 from gpu_plane.follow import PartFailed, Row, now
 from gpu_plane.scale import Ask
 
@@ -38,7 +39,7 @@ async def drive(url: str, asks: Sequence[Ask], n: int, in_flight: int, within_s:
             totals["tokens"] += made
             totals["samples"] += 1
 
-    async with asyncio.timeout(within_s), EngineClient(url) as client:
+    async with asyncio.timeout(within_s), EngineClient(url, api_key=API_KEY) as client:
         began = now()
         async with asyncio.TaskGroup() as group:
             for _ in range(in_flight):

@@ -15,6 +15,10 @@ SGLANG_EXTRA = (
 )
 
 
+API_KEY = "bench"
+"""Of every engine here, so that a bench can ask those that its agents have started."""
+
+
 def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bool = False) -> Any:
     from gyre.engines.process import EngineCommand
     from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
@@ -29,7 +33,9 @@ def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bo
             *(["--enable-memory-saver"] if options.get("local") and options.get("saver", True) else []),
         ]
         env = {"CUDA_VISIBLE_DEVICES": str(options["gpu"]), "HF_HUB_OFFLINE": "1"}
-        return sglang_command(folder, weight_version=version, seeded=seeded, extra=extra, env=env)
+        return sglang_command(
+            folder, weight_version=version, seeded=seeded, api_key=API_KEY, extra=extra, env=env
+        )
     argv = [
         *(sys.executable, "-m", "gyre.engines.embedded"),
         *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),

@@ -16,6 +16,7 @@ import psutil
 from gpu_plane.bench import Bench
 from gpu_plane.children import ROOT, Child, Instance
 from gpu_plane.drive import drive
+from gpu_plane.engine_command import API_KEY
 from gpu_plane.follow import PartFailed, Row, now
 from gpu_plane.machine import cpu_of, spent
 from gpu_plane.plane import Plane
@@ -346,7 +347,7 @@ class LoopBench(Bench):
 
         shape, running = self.scale.shape, self.scale.running
         rounds = 3
-        async with EngineClient(url) as client:
+        async with EngineClient(url, api_key=API_KEY) as client:
             ways: dict[str, EngineLoader] = {}
             for stage in stages:
                 loader = EngineLoader(client, folder, key=key, stage=stage)  # type: ignore[arg-type]

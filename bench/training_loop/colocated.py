@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_plane.engine_command import API_KEY
 from training_loop.actor import Row, now
 from training_loop.gang import dealt
 from training_loop.trainer import Shape, inputs, reward_of
@@ -77,7 +78,7 @@ class ColocatedLoop:
 
         async with contextlib.AsyncExitStack() as stack:
             for engine in self.engines:
-                engine.client = await stack.enter_async_context(EngineClient(engine.url))
+                engine.client = await stack.enter_async_context(EngineClient(engine.url, api_key=API_KEY))
                 engine.loader = EngineLoader(engine.client, engine.serves, key=engine.key)
                 async with asyncio.timeout(max(1.0, until - now())):
                     if not await engine.loader.arm():

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_plane.engine_command import API_KEY
 from gpu_plane.plane import Plane
 from gpu_plane.scale import Ask
 from gpu_plane.trainer import Trainer
@@ -328,7 +329,7 @@ async def ranks_hold(url: str, key: str, folder: Path, served: Path, version: st
     from gyre.engines.http_client import EngineClient
     from gyre.engines.weight_loading import EngineLoader
 
-    async with asyncio.timeout(within_s), EngineClient(url) as client:
+    async with asyncio.timeout(within_s), EngineClient(url, api_key=API_KEY) as client:
         loader = EngineLoader(client, served, key=key)
         await loader.arm()
         report = await loader.load(version, folder)

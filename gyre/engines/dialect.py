@@ -4,7 +4,7 @@ An engine is whatever serves this dialect: SGLang itself, or the embedded torch 
 the embedded engine's server answers it, and one conformance suite tests whoever answers.
 
 Invariants:
-- *disjoint chunks*: however the server streams (cumulative or incremental), each `Chunk` holds only tokens that
+- *disjoint chunks*: however the server streams (cumulative or incremental), each `StreamChunk` holds only tokens that
   no earlier chunk of its request held, in order, each with its log-prob;
 - *the seed belongs to the sample*: the random number that decides the token at absolute position `p` of prompt
   and output together depends on `(sampling_seed, p)` alone, so a sample that goes on elsewhere from its last
@@ -90,7 +90,7 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StreamChunk:
     """New tokens of one request.
 
     `token_ids`: int32 `[t]`, `logprobs`: float32 `[t]`, t ≥ 0. `spans` covers all tokens of the request and comes

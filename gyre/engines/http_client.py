@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gyre.engines.dialect import Chunk, EngineInfo, EngineLoad, GenerateRequest, PauseMode
+from gyre.engines.dialect import EngineInfo, EngineLoad, GenerateRequest, PauseMode, StreamChunk
 from gyre.engines.errors import (
     EngineError,
     EngineProtocolError,
@@ -106,7 +106,7 @@ class EngineClient:
         if session is not None:
             await session.close()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
         """The next tokens of one sample, as they come; the last chunk has a `finish`.
 
         Close it (`contextlib.aclosing`) when you leave early. Raises EngineRefused (the request is bad, or the key),
@@ -121,7 +121,7 @@ class EngineClient:
 
     async def generate_many(
         self, requests: Sequence[GenerateRequest]
-    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+    ) -> AsyncGenerator[tuple[int, StreamChunk], None]:
         """The same for several requests over one connection: pairs of a request's place and its next chunk.
 
         Cheaper by the connections it saves; what breaks one of them (an error of `generate`) ends the stream for all.
@@ -279,10 +279,6 @@ class EngineClient:
         if status == 404:  # before SGLang had /ready
             status = await self._status("/model_info")
         return status == 200
-
-    async def is_alive(self) -> bool:
-        """Whether somebody answers at all, be it busy, paused or loading weights. Raises nothing."""
-        return await self._status("/model_info") is not None
 
     async def _status(self, path: str) -> int | None:
         """The HTTP status of a page; None where no answer comes in time."""

@@ -33,9 +33,6 @@ _GUARD = Path(__file__).with_name("process_guard.py")
 _TAIL_BYTES = 64 * 1024
 _LOOK_S = (0.05, 1.0)
 """How often readiness is asked: at first, and at most. An engine takes from a second to minutes to start."""
-_ATTACHED_LOOK_S = 2.0
-_ATTACHED_MISSES = 3
-"""An attached engine that answers so many questions in a row with silence is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +57,13 @@ class EngineCommand:
 
 @dataclass(frozen=True, slots=True)
 class EngineDeath:
-    """How an engine ended. `returncode` is negative for a signal, None where nobody can know (attached)."""
+    """How an engine ended. `returncode` is negative for a signal."""
 
-    returncode: int | None
+    returncode: int
     tail: str
 
     @property
     def reason(self) -> str:
-        if self.returncode is None:
-            return "it no longer answers"
         if self.returncode < 0:
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(-self.returncode).name}"
@@ -275,56 +270,6 @@ class EngineProcess:
             self._output = None
         self._process = None
         await asyncio.sleep(0)  # lets the transports close
-
-
-class AttachedEngine:
-    """An engine that somebody else started: it can be watched, and is never stopped or restarted."""
-
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/")
-        self.api_key = api_key
-        self.pid = None
-        self.tail = ""
-        self.death: EngineDeath | None = None
-
-    async def __aenter__(self) -> AttachedEngine:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        return None
-
-    async def died(self) -> EngineDeath:
-        """Wait until it answered several questions in a row with silence."""
-        misses = 0
-        async with EngineClient(self.url, api_key=self.api_key, deadlines=Deadlines(answer_s=5.0)) as client:
-            while misses < _ATTACHED_MISSES:
-                misses = 0 if await client.is_alive() else misses + 1
-                await asyncio.sleep(_ATTACHED_LOOK_S)
-        self.death = EngineDeath(None, "")
-        return self.death
-
-    async def stop(self) -> None:
-        """Does nothing: whoever started it stops it."""
-
-
-async def attach(url: str, *, api_key: str | None = None, within_s: float = 30.0) -> AttachedEngine:
-    """The engine that already runs at `url`; whoever used it before may have left it paused. Raises EngineTimeout if
-    nobody answers there within `within_s`."""
-    engine = AttachedEngine(url, api_key=api_key)
-    try:
-        async with (
-            asyncio.timeout(within_s),
-            EngineClient(engine.url, api_key=api_key, deadlines=Deadlines(answer_s=5.0)) as client,
-        ):
-            while True:
-                if await client.is_alive():
-                    return engine
-                await asyncio.sleep(_LOOK_S[1])
-    except TimeoutError:
-        raise EngineTimeout(
-            f"No engine at {engine.url} answered within {within_s:g} s.",
-            hint="Is it started, and reachable from here?",
-        ) from None
 
 
 def reserve_port(host: str) -> socket.socket:

@@ -23,12 +23,12 @@ import numpy as np
 import orjson
 
 from gyre.engines.dialect import (
-    Chunk,
     EngineInfo,
     EngineLoad,
     Finish,
     FinishKind,
     GenerateRequest,
+    StreamChunk,
     VersionSpan,
 )
 from gyre.engines.errors import EngineError, EngineFailed, EngineProtocolError, EngineRefused
@@ -116,7 +116,7 @@ class StreamReader:
         self._seen = 0
         self.finished = False
 
-    def read(self, event: bytes) -> Chunk:
+    def read(self, event: bytes) -> StreamChunk:
         """The chunk that this event (the JSON after `data:`) holds.
 
         Raises EngineProtocolError for what makes no sense, EngineRefused and EngineFailed for what the engine says of
@@ -128,14 +128,14 @@ class StreamReader:
             self._nonsense(f"no JSON ({error})", event)
         return self.read_body(body, event)
 
-    def read_body(self, body: Any, event: bytes) -> Chunk:
+    def read_body(self, body: Any, event: bytes) -> StreamChunk:
         """The same, of an event that was parsed already."""
         try:
             return self._chunk(body)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             self._nonsense(f"not a chunk ({type(error).__name__}: {error})", event)
 
-    def _chunk(self, body: dict[str, Any]) -> Chunk:
+    def _chunk(self, body: dict[str, Any]) -> StreamChunk:
         if "error" in body:
             raise said_no(_status_of(body["error"]), words_of(body), f"request {self._rid}")
         meta = body["meta_info"]
@@ -145,7 +145,7 @@ class StreamReader:
         spans = _spans(meta.get("weight_versions") or (), total) if finish is not None else ()
         self._seen = total
         self.finished = finish is not None
-        return Chunk(ids, logprobs, meta.get("weight_version"), finish, spans)
+        return StreamChunk(ids, logprobs, meta.get("weight_version"), finish, spans)
 
     def _new_tokens(
         self, ids: list[int], meta: dict[str, Any], total: int, finish: Finish | None
@@ -209,7 +209,7 @@ class ManyReader:
     def finished(self) -> bool:
         return not self._left
 
-    def read(self, event: bytes) -> tuple[int, Chunk]:
+    def read(self, event: bytes) -> tuple[int, StreamChunk]:
         """The place of the request that the event is about, and its chunk. Raises as `StreamReader.read`."""
         try:
             body = orjson.loads(event)

@@ -30,7 +30,15 @@ LOST_WORDS = (
 
 _OTHER_LOADERS = ("--custom-weight-loader", "--quantization", "--torchao-config", "--weight-cache-mode")
 
-_OURS = ("--host", "--port", "--model-path", "--skip-tokenizer-init", "--incremental-streaming-output")
+_OURS = (
+    *("--host", "--port", "--model-path", "--api-key", "--admin-api-key"),
+    *("--skip-tokenizer-init", "--incremental-streaming-output"),
+)
+
+LAUNCHER = "gyre_launch_server"
+"""The module that Python runs, in the folder `LOADER_PATH`: SGLang, with the key that `LAUNCHER_KEY` holds."""
+
+LAUNCHER_KEY = "GYRE_ENGINE_API_KEY"
 
 
 def sglang_command(
@@ -40,7 +48,7 @@ def sglang_command(
     weight_version: str | None = None,
     seeded: bool = True,
     stream_interval: int = STREAM_INTERVAL,
-    api_key: str | None = None,
+    api_key: str = "",
     extra: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> EngineCommand:
@@ -49,6 +57,9 @@ def sglang_command(
     `seeded` makes it honour `sampling_seed` (`--enable-deterministic-inference`: without it SGLang ignores seeds, with
     it a request without a seed gets seed 42). `extra` are the user's own arguments, last, so that they win. Raises
     ConfigError for an argument in `extra` that is Gyre's to give.
+
+    It answers only requests with `api_key`, "" for a random one: some of its endpoints unpickle what they are sent, and
+    every user of the machine can reach its port. The key is in its environment, not on its command line.
 
     Gyre's weight loader goes with it, but where the weights are quantised in the engine (a copy of what was published
     is not what it holds), or the user has a loader of his own.
@@ -61,7 +72,7 @@ def sglang_command(
                 hint="Leave it out.",
             )
     argv = [
-        *(python, "-m", "sglang.launch_server"),
+        *(python, "-m", LAUNCHER),
         *("--model-path", str(model_path)),
         *("--host", "{host}", "--port", "{port}"),
         "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
@@ -74,8 +85,7 @@ def sglang_command(
         argv.append("--enable-deterministic-inference")
     if weight_version is not None:
         argv += ["--weight-version", weight_version]
-    if api_key is not None:
-        argv += ["--api-key", api_key]
+    api_key = api_key or secrets.token_hex(16)
     loader_key = "" if _loads_otherwise(model_path, extra) else secrets.token_hex(16)
     if loader_key:
         argv += ["--custom-weight-loader", LOADER]
@@ -83,14 +93,16 @@ def sglang_command(
     own = {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
         "PYTHONUNBUFFERED": "1",
+        LAUNCHER_KEY: api_key,
         # Images often tell Python to keep no bytecode. Each of an engine's processes imports some 6,000 modules, which
         # takes 7 s of a core, and 25 s where it compiles them first: at every start, and so at every restart.
         "PYTHONDONTWRITEBYTECODE": "",
     }
     own |= env or {}
+    path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
-        path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        own |= {LOADER_KEY: loader_key, "PYTHONPATH": os.pathsep.join(filter(None, (str(LOADER_PATH), path)))}
+        own[LOADER_KEY] = loader_key
     limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not seeded)
     return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS)
 

@@ -1,9 +1,9 @@
 """Brings new weights into an engine that generates, and stops it only while they are copied.
 
-A version lies in a slot: a folder in Hugging Face's layout that the engine's processes can read (in `/dev/shm`, say).
+A version lies in a folder in Hugging Face's layout that the engine's processes can read (in `/dev/shm`, say).
 Into SGLang that Gyre started it goes by Gyre's own loader (`path/gyre_weight_loader.py`), which runs in each rank:
 
-1. `prepare`, while the engine generates: each rank maps the slot, verifies it, and brings it near its model;
+1. `prepare`, while the engine generates: each rank maps the files, verifies them, and brings tensors near its model;
 2. pause, `begin_weight_update` where the engine has such, the copy, `end_weight_update`;
 3. each rank says how it went; only then the engine is told the version's name, and goes on.
 
@@ -12,7 +12,7 @@ Any other engine, and whatever the loader cannot do, goes by `update_weights_fro
 Invariants:
 - *the same tensors*: a version that lacks a tensor that the engine serves, or has one of another shape, is refused
   before anything stops: loading it would leave a mixture, and SGLang dies of some;
-- *whole or the old one*: if a copy broke, the whole version is read from the slot; if that is refused too, the version
+- *whole or the old one*: if a copy broke, the whole version is read from the disk; if that is refused too, the version
   of before; if that fails, the error says that nobody knows what the engine serves;
 - *no prefix of older weights*: `cache_key` changes with each pause, and requests that carry it share no KV cache with
   those of another. With `keep=False` what runs is put back and every cached prefix is dropped, or nothing is loaded.
@@ -65,7 +65,7 @@ _TORCH_DTYPES = {saved: name for name, (saved, _) in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class LoadableVersion:
     """A version on this machine, as the loader is told of it.
 
     `files` are absolute paths. A tensor is (name, torch's dtype, shape, number of its file, offset, bytes); a chunk is
@@ -79,8 +79,8 @@ class Slot:
     tied: bool
 
     @classmethod
-    def read(cls, path: Path, manifest: WeightManifest | None = None) -> Slot:
-        """The slot in the folder `path`, with the checksums of `manifest`, else those of its `gyre.json`, else none.
+    def read(cls, path: Path, manifest: WeightManifest | None = None) -> LoadableVersion:
+        """The version in `path`, with the checksums of `manifest`, else those of its `gyre.json`, else none.
         Raises WeightMismatch for what is no such folder."""
         try:
             files = weight_files(path)
@@ -102,7 +102,7 @@ class Slot:
     def told(self) -> dict[str, Any]:
         return {"files": self.files, "tensors": self.tensors, "chunks": self.chunks}
 
-    def require(self, served: Slot) -> None:
+    def require(self, served: LoadableVersion) -> None:
         """Raises WeightMismatch unless this can take the place of `served` without leaving anything of it."""
         mine, theirs = self._shapes(), served._shapes()
         for what, names in (("lacks", theirs.keys() - mine.keys()), ("has", mine.keys() - theirs.keys())):
@@ -203,7 +203,7 @@ class EngineLoader:
         self._client = client
         self._key = key
         self._serves = serves
-        self._slot = self._read(serves, None) if serves.is_dir() else None
+        self._loaded = self._read(serves, None) if serves.is_dir() else None
         self.stage = stage
         self._within_s = prepare_within_s
         self._ranks = 0
@@ -242,14 +242,14 @@ class EngineLoader:
     async def load(
         self,
         version: str,
-        slot_path: Path,
+        folder: Path,
         manifest: WeightManifest | None = None,
         *,
         keep: bool = True,
         call_off: Callable[[], Awaitable[None]] | None = None,
         changed: Callable[[Mapping[str, int] | None], None] = lambda made: None,
     ) -> LoadReport:
-        """Serve the version in the folder `slot_path`, which nobody may change meanwhile.
+        """Serve the version in `folder`, which nobody may change meanwhile.
 
         `changed` is called in the pause, when the weights are the new ones (or may be): with how many tokens of each
         request that the engine has, by its id, older weights made; None where the engine cannot tell.
@@ -262,25 +262,25 @@ class EngineLoader:
         where nobody knows what it serves now.
         """
         loop = asyncio.get_running_loop()
-        slot = await loop.run_in_executor(None, self._read, slot_path, manifest)
-        if slot is not None and self._slot is not None:
-            slot.require(self._slot)
+        found = await loop.run_in_executor(None, self._read, folder, manifest)
+        if found is not None and self._loaded is not None:
+            found.require(self._loaded)
         report = LoadReport(version, why_disk=self.why_not)
-        if slot is not None and not self.why_not:
-            await self._prepare(slot, report)
+        if found is not None and not self.why_not:
+            await self._prepare(found, report)
         async with self._paused(report, keep=keep, call_off=call_off):
             if report.how == "loader":
-                await self._by_loader(version, slot_path, report, changed)
+                await self._by_loader(version, folder, report, changed)
             else:
                 changed(None)
-                await self._from_disk(version, slot_path, report)
-        self._serves, self._slot = slot_path, slot
+                await self._from_disk(version, folder, report)
+        self._serves, self._loaded = folder, found
         return report
 
-    def _read(self, path: Path, manifest: WeightManifest | None) -> Slot | None:
+    def _read(self, path: Path, manifest: WeightManifest | None) -> LoadableVersion | None:
         """None for what only an engine of its own kind can read; whether it can, it says itself."""
         try:
-            return Slot.read(path, manifest)
+            return LoadableVersion.read(path, manifest)
         except WeightMismatch:
             if self._key:
                 raise
@@ -288,11 +288,11 @@ class EngineLoader:
 
     # -- before the pause -----------------------------------------------------------------------------
 
-    async def _prepare(self, slot: Slot, report: LoadReport) -> None:
+    async def _prepare(self, found: LoadableVersion, report: LoadReport) -> None:
         """Raises WeightMismatch where a rank found other bytes than the manifest's. What a rank cannot map at all is
         left to the disk."""
         began = time.perf_counter()
-        asked = {"op": "prepare", "version": report.version, "slot": slot.told(), "stage": self.stage}
+        asked = {"op": "prepare", "version": report.version, "slot": found.told(), "stage": self.stage}
         try:
             answers = await self._ask(asked, self._within_s)
         except _NoLoader as error:

@@ -34,13 +34,13 @@ import pytest
 import pytest_asyncio
 
 from gyre.engines.dialect import (
-    Chunk,
     EngineLoad,
     Finish,
     FinishKind,
     GenerateRequest,
     PauseMode,
     SamplingParams,
+    StreamChunk,
     VersionSpan,
 )
 from gyre.engines.errors import EngineRefused
@@ -57,12 +57,13 @@ LONG = 600
 @dataclass(frozen=True)
 class EngineUnderTest:
     """A live engine at `url` over the tiny model of seed 1 in `first`; `second` holds that of seed 2. `limits` are
-    those that Gyre starts it with."""
+    those that Gyre starts it with, `api_key` what it wants to be shown."""
 
     url: str
     first: Path
     second: Path
     limits: RequestLimits | None = None
+    api_key: str | None = None
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Heard:
     """What came of one request so far."""
 
     rid: str
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[StreamChunk] = field(default_factory=list)
     grew: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -160,7 +161,9 @@ class EngineConformance:
     @pytest_asyncio.fixture(loop_scope="module")
     async def client(self, engine: EngineUnderTest) -> AsyncIterator[EngineClient]:
         deadlines = Deadlines(answer_s=20.0, update_s=60.0, stall_s=60.0)
-        async with EngineClient(engine.url, deadlines=deadlines, limits=engine.limits) as client:
+        async with EngineClient(
+            engine.url, api_key=engine.api_key, deadlines=deadlines, limits=engine.limits
+        ) as client:
             if (await client.info()).weight_version != "1":
                 await client.update_weights_from_disk(engine.first, "1", flush_cache=True)
             yield client
@@ -306,7 +309,6 @@ class EngineConformance:
             await asyncio.sleep(0.5)
             assert not late.done()
             assert [len(heard.tokens) for heard in running.heard] == counts
-            assert await client.is_alive()
             assert not await client.is_ready()
             await client.resume()
             assert await client.is_ready()
@@ -445,7 +447,7 @@ class EngineConformance:
             "stream": True,
         }
         async with (
-            aiohttp.ClientSession() as session,
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {engine.api_key}"}) as session,
             session.post(f"{engine.url}/generate", json=body) as response,
         ):
             assert response.status == 400

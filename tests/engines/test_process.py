@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -19,8 +20,8 @@ import psutil
 import pytest
 
 from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
-from gyre.engines.process import EngineCommand, EngineProcess, attach, reserve_port
-from gyre.engines.sglang import sglang_command
+from gyre.engines.process import EngineCommand, EngineProcess, reserve_port
+from gyre.engines.sglang import LAUNCHER, LAUNCHER_KEY, sglang_command
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
 
@@ -98,9 +99,8 @@ async def test_an_engine_starts_serves_and_stops(make: Make) -> None:
     engine = make("--say", "hello\n")
     url = await engine.start()
     assert url == engine.url
-    async with asyncio.timeout(5):
-        attached = await attach(url)
-    assert attached.url == url
+    async with asyncio.timeout(5), engine.client() as client:
+        assert await client.is_ready()
     assert "hello" in engine.tail
     assert engine.death is None
     assert await engine.start() == url, "started twice"
@@ -282,26 +282,6 @@ async def test_a_cancelled_start_leaves_nothing(make: Make) -> None:
     assert await all_gone(pids_in(engine.tail))
 
 
-async def test_an_attached_engine_is_watched_and_not_stopped(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gyre.engines.process._ATTACHED_LOOK_S", 0.02)
-    engine = make()
-    async with await attach(await engine.start()) as attached:
-        watch = asyncio.create_task(attached.died())
-        await attached.stop()
-        await asyncio.sleep(0.1)
-        assert not watch.done()
-        assert engine.death is None
-        await engine.stop()
-        assert (await asyncio.wait_for(watch, 10)).reason == "it no longer answers"
-
-
-async def test_attaching_to_nobody() -> None:
-    with pytest.raises(EngineTimeout, match="Is it started"):
-        await attach("http://127.0.0.1:9", within_s=0.2)
-
-
 async def test_waiting_for_the_death_of_what_was_not_started(make: Make) -> None:
     with pytest.raises(EngineError, match="not started"):
         await make().died()
@@ -325,12 +305,14 @@ def test_a_reserved_port_is_given_to_nobody_by_chance_and_to_whoever_asks_for_it
 def test_sglang_is_told_where_and_how() -> None:
     command = sglang_command("/m", python="py", api_key="k", extra=("--tp-size", "2"), env={"A": "1"})
     argv = command.at("127.0.0.1", 4000)
-    assert argv[:3] == ["py", "-m", "sglang.launch_server"]
+    assert argv[:3] == ["py", "-m", LAUNCHER]
     assert argv[argv.index("--port") + 1] == "4000"
     assert argv[-2:] == ["--tp-size", "2"]
     assert {"--skip-tokenizer-init", "--incremental-streaming-output"} <= set(argv)
     assert "--enable-deterministic-inference" in argv
-    assert command.api_key == "k"
+    assert command.api_key == command.env[LAUNCHER_KEY] == "k"
+    assert not any(part == "k" for part in argv), "everybody can read a command line"
+    assert sglang_command("/m").api_key != sglang_command("/m").api_key
     assert command.env["A"] == "1"
     assert command.env["PYTHONDONTWRITEBYTECODE"] == "", "else each start compiles all of it again"
 
@@ -349,10 +331,28 @@ def test_sglang_gets_the_weight_loader_and_keeps_its_own_path(monkeypatch: pytes
 def test_what_is_loaded_otherwise_is_read_from_disk(argument: str) -> None:
     command = sglang_command("/m", extra=(argument, "fp8"))
     assert command.loader_key == ""
+    assert str(LOADER_PATH) in command.env["PYTHONPATH"], "the launcher is there, too"
     assert LOADER not in command.argv
 
 
-@pytest.mark.parametrize("argument", ["--port", "--port=1", "--model-path"])
+@pytest.mark.parametrize("argument", ["--port", "--port=1", "--model-path", "--api-key=k", "--admin-api-key"])
 def test_what_gyre_gives_to_sglang_cannot_be_given_again(argument: str) -> None:
     with pytest.raises(ConfigError, match="is set by Gyre"):
         sglang_command("/m", extra=(argument, "1"))
+
+
+def test_the_launcher_gives_sglang_the_key_that_its_environment_holds(tmp_path: Path) -> None:
+    """Under a Python that has no Gyre, with a package in SGLang's place that says how it was called."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    said = "import sys\nif __name__ == '__main__':\n    print(__spec__.name, *sys.argv[1:])\n"
+    (tmp_path / "sglang" / "launch_server.py").write_text(said)
+    command = sglang_command("/m", python=sys.executable, env={"PYTHONPATH": str(tmp_path)})
+    done = subprocess.run(
+        [command.argv[0], "-S", *command.argv[1:]],
+        env=dict(command.env),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["sglang.launch_server", *command.argv[3:], "--api-key", command.api_key]

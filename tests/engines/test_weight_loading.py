@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineCommand, EngineProcess
-from gyre.engines.weight_loading import LOADER_KEY, LOADER_PATH, EngineLoader, Slot
+from gyre.engines.weight_loading import LOADER_KEY, LOADER_PATH, EngineLoader, LoadableVersion
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.weights.version.model_folder import list_model_folder
 from tests.engines.tiny_model import write_tiny_model
@@ -216,7 +216,7 @@ async def test_an_output_layer_that_is_tied_may_be_left_out(bench: Bench) -> Non
     for folder in (bench.first, bench.second):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    bench.loader._slot = Slot.read(bench.first)
+    bench.loader._slot = LoadableVersion.read(bench.first)
     rewrite(bench.second, **{"lm_head.weight": None})
     assert (await bench.loader.load("2", bench.second)).how == "loader"
 
@@ -238,9 +238,9 @@ async def test_without_the_loader_versions_are_read_from_disk(bench: Bench) -> N
 async def test_what_the_loader_may_not_map_is_read_from_disk(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Slot.told
+    told = LoadableVersion.told
     elsewhere = str(bench.second / "moved.safetensors")
-    monkeypatch.setattr(Slot, "told", lambda slot: told(slot) | {"files": [elsewhere]})
+    monkeypatch.setattr(LoadableVersion, "told", lambda slot: told(slot) | {"files": [elsewhere]})
     report = await bench.loader.load("2", bench.second)
     assert report.how == "disk"
     assert "FileNotFoundError" in report.why_disk

@@ -203,7 +203,7 @@ async def main(python: str) -> None:
         ):
             async with (
                 EngineProcess(asked, ready_within_s=240, stop_within_s=1) as engine,
-                aiohttp.ClientSession() as session,
+                aiohttp.ClientSession(headers={"Authorization": f"Bearer {command.api_key}"}) as session,
             ):
                 at = Recorder(engine.url, session, suffix)
                 try:

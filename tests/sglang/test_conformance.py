@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from gyre.engines.dialect import PauseMode
-from gyre.engines.errors import EngineError, EngineUnreachable, RequestUnsafe
+from gyre.engines.errors import EngineError, EngineRefused, EngineUnreachable, RequestUnsafe
 from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineProcess
 from gyre.testing.sglang_cpu import sglang_on_cpu
@@ -32,7 +33,7 @@ async def engine(
     second = write_tiny_model(folder / "second", seed=2)
     command = sglang_on_cpu(first, python=sglang_python, weight_version="1")
     async with EngineProcess(command, ready_within_s=240, stop_within_s=1) as engine:
-        yield SGLangUnderTest(engine.url, first, second, command.limits, engine)
+        yield SGLangUnderTest(engine.url, first, second, command.limits, command.api_key, engine)
 
 
 class TestSGLang(EngineConformance):
@@ -60,6 +61,29 @@ class TestSGLang(EngineConformance):
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_who_has_not_the_key_is_refused_and_the_key_is_on_no_command_line(
+    engine: SGLangUnderTest,
+) -> None:
+    assert engine.process is not None
+    assert engine.process.pid is not None
+    for key in (None, "another"):
+        async with EngineClient(engine.url, api_key=key) as stranger:
+            for asked in (
+                stranger.info(),
+                stranger.load(),
+                stranger.abort_all(),
+                stranger.pause(PauseMode.IN_PLACE),
+                stranger.update_weights_from_tensor([""], load_format="direct"),
+                stranger.update_weights_from_disk(engine.second, "2", flush_cache=True),
+                listen(stranger, request(prompt(94), 4)),
+            ):
+                with pytest.raises(EngineRefused, match="401"):
+                    await asked
+    for process in psutil.Process(engine.process.pid).children(recursive=True):
+        assert not any(str(engine.api_key) in word for word in process.cmdline())
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_sglang_dies_of_a_token_that_the_model_does_not_have(engine: SGLangUnderTest) -> None:
     """Last: it ends the engine. That is why `gyre.engines.limits` keeps it from it."""
     assert engine.process is not None
@@ -70,7 +94,7 @@ async def test_sglang_dies_of_a_token_that_the_model_does_not_have(engine: SGLan
         with pytest.raises(RequestUnsafe, match=f"token {VOCAB + 5}"):
             await listen(client, deadly)
         assert len((await listen(client, request(prompt(93), 4))).tokens) == 4
-    async with EngineClient(engine.url) as unguarded:
+    async with EngineClient(engine.url, api_key=engine.api_key) as unguarded:
         with pytest.raises(EngineError):
             await listen(unguarded, deadly)
     await asyncio.wait_for(engine.process.died(), 120)

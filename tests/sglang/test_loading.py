@@ -195,7 +195,7 @@ async def test_sglang_dies_of_min_p_where_seeds_count(bench: Bench) -> None:
         with pytest.raises(RequestUnsafe):
             await listen(bench.client, refused)
     assert len((await listen(bench.client, request(prompt(75), 4))).tokens) == 4
-    async with EngineClient(bench.process.url) as unguarded:
+    async with EngineClient(bench.process.url, api_key=bench.process.api_key) as unguarded:
         assert len((await listen(unguarded, strange)).tokens) == 4
         with pytest.raises(EngineError):
             await listen(unguarded, deadly)

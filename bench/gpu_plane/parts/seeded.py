@@ -9,7 +9,7 @@ from contextlib import aclosing
 import numpy as np
 from gpu_plane.bench import Bench
 from gpu_plane.drive import drive
-from gpu_plane.engine_command import engine_command
+from gpu_plane.engine_command import API_KEY, engine_command
 from gpu_plane.follow import Row, now
 from gpu_plane.scale import Ask, workload
 
@@ -54,7 +54,7 @@ class Seeded(Bench):
                         found += chunk.token_ids.tolist()
                 return [*prior, *found]
 
-            async with asyncio.timeout(max(1.0, until - now())), EngineClient(url) as client:
+            async with asyncio.timeout(max(1.0, until - now())), EngineClient(url, api_key=API_KEY) as client:
                 alone = [await sample(client, one, 7, (), number) for number, one in enumerate(asks)]
                 crowd = [(one, 7 + copy) for one in asks for copy in range(scale.running // len(asks))]
                 many = await asyncio.gather(

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 from gpu_plane.bench import Bench
+from gpu_plane.engine_command import API_KEY
 from gpu_plane.follow import PartFailed, Row, now
 from gpu_plane.scale import workload
 
@@ -34,7 +35,9 @@ class Transcript(Bench):
         began, scale = now(), self.scale
         prompt = workload(scale, 77, 1)[0].prompt.tolist()
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={"Authorization": f"Bearer {API_KEY}"},
+            timeout=aiohttp.ClientTimeout(total=30),
         )
 
         async def call(what: str, method: str, path: str, body: Row | None = None) -> Any:

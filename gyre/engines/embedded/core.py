@@ -12,7 +12,7 @@ Invariants:
   older weights are never given to another request;
 - *a swap waits*: unless paused, weights are swapped when everything that came before has ended, and what comes after
   starts with the new ones;
-- *one ending*: each request that was submitted gets exactly one delta with an ending, the last one.
+- *one ending*: each request that was submitted gets exactly one update with an ending, the last one.
 
 All methods are called by one thread. This module must not know about threads, HTTP or files.
 """
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode
 from gyre.engines.embedded.batch_step import BatchDecoder, KVCache, PrefillRows, StepBatch
-from gyre.engines.embedded.engine_requests import Delta, Ending, Request, throw
+from gyre.engines.embedded.engine_requests import Ending, EngineRequest, RequestUpdate, throw
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.invariance import Scheme, measure
 from gyre.engines.embedded.sampling import choose
@@ -90,21 +90,21 @@ class EngineCore:
         )
         self._eos = architecture.eos_token_ids
         self._epoch = 0
-        self._running: list[Request] = []
+        self._running: list[EngineRequest] = []
         self._held: list[_Held | None] = [None] * limits.max_running
         self._dirty = [0] * limits.max_running
-        self._waiting: deque[Request] = deque()
-        self._behind_swap: deque[Request] = deque()
+        self._waiting: deque[EngineRequest] = deque()
+        self._behind_swap: deque[EngineRequest] = deque()
         self._swaps: deque[Swap] = deque()
-        self._deltas: list[Delta] = []
+        self._updates: list[RequestUpdate] = []
 
     # What is asked of it
 
-    def submit(self, *requests: Request) -> None:
+    def submit(self, *requests: EngineRequest) -> None:
         """Queue requests. They were checked against the limits."""
         (self._behind_swap if self._swaps else self._waiting).extend(requests)
 
-    def abort(self, chosen: Callable[[Request], bool], ending: Ending = _ABORTED) -> None:
+    def abort(self, chosen: Callable[[EngineRequest], bool], ending: Ending = _ABORTED) -> None:
         """End the chosen requests, running or not, with what they have."""
         for queue in (self._waiting, self._behind_swap):
             for request in [request for request in queue if chosen(request)]:
@@ -178,10 +178,10 @@ class EngineCore:
             max_running=self.limits.max_running,
         )
 
-    def take_deltas(self) -> list[Delta]:
+    def take_updates(self) -> list[RequestUpdate]:
         """What happened since this was called last."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        updates, self._updates = self._updates, []
+        return updates
 
     # One step
 
@@ -304,7 +304,7 @@ class EngineCore:
         self._cache.grow(max(length, self.scheme.key_lengths.covering(doubled)), held)
         self._dirty = held
 
-    def _forbidden(self, requests: list[Request]) -> list[tuple[int, list[int]]]:
+    def _forbidden(self, requests: list[EngineRequest]) -> list[tuple[int, list[int]]]:
         """Tokens that would stop a request before its `min_new_tokens`."""
         return [
             (row, sorted(self._eos | request.sampling.stop_token_ids))
@@ -313,7 +313,7 @@ class EngineCore:
             and (self._eos or request.sampling.stop_token_ids)
         ]
 
-    def _ending(self, request: Request, token: int) -> Ending | None:
+    def _ending(self, request: EngineRequest, token: int) -> Ending | None:
         sampling = request.sampling
         if not sampling.ignore_eos and (token in self._eos or token in sampling.stop_token_ids):
             return Ending(FinishKind.STOP, matched=token)
@@ -323,7 +323,7 @@ class EngineCore:
 
     # Endings, slots and swaps
 
-    def _progress(self, request: Request, ending: Ending | None) -> None:
+    def _progress(self, request: EngineRequest, ending: Ending | None) -> None:
         """Say what is new of a request, if it is time to."""
         request.ending = ending
         total = len(request.logprobs)
@@ -334,7 +334,7 @@ class EngineCore:
         logprobs = request.logprobs[request.delivered :]
         tokens = request.tokens[request.prompt_length + request.delivered :]
         request.delivered = total
-        self._deltas.append(Delta(request, tokens, logprobs, total, self.weight_version, ending))
+        self._updates.append(RequestUpdate(request, tokens, logprobs, total, self.weight_version, ending))
 
     def _vacate(self, slot: int) -> None:
         """Take a request out of its slot; the last one moves there."""

@@ -22,7 +22,7 @@ import torch
 
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore
-from gyre.engines.embedded.engine_requests import Delta, Ending
+from gyre.engines.embedded.engine_requests import Ending, RequestUpdate
 from gyre.engines.embedded.errors import LoopEnded
 
 T = TypeVar("T")
@@ -37,7 +37,11 @@ class EngineLoop:
     """`build` makes the core, in the loop's thread; `post` is called there with the progress of each step."""
 
     def __init__(
-        self, build: Callable[[], EngineCore], post: Callable[[list[Delta]], None], *, threads: int = 1
+        self,
+        build: Callable[[], EngineCore],
+        post: Callable[[list[RequestUpdate]], None],
+        *,
+        threads: int = 1,
     ) -> None:
         self._build = build
         self._post = post
@@ -109,10 +113,10 @@ class EngineLoop:
             self._send(core)
 
     def _send(self, core: EngineCore) -> None:
-        deltas = core.take_deltas()
-        if deltas:
-            self._post(deltas)
-            self._rate_tokens += sum(len(delta.tokens) for delta in deltas)
+        updates = core.take_updates()
+        if updates:
+            self._post(updates)
+            self._rate_tokens += sum(len(update.tokens) for update in updates)
         now_s = time.monotonic()
         if now_s - self._rate_since_s >= _RATE_WINDOW_S:
             self.tokens_per_s = self._rate_tokens / (now_s - self._rate_since_s)

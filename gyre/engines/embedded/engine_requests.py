@@ -27,13 +27,13 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """Progress of one request: tokens that no earlier delta held, with their log-probs.
+class RequestUpdate:
+    """Progress of one request: tokens that no earlier update held, with their log-probs.
 
     `total`: all tokens of the request so far. `weight_version` is what the engine serves now.
     """
 
-    request: Request
+    request: EngineRequest
     tokens: list[int]
     logprobs: list[float]
     total: int
@@ -42,11 +42,11 @@ class Delta:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class EngineRequest:
     """One sample's next tokens, from arrival to ending. The core's thread alone changes it.
 
     `tokens`: the prompt and what was generated since. `filled`: how many of them have keys and values in the cache.
-    `epoch`: which weights the first of those were made with. `stream_interval`: tokens in a delta; 0 for one delta
+    `epoch`: which weights the first of those were made with. `stream_interval`: tokens in an update; 0 for one update
     at the end.
     """
 
@@ -55,7 +55,7 @@ class Request:
     sampling: Sampling
     seed: int
     stream_interval: int
-    deliver: Callable[[Delta], None]
+    deliver: Callable[[RequestUpdate], None]
     prompt_length: int = field(init=False)
     logprobs: list[float] = field(default_factory=list)
     filled: int = 0
@@ -110,7 +110,7 @@ class Request:
         ]
 
 
-def throw(requests: Sequence[Request]) -> list[float]:
+def throw(requests: Sequence[EngineRequest]) -> list[float]:
     """The number in [0, 1) that decides the next token of each request; for greedy ones 0."""
     drawn = [request for request in requests if request.sampling.temperature]
     empty = [request for request in drawn if not request.has_die]

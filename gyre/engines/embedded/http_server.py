@@ -28,11 +28,11 @@ from aiohttp import web
 from gyre.engines.dialect import FinishKind, PauseMode
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.engine_loop import SHUTTING_DOWN, EngineLoop
-from gyre.engines.embedded.engine_requests import Delta, Request
+from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.errors import BadRequest, LoopEnded
 from gyre.engines.embedded.sampling import Sampling
 from gyre.engines.embedded.wire import (
-    Prompt,
+    AskedSample,
     UnknownField,
     chunk_of,
     error_of,
@@ -92,7 +92,7 @@ class EngineServer:
         self._weight_version = settings.weight_version
         self._paused = False
         self._deterministic = False
-        self._in_flight: dict[str, Request] = {}
+        self._in_flight: dict[str, EngineRequest] = {}
         self._seeds = random.Random(settings.seed)
         self._http: asyncio.AbstractEventLoop | None = None
         self.loop = EngineLoop(self._build_core, self._post, threads=settings.threads)
@@ -156,7 +156,7 @@ class EngineServer:
         for prompt in body.prompts:
             if prompt.rid in self._in_flight:
                 raise BadRequest(f"Duplicate request ID detected: {prompt.rid} is in flight.")
-        progress: asyncio.Queue[Delta] = asyncio.Queue()
+        progress: asyncio.Queue[RequestUpdate] = asyncio.Queue()
         requests = [self._request(prompt, body.stream, progress) for prompt in body.prompts]
         wants = {
             request.rid: prompt.return_logprob for request, prompt in zip(requests, body.prompts, strict=True)
@@ -169,11 +169,11 @@ class EngineServer:
             await self._ask(lambda core: core.submit(*requests))
             if body.stream:
                 return await self._stream(http, progress, wants, places, left)
-            endings: dict[str, Delta] = {}
+            endings: dict[str, RequestUpdate] = {}
             while left:
-                delta = await self._next(progress)
-                endings[delta.request.rid] = delta
-                del left[delta.request.rid]
+                update = await self._next(progress)
+                endings[update.request.rid] = update
+                del left[update.request.rid]
             replies = [_whole(endings[request.rid], wants[request.rid]) for request in requests]
             return _reply(replies if body.batched else replies[0])
         finally:
@@ -186,7 +186,7 @@ class EngineServer:
     async def _stream(
         self,
         http: web.Request,
-        progress: asyncio.Queue[Delta],
+        progress: asyncio.Queue[RequestUpdate],
         wants: dict[str, bool],
         places: dict[str, int],
         left: dict[str, None],
@@ -197,20 +197,20 @@ class EngineServer:
         await response.prepare(http)
         while left:
             try:
-                deltas = [await self._next(progress)]
+                updates = [await self._next(progress)]
             except LoopEnded as error:
                 await response.write(_event(error_of(str(error), error.http_status)))
                 break
             while not progress.empty():
-                deltas.append(progress.get_nowait())
+                updates.append(progress.get_nowait())
             events = []
-            for delta in deltas:
-                rid, ending = delta.request.rid, delta.ending
+            for update in updates:
+                rid, ending = update.request.rid, update.ending
                 failed = ending is not None and ending.status_code is not None
                 if not failed:
-                    events.append(chunk_of(delta, return_logprob=wants[rid], index=places.get(rid)))
-                elif delta.tokens:  # they stand, whatever came after them
-                    whole = replace(delta, ending=None)
+                    events.append(chunk_of(update, return_logprob=wants[rid], index=places.get(rid)))
+                elif update.tokens:  # they stand, whatever came after them
+                    whole = replace(update, ending=None)
                     events.append(chunk_of(whole, return_logprob=wants[rid], index=places.get(rid)))
                 if ending is not None:
                     del left[rid]
@@ -221,8 +221,8 @@ class EngineServer:
         await response.write_eof()
         return response
 
-    async def _next(self, progress: asyncio.Queue[Delta]) -> Delta:
-        """The next delta. Raises LoopEnded if none can come."""
+    async def _next(self, progress: asyncio.Queue[RequestUpdate]) -> RequestUpdate:
+        """The next update. Raises LoopEnded if none can come."""
         while True:
             try:
                 async with asyncio.timeout(_HEALTH_TIMEOUT_S):
@@ -231,9 +231,11 @@ class EngineServer:
                 if not self.loop.alive and progress.empty():
                     raise LoopEnded("The engine's loop has ended.", hint="Start it again.") from None
 
-    def _request(self, prompt: Prompt, stream: bool, progress: asyncio.Queue[Delta]) -> Request:
+    def _request(
+        self, prompt: AskedSample, stream: bool, progress: asyncio.Queue[RequestUpdate]
+    ) -> EngineRequest:
         seed = prompt.sampling.seed
-        return Request(
+        return EngineRequest(
             rid=prompt.rid,
             tokens=list(prompt.input_ids),
             sampling=prompt.sampling,
@@ -339,8 +341,8 @@ class EngineServer:
 
     async def health_generate(self, _: web.Request) -> web.StreamResponse:
         """Generates a token; while paused, only sees whether the loop answers."""
-        progress: asyncio.Queue[Delta] = asyncio.Queue()
-        prompt = Prompt("HEALTH_CHECK", [0], Sampling(max_new_tokens=1, temperature=0.0), False, None)
+        progress: asyncio.Queue[RequestUpdate] = asyncio.Queue()
+        prompt = AskedSample("HEALTH_CHECK", [0], Sampling(max_new_tokens=1, temperature=0.0), False, None)
         request = self._request(prompt, False, progress)
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
@@ -348,12 +350,12 @@ class EngineServer:
                 if self._paused:
                     return web.Response()
                 await self._ask(lambda core: core.submit(request))
-                delta = await progress.get()
+                update = await progress.get()
         except (TimeoutError, LoopEnded):
             return web.Response(status=503)
         finally:
             self._ask_nowait(lambda core: core.abort(lambda other: other is request))
-        failed = delta.ending is None or delta.ending.kind is FinishKind.ABORT
+        failed = update.ending is None or update.ending.kind is FinishKind.ABORT
         return web.Response(status=503 if failed and not self._paused else 200)
 
     async def model_info(self, _: web.Request) -> web.StreamResponse:
@@ -404,13 +406,13 @@ class EngineServer:
         self._deterministic = self.settings.threads == 1
         return core
 
-    def _post(self, deltas: list[Delta]) -> None:
+    def _post(self, updates: list[RequestUpdate]) -> None:
         """From the loop's thread to this one, once a step."""
         assert self._http is not None
         try:
-            self._http.call_soon_threadsafe(_deliver, deltas)
+            self._http.call_soon_threadsafe(_deliver, updates)
         except RuntimeError:
-            _log.debug("%d deltas came after the server had closed", len(deltas))
+            _log.debug("%d updates came after the server had closed", len(updates))
 
     async def _ask(self, function: Callable[[EngineCore], Any]) -> Any:
         return await self._until(self.loop.ask(function))
@@ -457,16 +459,16 @@ def _with_context(architecture: Architecture, settings: EngineSettings) -> Archi
     return architecture
 
 
-def _deliver(deltas: list[Delta]) -> None:
-    for delta in deltas:
-        delta.request.deliver(delta)
+def _deliver(updates: list[RequestUpdate]) -> None:
+    for update in updates:
+        update.request.deliver(update)
 
 
-def _whole(delta: Delta, return_logprob: bool) -> dict[str, Any]:
+def _whole(update: RequestUpdate, return_logprob: bool) -> dict[str, Any]:
     """The reply to a request that is no stream. Raises LoopEnded where the engine failed."""
-    if delta.ending is not None and delta.ending.status_code is not None:
-        raise _Failed(delta.ending.message)
-    return chunk_of(delta, return_logprob=return_logprob)
+    if update.ending is not None and update.ending.status_code is not None:
+        raise _Failed(update.ending.message)
+    return chunk_of(update, return_logprob=return_logprob)
 
 
 class _Failed(LoopEnded):

@@ -19,7 +19,7 @@ from typing import Any
 
 from gyre.engines.dialect import EngineLoad
 from gyre.engines.embedded.core import Limits
-from gyre.engines.embedded.engine_requests import Delta, Ending
+from gyre.engines.embedded.engine_requests import Ending, RequestUpdate
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.sampling import Sampling
 
@@ -59,7 +59,7 @@ _SEED_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class AskedSample:
     """One sample that a `/generate` body asks for. `stream_interval` None is the server's own."""
 
     rid: str
@@ -73,7 +73,7 @@ class Prompt:
 class GenerateBody:
     """A `/generate` body. `batched`: it asked with lists, and is answered with a list."""
 
-    prompts: list[Prompt]
+    prompts: list[AskedSample]
     batched: bool
     stream: bool
 
@@ -104,7 +104,7 @@ def read_generate(body: Any, *, vocab: int, limits: Limits) -> GenerateBody:
             raise BadRequest(f"rid must be a string, not {rid!r}.")
         sampling, interval = read_sampling(given, vocab=vocab)
         _check_tokens(row, vocab, sampling, limits)
-        prompts.append(Prompt(rid or uuid.uuid4().hex, row, sampling, bool(wanted), interval))
+        prompts.append(AskedSample(rid or uuid.uuid4().hex, row, sampling, bool(wanted), interval))
     if len({prompt.rid for prompt in prompts}) < count:
         raise BadRequest("Duplicate request ID detected in one body: each prompt needs a rid of its own.")
     return GenerateBody(prompts, batched, body.get("stream", False) is True)
@@ -208,30 +208,30 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
     return [value] * count
 
 
-def chunk_of(delta: Delta, *, return_logprob: bool, index: int | None = None) -> dict[str, Any]:
-    """A stream's chunk, or with everything in one delta the reply to a request that is no stream."""
-    request, ending = delta.request, delta.ending
+def chunk_of(update: RequestUpdate, *, return_logprob: bool, index: int | None = None) -> dict[str, Any]:
+    """A stream's chunk, or with everything in one update the reply to a request that is no stream."""
+    request, ending = update.request, update.ending
     meta: dict[str, Any] = {
         "id": request.rid,
-        "finish_reason": None if ending is None else finish_of(ending, delta.total),
+        "finish_reason": None if ending is None else finish_of(ending, update.total),
         "prompt_tokens": request.prompt_length,
-        "weight_version": delta.weight_version,
-        "completion_tokens": delta.total,
+        "weight_version": update.weight_version,
+        "completion_tokens": update.total,
         "cached_tokens": request.cached,
         "num_retractions": request.retractions,
     }
     if return_logprob:
         meta["input_token_logprobs"] = []
         meta["output_token_logprobs"] = [
-            (logprob, token, None) for logprob, token in zip(delta.logprobs, delta.tokens, strict=True)
+            (logprob, token, None) for logprob, token in zip(update.logprobs, update.tokens, strict=True)
         ]
-        meta["output_token_logprobs_length"] = delta.total
+        meta["output_token_logprobs_length"] = update.total
     if ending is not None:
         meta["e2e_latency"] = time.monotonic() - request.created_s
         meta["weight_versions"] = [
             {"version": span.version, "start": span.start, "end": span.end} for span in request.spans()
         ]
-    chunk: dict[str, Any] = {"output_ids": delta.tokens, "meta_info": meta}
+    chunk: dict[str, Any] = {"output_ids": update.tokens, "meta_info": meta}
     if index is not None:
         chunk["index"] = index
     return chunk

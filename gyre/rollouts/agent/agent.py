@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from gyre.engines.dialect import (
-    Chunk,
     FinishKind,
     GenerateRequest,
+    StreamChunk,
 )
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
@@ -415,7 +415,7 @@ class Agent:
                     held.rid = "r" + held.rid[1:]  # the engine may not have let go of the other yet
                     held.task = asyncio.create_task(self._generate(held, client))
 
-    def _took(self, held: HeldSample, chunk: Chunk) -> None:
+    def _took(self, held: HeldSample, chunk: StreamChunk) -> None:
         held.take(chunk, self.version)
         self.tokens += len(chunk.token_ids)
         self._failed_in_a_row = 0
@@ -521,14 +521,17 @@ class Agent:
             stop_within_s=ENGINE_STOP_S,
         )
         self._engines.append(engine)
-        await engine.start()
-        client = engine.client()
-        loader = EngineLoader(client, folder, key=engine.loader_key)
+        client = None
         try:
+            await engine.start()
+            client = engine.client()
+            loader = EngineLoader(client, folder, key=engine.loader_key)
             await loader.arm()  # before it has work
         except BaseException:
-            await client.close()
+            if client is not None:
+                await client.close()
             await engine.stop()
+            self._engines.remove(engine)
             raise
         self._engine, self._client, self._loader = engine, client, loader
         self._counts_from = -1 if loader.why_not else weights.version

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.engines.dialect import Chunk, GenerateRequest, SamplingParams
+from gyre.engines.dialect import GenerateRequest, SamplingParams, StreamChunk
 from gyre.rollouts.protocol.lineage import lineage
 from gyre.rollouts.protocol.progress import EndKind
 
@@ -83,7 +83,7 @@ class HeldSample:
             self.counted = None  # the engine does not have it yet, or has just ended it: its labels tell
         # Else the engine had ended it: what is still to come of it was made before.
 
-    def take(self, chunk: Chunk, served: int) -> None:
+    def take(self, chunk: StreamChunk, served: int) -> None:
         """By labels, the first chunk after a change of weights may hold tokens of both, and is called the older's."""
         told = chunk.weight_version
         now = int(told) if told is not None and told.isdecimal() else served
@@ -152,7 +152,7 @@ def engine_request(held: HeldSample, cache_key: str = "") -> GenerateRequest:
     )
 
 
-def version_runs(chunk: Chunk, held: HeldSample) -> tuple[tuple[int, int], ...]:
+def version_runs(chunk: StreamChunk, held: HeldSample) -> tuple[tuple[int, int], ...]:
     """The engine's own account of which version made which tokens; () where it does not add up."""
     runs: list[tuple[int, int]] = []
     for span in chunk.spans:

@@ -20,7 +20,7 @@ import torch
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
-from gyre.engines.embedded.engine_requests import Delta, Request
+from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.sampling import Sampling
 from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
@@ -111,11 +111,11 @@ class TorchRollout(BaseWorkload):
                 hint="Call load_weights first.",
             )
         sampling = Sampling(max_new_tokens=self.settings.sampling.max_new_tokens, temperature=temperature)
-        ended: dict[str, Delta] = {}
+        ended: dict[str, RequestUpdate] = {}
         requests = [
             [
                 self._request(
-                    group, index, seed, sampling, lambda delta: ended.update({delta.request.rid: delta})
+                    group, index, seed, sampling, lambda update: ended.update({update.request.rid: update})
                 )
                 for index, seed in enumerate(self._seeds(group, n))
             ]
@@ -126,11 +126,11 @@ class TorchRollout(BaseWorkload):
             while core.can_step:
                 core.step()
                 on_step()
-                for delta in core.take_deltas():
-                    delta.request.deliver(delta)
+                for update in core.take_updates():
+                    update.request.deliver(update)
         finally:
             core.abort_all()  # what a call that failed has left, so that the next one does not generate it
-            core.take_deltas()
+            core.take_updates()
         return [[_sample(ended[request.rid], policy.version) for request in row] for row in requests]
 
     def _seeds(self, group: Group, n: int) -> list[int]:
@@ -139,18 +139,23 @@ class TorchRollout(BaseWorkload):
         return [int(seed) for seed in drawn * _SEEDS]
 
     def _request(
-        self, group: Group, index: int, seed: int, sampling: Sampling, deliver: Callable[[Delta], None]
-    ) -> Request:
+        self,
+        group: Group,
+        index: int,
+        seed: int,
+        sampling: Sampling,
+        deliver: Callable[[RequestUpdate], None],
+    ) -> EngineRequest:
         tokens, limit = group.prompt_ids.tolist(), self.architecture.max_positions
         if len(tokens) + sampling.max_new_tokens > limit:
             raise IndexError(
                 f"{len(tokens)} prompt tokens and {sampling.max_new_tokens} new ones exceed "
                 f"max_positions={limit}"
             )
-        return Request(f"{group.id}-{index}", tokens, sampling, seed, 0, deliver)
+        return EngineRequest(f"{group.id}-{index}", tokens, sampling, seed, 0, deliver)
 
 
-def _sample(ended: Delta, version: int) -> Sample:
+def _sample(ended: RequestUpdate, version: int) -> Sample:
     assert ended.ending is not None
     if ended.ending.kind is FinishKind.ABORT:
         raise NotFinite(ended.ending.message, hint="Restore the actor's last checkpoint.")

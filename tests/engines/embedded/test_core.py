@@ -30,7 +30,7 @@ def swap_to(model, version, *, flush=True, done=lambda paused: None):
 
 
 def ends(asked):
-    return [delta.ending for delta in asked.deltas if delta.ending is not None]
+    return [update.ending for update in asked.updates if update.ending is not None]
 
 
 def lone(model, *args, **kwargs):
@@ -106,11 +106,11 @@ def test_the_cache_grows_while_requests_run(models):
 def test_deltas_hold_one_token_first_and_then_as_many_as_asked(core):
     asked = ask(PROMPT, 20, interval=8)
     run(core, asked)
-    assert [len(delta.tokens) for delta in asked.deltas] == [1, 8, 8, 3]
-    assert [delta.total for delta in asked.deltas] == [1, 9, 17, 20]
+    assert [len(update.tokens) for update in asked.updates] == [1, 8, 8, 3]
+    assert [update.total for update in asked.updates] == [1, 9, 17, 20]
     whole = ask(PROMPT, 20, interval=0, rid="whole")
     run(core, whole)
-    assert [len(delta.tokens) for delta in whole.deltas] == [20]
+    assert [len(update.tokens) for update in whole.updates] == [20]
     assert whole.tokens == asked.tokens
 
 
@@ -247,7 +247,7 @@ def test_after_a_pause_requests_go_on_as_if_there_had_been_none(core, models, mo
     run(core, late)
     assert not core.can_step
     assert [len(each.tokens) for each in asked] == [7, 7, 7]
-    assert not late.deltas
+    assert not late.updates
     assert core.load().running == (3 if mode is PauseMode.IN_PLACE else 0)
     core.resume()
     go_on(core)
@@ -274,7 +274,7 @@ def test_a_pause_by_abort_ends_everything_and_holds_what_comes(core):
     late = ask([9], 3, rid="late")
     run(core, late)
     assert [ends(each)[0].kind for each in asked] == [FinishKind.ABORT] * 3
-    assert not late.deltas
+    assert not late.updates
     core.resume()
     go_on(core)
     assert len(late.tokens) == 3

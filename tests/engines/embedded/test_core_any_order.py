@@ -69,9 +69,9 @@ def test_every_request_ends_once_and_draws_what_it_would_have_alone(models, lone
     assert len(told) == len(swaps)
     assert (core.load().running, core.load().waiting, core.load().used_tokens) == (0, 0, 0)
     for prompt, asked in requests:
-        endings = [delta.ending for delta in asked.deltas if delta.ending is not None]
+        endings = [update.ending for update in asked.updates if update.ending is not None]
         assert len(endings) == 1
-        assert asked.deltas[-1].ending is endings[0]
+        assert asked.updates[-1].ending is endings[0]
         assert asked.tokens == asked.request.output_ids
         if endings[0].kind is not FinishKind.ABORT:
             assert len(asked.tokens) == asked.request.sampling.max_new_tokens

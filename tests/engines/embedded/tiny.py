@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gyre.engines.embedded.core import EngineCore, Limits
-from gyre.engines.embedded.engine_requests import Delta, Request
+from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.sampling import Sampling
 from gyre.models.architecture import read_architecture
 from gyre.models.decoder import load_weights
@@ -125,16 +125,16 @@ class Model:
 class Asked:
     """A request with everything that was said about it."""
 
-    request: Request
-    deltas: list[Delta]
+    request: EngineRequest
+    updates: list[RequestUpdate]
 
     @property
     def tokens(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.tokens]
+        return [token for update in self.updates for token in update.tokens]
 
     @property
     def logprobs(self) -> list[float]:
-        return [logprob for delta in self.deltas for logprob in delta.logprobs]
+        return [logprob for update in self.updates for logprob in update.logprobs]
 
     @property
     def bits(self) -> list[tuple[int, str]]:
@@ -144,9 +144,9 @@ class Asked:
 def ask(
     tokens: Sequence[int], new: int = 8, *, seed: int = 0, rid: str = "r", interval: int = 1, **sampling: Any
 ) -> Asked:
-    deltas: list[Delta] = []
+    updates: list[RequestUpdate] = []
     chosen = Sampling(**{"max_new_tokens": new, "ignore_eos": True, **sampling})
-    return Asked(Request(rid, list(tokens), chosen, seed, interval, deltas.append), deltas)
+    return Asked(EngineRequest(rid, list(tokens), chosen, seed, interval, updates.append), updates)
 
 
 def run(core: EngineCore, *asked: Asked, steps: int = 100_000) -> None:
@@ -160,8 +160,8 @@ def go_on(core: EngineCore, steps: int = 100_000) -> None:
         while core.can_step and steps > 0:
             core.step()
             steps -= 1
-    for delta in core.take_deltas():
-        delta.request.deliver(delta)
+    for update in core.take_updates():
+        update.request.deliver(update)
 
 
 def plain_logits(path: Path, tokens: Sequence[int]) -> Tensor:

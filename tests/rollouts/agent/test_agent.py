@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyre.engines.dialect import Chunk
+from gyre.engines.dialect import StreamChunk
 from gyre.engines.process import EngineCommand
 from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, AgentSettings
@@ -353,6 +353,22 @@ async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Cr
     assert [run.version for run in group.samples[0].versions] == [0, 1]
 
 
+async def test_an_engine_that_did_not_start_is_forgotten(crew: Crew) -> None:
+    trainer = await crew.plane.trainer()
+    broken = [EngineCommand((sys.executable, "-c", "raise SystemExit(3)"))]
+    works = crew.command("a", 0.01)
+    agent = Agent(
+        crew.settings("a"),
+        crew.endpoint,
+        lambda folder, version: broken.pop() if broken else works(folder, version),
+    )
+    crew.tasks["a"] = asyncio.create_task(agent.run())
+    await trainer.publish(0)
+    await crew.serving("a")
+    assert not broken
+    assert [engine.death for engine in agent._engines] == [None], "the one that runs, and no other"
+
+
 @pytest.fixture
 def publisher(crew: Crew) -> Iterator[WeightSource]:
     """Serves chunks, as a trainer on another machine does: nobody is told of its folder."""
@@ -566,7 +582,9 @@ async def test_who_has_the_wrong_token_or_name_says_so(crew: Crew) -> None:
 def test_a_chunk_that_may_hold_tokens_of_two_policies_is_called_the_older() -> None:
     held = HeldSample(1, 0, 1, np.empty(0, np.int32), np.empty(0, np.int32), {}, 1, seen=3)
     for told, count in (("3", 2), ("5", 4), ("5", 1), (None, 2), ("default", 1)):
-        held.take(Chunk(np.zeros(count, np.int32), np.zeros(count, np.float32), told), 5)
+        held.take(StreamChunk(np.zeros(count, np.int32), np.zeros(count, np.float32), told), 5)
     assert held.runs == [[3, 6], [5, 4]]
-    held.take(Chunk(np.zeros(1, np.int32), np.zeros(1, np.float32), None), -1)  # its engine died meanwhile
+    held.take(
+        StreamChunk(np.zeros(1, np.int32), np.zeros(1, np.float32), None), -1
+    )  # its engine died meanwhile
     assert held.runs == [[3, 6], [5, 5]]

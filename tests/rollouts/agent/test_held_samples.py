@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.engines.dialect import Chunk
+from gyre.engines.dialect import StreamChunk
 from gyre.rollouts.agent.held_samples import HeldSample
 
 
@@ -21,7 +21,7 @@ def held(serves: int = 3, counted: bool = True) -> HeldSample:
 
 
 def take(sample: HeldSample, count: int, label: int) -> None:
-    sample.take(Chunk(np.zeros(count, np.int32), np.zeros(count, np.float32), str(label)), served=label)
+    sample.take(StreamChunk(np.zeros(count, np.int32), np.zeros(count, np.float32), str(label)), served=label)
 
 
 def made(sample: HeldSample) -> list[int]:
