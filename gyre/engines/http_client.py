@@ -59,15 +59,15 @@ class Deadlines:
     """How long an engine may take, in seconds, and why."""
 
     connect_s: float = 5.0
-    """To accept a connection: a living machine does in milliseconds; a lost packet is sent again after 1 s and 3 s."""
+    """Time to accept a connection. A living machine needs milliseconds; lost packets are sent again after 1 s and 3 s."""
     answer_s: float = 10.0
-    """For questions (load, info, readiness) and aborts: they wait for one step of the engine at most."""
+    """Time to answer questions (load, info, readiness) and aborts, which wait for one step of the engine at most."""
     pause_s: float = 60.0
-    """To pause or resume: `abort` waits until the engine is idle, which it looks up once a second."""
+    """Time to pause or resume: `abort` waits until the engine is idle, which it looks up once a second."""
     update_s: float = 600.0
-    """To load weights: a 70B model in bf16 from a disk of 0.5 GB/s takes 280 s."""
+    """Time to load weights: a 70B model in bf16 from a disk of 0.5 GB/s takes 280 s."""
     stall_s: float = 180.0
-    """From the request, or from one event of a stream, to the next: a request waits in the queue, and while the
+    """Longest silence of a stream, from the request or from an event: a request waits in the queue, and while the
     engine is paused; with a long weight load inside the pause this must be longer than the load."""
 
 
@@ -247,7 +247,7 @@ class EngineClient:
             )
 
     async def name_weights(self, version: str) -> None:
-        """What it serves from now on is `version`; running requests go on."""
+        """Tell the engine that it serves `version` from now on; running requests go on."""
         body = {"new_version": version, "abort_all_requests": False}
         await self._post("/update_weight_version", body, self._deadlines.answer_s)
 

@@ -1,4 +1,4 @@
-"""What an engine must not be asked: requests that it does not refuse but dies of, and every other sample with it.
+"""Requests that an engine must never be sent: it would not refuse them but die, and every other sample with it.
 
 Seen of SGLang 0.5.23: a token id that the model has no embedding of ends its scheduler, and the server with it (with
 several tensor-parallel ranks it is taken for a token without a meaning instead); `min_p` above 0 ends it in

@@ -249,7 +249,7 @@ class EngineProcess:
             raise self._death.result().error("The engine ended before it was ready")
 
     def _let_go(self) -> None:
-        """Of the port: the engine has it, or nobody needs it."""
+        """Release the reserved port: the engine has it, or nobody needs it."""
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None

@@ -41,7 +41,7 @@ _SEGMENTS_S = 5.0
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _SHARED = "/dev/shm/"
 _TRACKERS_S = 3.0
-"""For Python's resource trackers to clean up after the others; on an idle machine they take some milliseconds."""
+"""Time that Python's resource trackers get to clean up after the others; an idle machine needs some milliseconds."""
 
 
 def main(grace_s: float, command: list[str]) -> NoReturn:

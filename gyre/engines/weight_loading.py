@@ -129,7 +129,7 @@ class LoadableVersion:
 
 
 def _chunks_of(manifest: WeightManifest, numbers: Mapping[str, int]) -> list[tuple[int, int, int, str]]:
-    """Those of the files that hold tensors."""
+    """The chunks of the files that hold tensors."""
     return [
         (numbers[name], chunk.offset, chunk.nbytes, chunk.digest)
         for chunk in manifest.chunks()

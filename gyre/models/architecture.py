@@ -216,7 +216,7 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
 
 
 def _read_rope(config: dict[str, Any], where: str) -> Rope:
-    """From `rope_parameters` (transformers 5) or from `rope_theta` with `rope_scaling` (before it)."""
+    """Rotary positions of `rope_parameters` (transformers 5), or of `rope_theta` with `rope_scaling` (before it)."""
     parameters: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(parameters.get("full_attention"), dict):
         parameters = parameters["full_attention"]

@@ -61,7 +61,7 @@ class Weights:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor], architecture: Architecture) -> Weights:
-        """From the decoder's parameters by its own names (`gyre.models.tensor_names`), which it shares."""
+        """The decoder's parameters by its own names (`gyre.models.tensor_names`), whose memory it shares."""
         layers = tuple(_layer(parameters, number, architecture) for number in range(architecture.layers))
         embed = parameters["embed.weight"]
         return cls(embed, layers, parameters["norm.weight"], parameters.get("head.weight", embed))
@@ -94,7 +94,7 @@ def hidden_states(
     rotary: tuple[Tensor, Tensor],
     attention: Attention,
 ) -> Tensor:
-    """What the last norm is given, `[..., hidden]`, of int64 `tokens` `[...]`.
+    """Hidden states before the last norm, `[..., hidden]`, of int64 `tokens` `[...]`.
 
     `rotary` are the cosines and signed sines of the tokens' positions (`rotary_table`), broadcastable to
     `[..., heads, d]`.
@@ -121,7 +121,7 @@ def hidden_states(
 
 
 def last_norm(architecture: Architecture, weights: Weights, x: Tensor) -> Tensor:
-    """What logits and values are made from, of what `hidden_states` gave."""
+    """The hidden states that logits and values are made from, of what `hidden_states` gave."""
     return F.rms_norm(x, (architecture.hidden,), weights.norm, architecture.norm_eps)
 
 

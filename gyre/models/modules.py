@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         return F.linear(self._hidden(weights, tokens), weights.head)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """What the logits are made from, float32 `[rows, length, hidden]`, attention causal over each row. Raises
+        """The hidden states that logits are made from, float32 `[rows, length, hidden]`; attention is causal. Raises
         IndexError for more tokens than `max_positions`."""
         return self._hidden(self.weights(), tokens)
 

@@ -23,7 +23,7 @@ TensorSource = Callable[[str], Tensor]
 """Gives a whole tensor by its Hugging Face name."""
 
 _DTYPES = ("F64", "F32", "F16", "BF16")
-"""In safetensors' names. Narrower floats come with scales, which nothing here applies."""
+"""Dtypes that are read, in safetensors' names. Narrower floats come with scales, which nothing here applies."""
 
 _ANOTHER_MODEL = "Its config.json describes another model than its safetensors."
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from gyre.errors import ConfigError
 
 SHARD_BYTES = 5_000_000_000
-"""Of one file: what transformers takes."""
+"""Largest size of one file: the default of transformers."""
 
 _BESIDE = (
     "tokenizer.json",

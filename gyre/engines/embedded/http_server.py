@@ -407,7 +407,7 @@ class EngineServer:
         return core
 
     def _post(self, updates: list[RequestUpdate]) -> None:
-        """From the loop's thread to this one, once a step."""
+        """Hand updates from the loop's thread to this one. Called once a step."""
         assert self._http is not None
         try:
             self._http.call_soon_threadsafe(_deliver, updates)

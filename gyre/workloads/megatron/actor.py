@@ -121,7 +121,7 @@ class MegatronActor(MegatronLearner, TorchActor):
         sources: list[tuple[str, str]],
         trained: list[list[int]],
     ) -> None:
-        """As `TorchActor.restore_weights`, into whatever layout."""
+        """See `TorchActor.restore_weights`; the layout may be any."""
         from gyre.models.safetensors_folder import SafetensorsFolder
         from gyre.workloads.megatron.checkpoints.on_disk import begin_optimizer_anew
 
@@ -143,7 +143,7 @@ class MegatronActor(MegatronLearner, TorchActor):
         return manifest.to_dict(), buffer
 
     def servable(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """As `TorchActor`. The first rank has the weights."""
+        """See `TorchActor.servable`. The first rank has the weights."""
         return self.weights(), self.hugging_face_config
 
     @operator(kind="weights")
@@ -157,7 +157,7 @@ class MegatronActor(MegatronLearner, TorchActor):
         save_model_folder(path, self.hugging_face_config, self.weights(), beside=beside)
 
     def checksum(self) -> str:
-        """Of what `export_weights` gives."""
+        """The checksum of what `export_weights` gives."""
         from gyre.workloads.megatron.model.snapshot import Snapshot
 
         if self._snapshot is None:

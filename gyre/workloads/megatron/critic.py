@@ -56,7 +56,7 @@ class MegatronCritic(MegatronLearner, TorchCritic):
 
     @operator(kind="weights")
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
-        """As `TorchCritic.load_weights`."""
+        """See `TorchCritic.load_weights`."""
         told = WeightManifest.from_dict(manifest)
         if self.step == 0 and self.small_architecture is not None:
             named = to_names(unpack_weights(told, buffer), self.small_architecture)
@@ -66,7 +66,7 @@ class MegatronCritic(MegatronLearner, TorchCritic):
 
     @operator
     def values(self, groups: list[Group], *, step: int) -> list[Group]:
-        """As `TorchCritic.values`, of this rank's share."""
+        """See `TorchCritic.values`; `groups` are this rank's share."""
         self.refuse_other_step(step)
         pooled = self.ranks.pool_shares(groups)
         found = iter(self.by_group(pooled, self.policy.token_values))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FrozenModel(BaseWorkload):
-    """On the device and in the precision of `config.megatron`, with its `pass_tokens`."""
+    """A folder's model on the device and in the precision of `config.megatron`, with its `pass_tokens`."""
 
     VALUES: ClassVar[bool] = False
     """Whether the model gives values instead of logits."""

@@ -91,7 +91,7 @@ class MegatronLearner(TorchLearner):
             self._memory = MemoryCheckpoints(self.policy, purpose, share=self.layout.memory_checkpoint_share)
 
     def teardown(self) -> None:
-        """What is in host memory stays for whoever comes in this rank's place, unless the job ends."""
+        """Close the rank's parts. Its states in host memory stay for its successor, unless the job ends."""
         memory: MemoryCheckpoints | None = getattr(self, "_memory", None)  # none before it is set up
         if memory is not None:
             memory.close(keep=not self.context.job_ends)
@@ -165,14 +165,14 @@ class MegatronLearner(TorchLearner):
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
-        """As `TorchActor.accumulate`; what it returns is of this rank's whole replica."""
+        """See `TorchLearner.accumulate`; what it returns describes this rank's whole replica."""
         if not self._is_applied(step) and index not in self._pending.records:
             groups = self.ranks.pool_shares(groups)
         return super().accumulate(groups, step=step, index=index)
 
     @operator
     def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
-        """As `TorchActor.apply`; the state after it goes to host memory where that is due."""
+        """See `TorchLearner.apply`; the state after it goes to host memory when that is due."""
         fresh = not self._is_applied(step)
         metrics = super().apply(step=step, indices=indices, group_ids=group_ids)
         if fresh and self._memory is not None:
@@ -258,7 +258,7 @@ class MegatronLearner(TorchLearner):
         return [group for blob in self.ranks.exchange(pack_groups(mine)) for group in unpack_groups(blob)]
 
     def _settle(self) -> None:
-        """What was asked of the device is done."""
+        """Wait until the device has done what it was asked."""
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
@@ -285,7 +285,7 @@ class MegatronLearner(TorchLearner):
         return self._known_digest
 
     def checksum(self) -> str:
-        """On the first rank; anything on others. A collective of the first replica."""
+        """The checksum of the weights on the first rank; no meaning on others. A collective of the first replica."""
         from gyre.workloads.megatron.model.snapshot import checksum_of
 
         return checksum_of(self.policy)
@@ -368,7 +368,7 @@ class MegatronLearner(TorchLearner):
 
     @operator(kind="control")
     def state(self) -> dict[str, Any]:
-        """As every learner's; `memory`, where this rank keeps states in host memory: ask `restore_from_memory`."""
+        """See `TorchLearner.state`; `memory` is there where this rank keeps states in host memory."""
         kept = {"memory": True} if self._memory is not None and self._memory.is_on else {}
         return {**super().state(), **kept}
 

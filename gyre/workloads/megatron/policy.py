@@ -164,7 +164,7 @@ class MegatronPolicy:
         return self._run(passes, keep, forward_only=True)
 
     def backward_values(self, passes: Sequence[Pass], loss: ValueLoss) -> list[Any]:
-        """As `backward`, of values."""
+        """See `backward`; the loss is over values."""
 
         def of_output(part: Pass, output: Tensor) -> tuple[Tensor, Any]:
             return loss(part, _token_values(part, output))

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class MegatronRewardModel(FrozenModel):
-    """As `TorchRewardModel`, packed, on `config.megatron`'s device and in its precision. A vertex holds all of it."""
+    """`TorchRewardModel` on `config.megatron`'s device and in its precision, with packed samples. A vertex holds all of
+    it."""
 
     VALUES: ClassVar[bool] = True
 
@@ -35,7 +36,7 @@ class MegatronRewardModel(FrozenModel):
 
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
-        """As `TorchRewardModel.score`."""
+        """See `TorchRewardModel.score`."""
         from gyre.workloads.megatron.steps.packing import Row
 
         asked = scored_tokens(groups, self.architecture.vocab)

@@ -98,14 +98,14 @@ class TorchActor(TorchLearner):
         return policy_gradient(self.model, groups, self.settings)
 
     def prepared(self, groups: list[Group]) -> list[Group]:
-        """With the policy's own log-probs, where the ratio is to those."""
+        """The groups, with the policy's own log-probs where the ratio is to those."""
         if not keeps_old_logprobs(self.settings):
             trained_samples(groups, self.settings)
             return groups
         return with_old_logprobs(groups, self.own_logprobs(groups))
 
     def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:
-        """Of every sample, float32 `[t]`; of those without a gradient anything."""
+        """The policy's log-probs of every sample, float32 `[t]`; meaningless for samples without a gradient."""
         return old_logprobs(self.model, groups, self.settings)
 
     def told(self, tally: Tally) -> dict[str, Any]:

@@ -231,7 +231,7 @@ class TorchLearner(BaseWorkload):
         return self.rank, self.world_size
 
     def everybodys(self, groups: Sequence[Group]) -> list[Group]:
-        """What all ranks hold, together: the same on each of them."""
+        """The groups that all ranks hold, together: the same on each rank."""
         return [group for blob in self.peers.exchange(pack_groups(groups)) for group in unpack_groups(blob)]
 
     def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:

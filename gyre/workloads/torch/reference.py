@@ -35,7 +35,7 @@ class TorchReference(BaseWorkload):
 
     @operator(kind="weights")
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
-        """Take the version in `buffer` as the reference; see `TorchRollout.load_weights` for what it refuses."""
+        """Take the version in `buffer` as the reference; see `next_policy` for what it refuses."""
         self._policy = next_policy(
             self.architecture, self._policy, WeightManifest.from_dict(manifest), buffer
         )

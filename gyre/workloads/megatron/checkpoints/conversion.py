@@ -1,4 +1,4 @@
-"""From a checkpoint of the Megatron actor, written in whatever layout, to a folder in Hugging Face's layout.
+"""Turns a checkpoint of the Megatron actor, written in whatever layout, into a folder in Hugging Face's layout.
 
 It runs in one process, on the CPU, with neither the job nor its ranks; it takes the memory of the weights twice.
 
@@ -21,7 +21,7 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.errors import CheckpointMismatch
 
 _TIMEOUT_S = 600.0
-"""Of a group with one member: nobody is waited for."""
+"""Deadline of collectives in a group of one member, which waits for nobody."""
 
 
 def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, Any]:
@@ -89,7 +89,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
 
 
 def _digest(tensors: dict[str, torch.Tensor], architecture: Architecture, model: dict[str, Any]) -> str:
-    """As the actor took it: of the small decoder by its own names."""
+    """The checksum as the actor computed it: over the small decoder's own names, where it trained that."""
     from gyre.models.tensor_names import from_names
 
     if model["decoder"]:

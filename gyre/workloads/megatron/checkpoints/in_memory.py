@@ -63,7 +63,7 @@ class MemoryCheckpoints:
         return self._memory is not None
 
     def told(self) -> dict[str, Any]:
-        """For people: how long the last copy held training up, and what keeps states from being kept."""
+        """Facts for people: how long the last copy held training up, and what keeps states from being kept."""
         if self._memory is None:
             return {"trouble": self.trouble}
         return {"hold_s": round(self._memory.hold_s, 4)}

@@ -36,7 +36,7 @@ def device_of(layout: MegatronSettings) -> torch.device:
 
 
 def dtype_of(layout: MegatronSettings, device: torch.device) -> torch.dtype:
-    """What the weights are computed with. The optimizer's own are float32 in any case."""
+    """The dtype that the weights are computed with. The optimizer's own are float32 in any case."""
     name = layout.dtype
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"

@@ -44,7 +44,7 @@ class _Parameter:
     stage: int
     kind: str
     shape: tuple[int, ...]
-    """Of all ranks together, the vocabulary padded."""
+    """The shape over all ranks together, the vocabulary padded."""
     parts: tuple[str, ...]
 
 

@@ -51,7 +51,7 @@ class Tally:
         return Tally(**counts, sums=sums)
 
     def mean(self, name: str) -> float:
-        """Of a sum over scored tokens; 0 where there were none."""
+        """The mean of a sum over scored tokens; 0 where there were none."""
         return self.sums.get(name, 0.0) / max(self.scored_tokens, 1.0)
 
 

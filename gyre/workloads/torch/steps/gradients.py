@@ -24,7 +24,7 @@ from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
 
 OLD_LOGPROBS = "old_logprobs"
-"""Of a sample's extras: the trainer's own log-probs before the first update of the step, float32 `[t]`."""
+"""The key in a sample's extras of the trainer's own log-probs before the first update of the step, float32 `[t]`."""
 
 
 def trained_samples(
@@ -72,7 +72,7 @@ def with_old_logprobs(groups: Sequence[Group], found: Sequence[NDArray[np.float3
 def old_logprobs(
     model: Decoder, groups: Sequence[Group], settings: WorkloadSettings
 ) -> list[NDArray[np.float32]]:
-    """Of every sample under the weights as they are, float32 `[t]`; zeros of those that have no gradient."""
+    """Log-probs of every sample under the weights as they are, float32 `[t]`; zeros for samples without a gradient."""
     needed = {id(sample) for _, sample, _ in trained_samples(groups, settings)}
     found = []
     for group in groups:
