@@ -59,7 +59,7 @@ class Deadlines:
     """How long an engine may take, in seconds, and why."""
 
     connect_s: float = 5.0
-    """Time to accept a connection. A living machine needs milliseconds; lost packets are sent again after 1 s and 3 s."""
+    """Time to accept a connection. A living machine needs milliseconds; a lost packet is resent after 1 s and 3 s."""
     answer_s: float = 10.0
     """Time to answer questions (load, info, readiness) and aborts, which wait for one step of the engine at most."""
     pause_s: float = 60.0
