@@ -19,13 +19,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Protocol
 
-from gyre.engines.dialect import Chunk, EngineInfo, EngineLoad, GenerateRequest, PauseMode
+from gyre.engines.dialect import EngineInfo, EngineLoad, GenerateRequest, PauseMode, StreamChunk
 
 
 class Engine(Protocol):
     """A running engine, as its client sees it."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
         """The next tokens of one sample in disjoint chunks, each token with its log-prob at the sampling temperature
         under the weights that drew it; the last chunk, and no other, has a `finish`.
 
@@ -76,8 +76,4 @@ class Engine(Protocol):
 
     async def is_ready(self) -> bool:
         """Whether it draws tokens now. False while it loads and while it is paused. Raises nothing."""
-        ...
-
-    async def is_alive(self) -> bool:
-        """Whether it answers at all. Raises nothing."""
         ...
