@@ -370,7 +370,7 @@ def protocol(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[s
         ]
         actor.begin(2)
         for sample in (sample for group in others for sample in group.samples):
-            sample.logprobs[:] = float("-inf")
+            sample.logprobs[:] = float("nan")
         accumulate(others, 2, 0)
         told["not finite"] = refusal(lambda: actor.apply(step=2, indices=1, group_ids=ids(others)))
         told["still"] = digest() == after
