@@ -216,7 +216,7 @@ async def test_an_output_layer_that_is_tied_may_be_left_out(bench: Bench) -> Non
     for folder in (bench.first, bench.second):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    bench.loader._slot = LoadableVersion.read(bench.first)
+    bench.loader._loaded = LoadableVersion.read(bench.first)
     rewrite(bench.second, **{"lm_head.weight": None})
     assert (await bench.loader.load("2", bench.second)).how == "loader"
 
@@ -240,7 +240,7 @@ async def test_what_the_loader_may_not_map_is_read_from_disk(
 ) -> None:
     told = LoadableVersion.told
     elsewhere = str(bench.second / "moved.safetensors")
-    monkeypatch.setattr(LoadableVersion, "told", lambda slot: told(slot) | {"files": [elsewhere]})
+    monkeypatch.setattr(LoadableVersion, "told", lambda version: told(version) | {"files": [elsewhere]})
     report = await bench.loader.load("2", bench.second)
     assert report.how == "disk"
     assert "FileNotFoundError" in report.why_disk
