@@ -36,11 +36,11 @@ def streamed(groups: list[Group], seed: int) -> list[MicroBatch]:
     order = groups.copy()
     random.Random(seed).shuffle(order)
     batcher = MicroBatcher(
-        BatchSettings(min_units=2, max_units=5, max_tokens=60, mini_batch_units=len(groups))
+        BatchSettings(min_groups=2, max_groups=5, max_tokens=60, mini_batch_groups=len(groups))
     )
     batches: list[MicroBatch] = []
     for group in order:
-        batcher.add_whole(group.id, samples=len(group.samples), tokens=tokens_of(group))
+        batcher.add(group.id, samples=len(group.samples), tokens=tokens_of(group))
         if random.Random(seed + group.id).random() < 0.5:  # the gang has room
             while (batch := batcher.take()) is not None:
                 batches.append(batch)
@@ -52,7 +52,7 @@ def streamed(groups: list[Group], seed: int) -> list[MicroBatch]:
 
 def shares_of(groups: list[Group], batches: list[MicroBatch], rank: int) -> list[list[Group]]:
     by_id = {group.id: group for group in groups}
-    dealt = [deal({unit: tokens_of(by_id[unit]) for unit in batch.units}, 2)[rank] for batch in batches]
+    dealt = [deal({one: tokens_of(by_id[one]) for one in batch.groups}, 2)[rank] for batch in batches]
     return [[by_id[group_id] for group_id in share] for share in dealt]
 
 
@@ -68,7 +68,7 @@ def test_whatever_the_stream_the_gradient_is_that_of_the_whole_batch(
     assert np.abs(whole).max() > 1e-3
 
     cuts = [streamed(groups, seed) for seed in range(4)]
-    assert len({tuple(batch.units for batch in cut) for cut in cuts}) == 4
+    assert len({tuple(batch.groups for batch in cut) for cut in cuts}) == 4
     assert len({batch.counts.samples for cut in cuts for batch in cut}) > 3
     shares = [[shares_of(groups, cut, rank) for cut in cuts] for rank in range(2)]
     results = ranks.run(steps_as_peer, 2, tmp_path, config, shares, ids)
@@ -95,7 +95,7 @@ def test_advantages_on_a_stream_are_those_on_the_whole_batch_bit_by_bit(
     seen = 0
     for seed in range(5):
         for batch in streamed(groups, seed):
-            part = [by_id[unit] for unit in batch.units]
+            part = [by_id[one] for one in batch.groups]
             found = iter(advantages_of(part, settings))
             for group in part:
                 for at in range(len(group.samples)):

@@ -150,11 +150,11 @@ class StreamedBatches:
         recorded = RecordedBatch(
             step,
             len(groups.batches.get(step, [])),
-            groups.dealt(batch.units, self._ranks),
+            groups.dealt(batch.groups, self._ranks),
             batch.completes_mini_batch,
         )
         groups.record_batch(recorded)
-        self._seen.difference_update(batch.units)
+        self._seen.difference_update(batch.groups)
         return recorded
 
     def _begin(self, step: int) -> None:
@@ -170,16 +170,16 @@ class StreamedBatches:
                 min_tokens=run.min_tokens_per_micro_batch,
                 max_samples=run.max_samples_per_micro_batch,
                 max_tokens=run.max_tokens_per_micro_batch,
-                min_units=min(self._ranks, run.groups_per_micro_batch),
-                max_units=run.groups_per_micro_batch,
-                mini_batch_units=max(1, self._slots_left),
+                min_groups=min(self._ranks, run.groups_per_micro_batch),
+                max_groups=run.groups_per_micro_batch,
+                mini_batch_groups=max(1, self._slots_left),
             )
         )
 
     def _offer(self, ids: Sequence[int]) -> None:
         for group_id in ids:
             group = self._groups[group_id]
-            self._batcher.add_whole(group_id, samples=len(group.samples), tokens=tokens_of(group))
+            self._batcher.add(group_id, samples=len(group.samples), tokens=tokens_of(group))
         self._seen.update(ids)
         self._slots_left -= len(ids)
 
