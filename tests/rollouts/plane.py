@@ -377,6 +377,7 @@ class ScriptedTrainer:
         got: dict[int, Group] = {}
         while len(got) < count:
             done = await self.wire.expect(Done)
+            assert not done.more, "a group in parts: use a RolloutClient"
             if done.purpose == purpose:
                 got |= {group.id: group for group in unpack_groups(done.groups)}
         return got

@@ -4,6 +4,7 @@ Invariants:
 - *delivered until taken*: a group that is whole stays here until the trainer says that it is in its ledger, and goes
   to each trainer that attaches;
 - *asked again, answered again*: a trainer lays aside what it did not ask for; it gets it once more when it does;
+- *delivered in full*: a group that no frame can hold goes in several, one after another;
 - *a window*: no more is on its way than the trainer reads; what is whole beyond it waits here, as it does in the
   manager's ledger.
 
@@ -12,20 +13,34 @@ This module must not know who generated a group.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from gyre.rollouts.core.requests import GroupRequest
 from gyre.rollouts.manager.sessions import Connection
 from gyre.rollouts.protocol.frames import Done
-from gyre.rollouts.samples import Group, pack_groups
+from gyre.rollouts.samples import Group, Sample, pack_groups
 
 GROUPS_PER_FRAME = 64
 PORTION_BYTES = 4 << 20
-"""Of one frame: far below the frame limit, however long the groups are."""
+"""Of one frame, well below the frame limit; a group that is larger goes in several."""
 
 WINDOW_BYTES = 32 << 20
 """On their way to the trainer."""
+
+
+_BYTES_A_TOKEN = 8
+"""An id and a log-prob; the rest of a sample is small beside them."""
+
+
+class _Portion(NamedTuple):
+    """What one frame brings."""
+
+    purpose: str
+    groups: list[Group]
+    more: bool = False
+    """The last group goes on in the next one."""
 
 
 class Delivery:
@@ -39,12 +54,14 @@ class Delivery:
         self._outbox: dict[int, GroupRequest] = {}
         """Of these, what goes to the trainer that is attached, and which of them it was sent."""
         self._sent: set[int] = set()
+        self._parts: deque[_Portion] = deque()
+        """The rest of a group that is too large for one frame; nothing else is sent before it."""
 
     def attached(self, trainer: Connection | None) -> None:
         """Another trainer, which was sent nothing yet; or none."""
         self._trainer = trainer
         if trainer is not None:
-            self._outbox, self._sent = {}, set()
+            self._outbox, self._sent, self._parts = {}, set(), deque()
 
     def whole(self, tickets: Iterable[GroupRequest]) -> None:
         """The ledger has these."""
@@ -77,21 +94,53 @@ class Delivery:
         self.pump()
 
     def pump(self) -> None:
-        """Send whole groups as fast as the trainer reads them, a portion of one purpose at a time."""
+        """Send complete groups as fast as the trainer reads them, a portion of one purpose at a time."""
         while (trainer := self._trainer) is not None and trainer.waiting_bytes < WINDOW_BYTES:
-            groups: list[Group] = []
-            purpose, size = None, 0
-            for number, ticket in list(self._outbox.items()):
-                if number in self._tickets and purpose in (None, ticket.purpose):
-                    purpose = ticket.purpose
-                    groups.append(ticket.complete())
-                    size += 8 * groups[-1].token_count
-                    self._sent.add(number)
-                elif number in self._tickets:
-                    continue
-                del self._outbox[number]
-                if size >= PORTION_BYTES or len(groups) == GROUPS_PER_FRAME:
-                    break
-            if purpose is None:
+            frame = self._parts.popleft() if self._parts else self._next_portion()
+            if frame is None:
                 return
-            trainer.send(Done(purpose=purpose, groups=pack_groups(groups)))
+            trainer.send(_frame_of(frame))
+
+    def _next_portion(self) -> _Portion | None:
+        groups: list[Group] = []
+        purpose, size = "", 0
+        for number, ticket in list(self._outbox.items()):
+            if number not in self._tickets:
+                del self._outbox[number]
+                continue
+            if groups and ticket.purpose != purpose:
+                continue
+            purpose, group = ticket.purpose, ticket.complete()
+            group_bytes = _BYTES_A_TOKEN * group.token_count
+            if groups and size + group_bytes > PORTION_BYTES:
+                break
+            self._sent.add(number)
+            del self._outbox[number]
+            if group_bytes > PORTION_BYTES:
+                self._parts.extend(_parts_of(purpose, group))
+                return self._parts.popleft()
+            groups.append(group)
+            size += group_bytes
+            if len(groups) == GROUPS_PER_FRAME:
+                break
+        return _Portion(purpose, groups) if groups else None
+
+
+def _parts_of(purpose: str, group: Group) -> list[_Portion]:
+    """The group in portions: each has some of its samples, the first its prompt too."""
+    portions: list[list[Sample]] = []
+    size = 0
+    for sample in group.samples:
+        size += _BYTES_A_TOKEN * len(sample.token_ids)
+        if not portions or size > PORTION_BYTES:
+            portions.append([])
+            size = _BYTES_A_TOKEN * len(sample.token_ids)
+        portions[-1].append(sample)
+    first = Group(group.id, group.prompt_ids, group.meta, portions[0])
+    rest = [Group(group.id, group.prompt_ids[:0], {}, samples) for samples in portions[1:]]
+    parts = [first, *rest]
+    return [_Portion(purpose, [part], more=part is not parts[-1]) for part in parts]
+
+
+def _frame_of(portion: _Portion) -> Done:
+    return Done(purpose=portion.purpose, groups=pack_groups(portion.groups), more=portion.more)

@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 """One more whenever a frame gets or loses a field: frames permit no others, and who has an older Gyre is to hear of the
 protocol, not of a field."""
 
@@ -336,10 +336,13 @@ class Attached(Frame):
 
 
 class Done(Frame):
-    """Groups that are whole, as `pack_groups` writes them."""
+    """Complete groups, as `pack_groups` writes them."""
 
     purpose: Name
     groups: bytes
+    more: bool = False
+    """The last group goes on in the next Done frame, which begins with further samples of it: it is too large for one
+    frame. Its prompt and what the data set said of it come with its first samples only."""
 
 
 class Failed(Frame):

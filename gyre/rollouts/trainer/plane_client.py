@@ -26,7 +26,7 @@ import aiohttp
 from gyre.errors import Fenced, GyreError, Unauthorized
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.connection import ConnectionSettings, ManagerConnection, Refused
-from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Attach,
@@ -51,6 +51,9 @@ TLS_CLOSES_S = 0.25
 
 REDIAL_MAX_S = 0.2
 """Longest pause between two dials: a manager that was killed is back in a second or two, and training waits for it."""
+
+LONGEST_SAMPLE_TOKENS = 4 << 20
+"""A sample of so many tokens, ids and log-probs, fills half of a frame."""
 
 PORTION_TOKENS = 1 << 20
 """Of prompts in one request: far below the frame limit."""
@@ -101,6 +104,8 @@ class RolloutClient:
         self._asked: dict[tuple[str, int], Asked] = {}
         self._published: dict[int, Publish] = {}
         """The newest, and those before it that a pinned request still needs."""
+        self._begun: Group | None = None
+        """A group of which some samples came, and more come with the next frame."""
         self._unauthorised: tuple[str, str] | None = None
         """The address and token of the last manager that did not accept the token."""
         self._outbox: list[Frame] = []
@@ -140,6 +145,12 @@ class RolloutClient:
     ) -> None:
         """Ask for `n` samples of each group. Thread-safe; returns at once. Raises FrameError where it cannot be
         asked."""
+        longest = sampling.get("max_new_tokens")
+        if isinstance(longest, int) and longest > LONGEST_SAMPLE_TOKENS:
+            raise refuse(
+                "too_long",
+                f"max_new_tokens is {longest}; a sample has at most {LONGEST_SAMPLE_TOKENS} tokens",
+            )
         asked = [Asked(purpose, group, n, sampling, seed, min_version, pinned) for group in groups]
         frames = _requests(asked)
         with self._lock:
@@ -239,6 +250,7 @@ class RolloutClient:
     def _attached(self, frame: Attached, url: str, token: str) -> None:
         """A new connection: everything that is not answered, then the policies. A pinned request goes before them, so
         that no newer policy overtakes it."""
+        self._begun = None
         with self._lock:
             taken = [frame for frame in self._outbox if isinstance(frame, Taken)]
             published = [frame for _, frame in sorted(self._published.items())]
@@ -269,6 +281,11 @@ class RolloutClient:
 
     def _groups_came(self, frame: Done) -> None:
         groups = unpack_groups(frame.groups)
+        if (begun := self._begun) is not None:
+            begun.samples += groups[0].samples
+            groups[0], self._begun = begun, None
+        if frame.more:
+            self._begun = groups.pop()
         with self._lock:
             for group in groups:
                 self._asked.pop((frame.purpose, group.id), None)

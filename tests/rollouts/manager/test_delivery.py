@@ -1,0 +1,76 @@
+"""Groups on their way to the trainer: however large they are, they arrive complete."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gyre.rollouts.manager import delivery as delivery_module
+from gyre.rollouts.protocol import connection as connection_module
+from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.samples import Group
+from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
+from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
+
+
+async def test_a_group_larger_than_a_frame_arrives_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "MAX_FRAME_BYTES", 40_000)  # of what the trainer takes
+    monkeypatch.setattr(delivery_module, "PORTION_BYTES", 16_000)
+    monkeypatch.setattr(delivery_module, "WINDOW_BYTES", 20_000)
+    came: dict[int, Group] = {}
+
+    def on_groups(purpose: str, groups: list[Group]) -> None:
+        came.update({group.id: group for group in groups})
+
+    async with live_plane(tmp_path) as plane:
+        client = RolloutClient(
+            lambda: (plane.url, TOKEN), term=1, on_groups=on_groups, on_error=lambda error: None
+        )
+        try:
+            folder = small_folder(tmp_path / "v0", 0)
+            client.publish(0, folder.checksum, folder.path)
+            agent = await plane.working("a", max_running=64)
+            groups = [
+                Group(index, np.array([7, 8 + index], np.int32), {"answer": index}) for index in range(3)
+            ]
+            lengths = {0: 30, 1: 900, 2: 30}  # the one in the middle takes 10 * 900 * 8 bytes
+            for group in groups:
+                client.request(
+                    "train", [group], n=10, sampling={"max_new_tokens": 1000}, seed=1, min_version=0
+                )
+            samples = await agent.work(30)
+            for sample in samples:
+                group_id = plane.manager.book.sample(sample.work.key).request.group.id  # type: ignore[union-attr]
+                row = sample.work.row
+                await agent.report({row: lengths[group_id]}, {row: "stop"})
+            await until(lambda: came.keys() == {0, 1, 2})
+            await asyncio.sleep(0.1)  # and none of them again, in parts of other parts
+        finally:
+            await asyncio.to_thread(client.close)
+    for index, group in came.items():
+        assert [sample.token_ids.tolist() for sample in group.samples] == [
+            list(range(1, lengths[index] + 1))
+        ] * 10
+        assert group.prompt_ids.tolist() == [7, 8 + index]
+        assert group.meta == {"answer": index}
+
+
+def test_a_sample_larger_than_a_frame_cannot_be_asked_for() -> None:
+    client = RolloutClient(lambda: None, term=1, on_groups=lambda *_: None, on_error=lambda error: None)
+    try:
+        with pytest.raises(FrameError, match="max_new_tokens"):
+            client.request(
+                "train",
+                [Group(0, np.array([1], np.int32))],
+                n=1,
+                sampling={"max_new_tokens": LONGEST_SAMPLE_TOKENS + 1},
+                seed=1,
+                min_version=0,
+            )
+    finally:
+        client.close()
