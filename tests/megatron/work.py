@@ -545,7 +545,7 @@ def refused_copy(
     told: dict[str, Any],
     sources: list[tuple[str, str]],
 ) -> str:
-    from gyre.weights.transfer.receiver import WeightsUnreachable
+    from gyre.weights.transfer.fetch import WeightsUnreachable
 
     with actor_on(rank, ranks, port, config, job) as actor:
         actor.copies_root = job / "memory"

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.protocol import PeerConnection, Stalled
-from gyre.weights.transfer.receiver import WeightsUnreachable
 from gyre.weights.transfer.transport import TcpTransport, Want
 from gyre.weights.transfer.upload_slots import LEAST, UploadSlots
 from tests.weights.plane import TOKEN, content, until

@@ -15,9 +15,9 @@ import pytest
 
 from gyre.weights.codecs.adaptive import CodecChoice, choose_transport
 from gyre.weights.codecs.link_rate import MEASURED_BYTES
+from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
 from gyre.weights.transfer.protocol import Stalled
-from gyre.weights.transfer.receiver import WeightsUnreachable
 from tests.weights.plane import CHUNK, MEASURED, content, memory_folder
 
 NO_CODEC = CodecChoice("none", "nothing else can be used")
@@ -121,7 +121,7 @@ def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(party)
     choice = CodecChoice("planes", "slow")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "gyre.weights.transfer.receiver.choose_codec", lambda able, *_: choice if able else NO_CODEC
+            "gyre.weights.transfer.fetch.choose_codec", lambda able, *_: choice if able else NO_CODEC
         )
         fetched = receiver.fetch(manifest, able, plain)
     assert set(fetched.codecs) == {"none", "planes"}

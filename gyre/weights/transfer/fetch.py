@@ -1,0 +1,501 @@
+"""One fetch of a version: threads that ask peers for chunks, verify what comes, and record it.
+
+Invariants:
+- *bytes before record*: a chunk is recorded after its checksum was right, so whoever is killed goes on with the chunks
+  that are missing;
+- *no mixture*: all threads that write into a slot have ended before `run` returns or raises;
+- *nobody is waited for alone*: a peer that dies, stalls or sends other bytes rests, and its chunk is asked of another.
+  The fetch fails only when nothing came from anybody for `give_up_s`, or for `QUEUED` times as long where peers say
+  that their upload slots are taken.
+
+Which chunk is asked of whom is decided in `gyre.weights.transfer.swarm`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gyre.errors import GyreError, Unauthorized
+from gyre.weights.codecs.adaptive import CodecChoice, Cost, blend, choose_codec, faded
+from gyre.weights.codecs.encoding import Codec
+from gyre.weights.codecs.link_rate import MEASURED_BYTES, LinkRate
+from gyre.weights.transfer.address import is_address
+from gyre.weights.transfer.mooncake import MooncakeFailed, MooncakeMissing, MooncakeTransport
+from gyre.weights.transfer.protocol import Abandoned, Stalled
+from gyre.weights.transfer.server import are_alike, word_of
+from gyre.weights.transfer.swarm import ASK_AGAIN_S, FIRST_REST_S, FULL_FOR_S, Peer, Swarm, bits_of
+from gyre.weights.transfer.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
+from gyre.weights.version.arena import Slot
+from gyre.weights.version.manifest import Chunk, WeightManifest, WeightMismatch
+
+if TYPE_CHECKING:
+    from gyre.weights.transfer.receiver import Receiver
+
+SLOT_WAIT_S = 0.25
+"""How long a request waits for an upload slot, where no other peer is known to have one free."""
+
+QUEUED = 3.0
+"""Times `give_up_s` that a fetch waits while peers say that their upload slots are taken: slots lapse, so one comes."""
+
+OLD_RATE = 0.3
+"""The weight of what the link carried in earlier fetches, beside what it carries in this one."""
+
+
+class WeightsUnreachable(GyreError):
+    """No source gave anything for too long."""
+
+    code = "weights.unreachable"
+
+
+class Superseded(GyreError):
+    """A newer version is wanted; what was fetched of this one is not committed."""
+
+    code = "weights.superseded"
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What one thread has asked for ahead of its turn, and by which connection."""
+
+    asked: tuple[Peer, Want] | None = None
+    transport: Transport | None = None
+
+
+class Fetch:
+    """One fetch: its threads, and what they share under one lock."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        manifest: WeightManifest,
+        slot: Slot,
+        sources: Callable[[], Sequence[Source]],
+        superseded: Callable[[], bool],
+    ) -> None:
+        self.receiver = receiver
+        self.manifest = manifest
+        self.slot = slot
+        self.by: dict[str, int] = {}
+        self.codecs: dict[str, int] = {}
+        self.ways: set[str] = set()
+        self.choice = CodecChoice("none", "")
+        receiver.costs = faded(receiver.costs)
+        self.transport = receiver.choose_transport()
+        self._superseded = superseded
+        self._sources = sources
+        self._word = word_of(manifest.tensors)
+        self._base = self._find_base()
+        self._plain: set[int] = set()
+        """Chunks whose delta gave other bytes: they come as they are."""
+        self.lacking = ""
+        """Who has no Mooncake, and why."""
+        self._no_delta = False
+        """The sources know no way from our base."""
+        self._needed = bits_of({chunk.index for chunk in slot.chunks} - slot.have)
+        self._link = LinkRate()
+        self._link_before = receiver.link_bytes_s
+        self._flying = 0
+        """Chunks that are asked for now. As `_needed`, bits."""
+        self._swarm = Swarm(receiver.address, receiver.may_pull, receiver.random)
+        self._idle: dict[Source, list[Transport]] = {}
+        lock = threading.RLock()
+        self._lock = threading.Condition(lock)
+        """Told when there may be something to pick."""
+        self._over = threading.Condition(lock)
+        """Told when all is there, or nothing more will come: the supervisor is not woken by each chunk."""
+        self._moved = self._busy_at = time.monotonic()
+        """When the last chunk came, and when somebody last said that he sends to others now."""
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._told: set[tuple[str, str]] = set()
+
+    def _find_base(self) -> Slot | None:
+        """The newest whole version here whose chunks are at the same places."""
+        for _, slot in sorted(self.receiver.arena.versions.items(), reverse=True):
+            if slot is not self.slot and are_alike(slot, self.slot) and not slot.revoked:
+                return slot
+        return None
+
+    # -- the threads -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._look_at_sources()
+        threads = [
+            threading.Thread(target=self._work, name=f"gyre-fetch-{number}", daemon=True)
+            for number in range(max(1, min(self.receiver.streams, self._needed.bit_count())))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._supervise()
+        finally:
+            with self._lock:
+                self._ended = True
+                self._lock.notify_all()
+            for thread in threads:
+                thread.join()  # ends within a look at `abandoned`: each wait of a transport is short
+            for transports in self._idle.values():
+                for transport in transports:
+                    transport.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _supervise(self) -> None:
+        while True:
+            with self._lock:
+                if self._failure is not None or not self._needed:
+                    return
+                self._over.wait(0.1)
+                now = time.monotonic()
+                idle_s, silent_s = now - self._moved, now - max(self._moved, self._busy_at)
+                missing = self._needed.bit_count()
+            if self._superseded():
+                self.receiver.incident(
+                    "superseded", {"version": self.manifest.version, "missing_chunks": missing}
+                )
+                raise Superseded(f"version {self.manifest.version} is not wanted any more.")
+            if silent_s > self.receiver.give_up_s or idle_s > QUEUED * self.receiver.give_up_s:
+                shared_only = not self.receiver.rates
+                raise WeightsUnreachable(
+                    f"nothing of version {self.manifest.version} came for {idle_s:.0f} s; {missing} of "
+                    f"{len(self.manifest.digests)} chunks are missing."
+                    + (" weights.transports has no other way than shared memory." if shared_only else ""),
+                    hint="Add tcp to weights.transports, for sources on other machines."
+                    if shared_only
+                    else "Are its sources alive, and can this machine open their addresses?",
+                    details={"sources": [str(source) for source in self._sources()]},
+                )
+            self._look_at_sources()
+
+    def _abandoned(self) -> bool:
+        return self._ended
+
+    def _refused(self, source: Source) -> None:
+        why = {
+            "error": "it is in none of the networks that weights may come from"
+            if self.receiver.rates
+            else "it is not on this machine, and weights.transports has no other way than shared memory"
+        }
+        self._tell("source_refused", Peer(source), why, once=True)
+
+    def _look_at_sources(self) -> None:
+        receiver = self.receiver
+        told = list(self._sources())
+        with self._lock:
+            refused = self._swarm.add(told, receiver.is_here)
+            if self._swarm.peers and not receiver.rates:
+                refused = []  # whoever is on this machine too has an address beside its folder
+        for source in refused:
+            self._refused(source)
+
+    def _work(self) -> None:
+        stream = _Stream()
+        try:
+            while self._go_on(stream):
+                pass
+        except Abandoned:
+            pass
+        except BaseException as error:  # the supervisor raises it
+            with self._lock:
+                self._failure = self._failure or error
+                self._lock.notify_all()
+                self._over.notify_all()
+        finally:
+            if stream.transport is not None:
+                stream.transport.close()
+
+    def _go_on(self, stream: _Stream) -> bool:
+        """One chunk, or one question, or a short wait. Whether there is more to do."""
+        with self._lock:
+            if self._ended or self._failure is not None or not self._needed:
+                return False
+            want: Want | None = None
+            if stream.asked is not None:
+                (peer, want), stream.asked = stream.asked, None
+                index: int | None = want.chunk.index
+            else:
+                open_ = self._needed & ~self._flying
+                job = self._swarm.pick(open_, time.monotonic(), self._patience_s())
+                if job is None:
+                    self._lock.wait(ASK_AGAIN_S)
+                    return True
+                peer, index = job
+                if index is not None:
+                    self._flying |= 1 << index
+            peer.busy += 1
+        good = False
+        try:
+            transport, stream.transport = stream.transport or self._transport(peer), None
+            good = self._step(peer, index, transport, want, stream)
+            if not good:
+                transport.close()  # the next time by another way, if there is one
+            elif stream.asked is not None:
+                stream.transport = transport
+            else:
+                with self._lock:
+                    self._idle.setdefault(peer.source, []).append(transport)
+        finally:
+            with self._lock:
+                peer.busy -= 1
+                self._flying &= ~(1 << index) if index is not None else -1
+                if not good and stream.asked is not None:
+                    self._flying &= ~(1 << stream.asked[1].chunk.index)
+                    stream.asked = None
+                self._lock.notify_all()
+        return True
+
+    def _transport(self, peer: Peer) -> Transport:
+        """One that is open and idle, of whichever stream it was, or a new one."""
+        source = peer.source
+        with self._lock:
+            idle = self._idle.get(source)
+            if idle:
+                return idle.pop()
+        receiver = self.receiver
+        if (
+            receiver.is_here(source) or not receiver.rates
+        ):  # a folder that is gone by now: the transport says so
+            return SharedTransport(source.path, abandoned=self._abandoned)
+        if receiver.mooncake is not None and self._way(peer) == "mooncake":
+            return MooncakeTransport(
+                source.address,
+                receiver.token,
+                receiver.mooncake,
+                self.slot,
+                relay=receiver.address,
+                stall_s=receiver.stall_s,
+                abandoned=self._abandoned,
+                lines=receiver.connections,
+            )
+        return receiver.remote(source.address, self._abandoned)
+
+    # -- what next ---------------------------------------------------------------------------------------
+
+    def _ask_ahead(self, peer: Peer, stream: _Stream) -> Want | None:
+        """What this stream asks the same peer for while a chunk of it is on its way. None also where another stream
+        would be left without work."""
+        with self._lock:
+            open_ = self._needed & ~self._flying
+            if self._ended or open_.bit_count() < self.receiver.streams:
+                return None
+            index = self._swarm.pick_ahead(peer, open_, time.monotonic(), self._patience_s())
+            if index is None:
+                return None
+            want = self._want(self.slot.chunks[index], peer)
+            if want.codec != "none" or self._way(peer) != "tcp":
+                return None
+            self._flying |= 1 << index
+            stream.asked = peer, want
+            return want
+
+    def _patience_s(self) -> float:
+        """Two chunks' time on this link, and a stall."""
+        rate = self.receiver.link_bytes_s
+        return self.receiver.stall_s + (
+            2 * self.receiver.streams * self.manifest.chunk_bytes / rate if rate else 0.0
+        )
+
+    def _way(self, peer: Peer) -> str:
+        """Only TCP carries codecs, and every source has it. Where the ways have an order no codec goes before it,
+        unless one was asked for: what was chosen for a source that only TCP reaches says nothing of the others."""
+        receiver = self.receiver
+        encoded = self.choice.codec != "none" and not (receiver.order and not receiver.forced)
+        if "tcp" in receiver.rates and (encoded or peer.lacks_memory):
+            return "tcp"
+        return self.transport.name
+
+    def _want(self, chunk: Chunk, peer: Peer) -> Want:
+        receiver = self.receiver
+        able: list[Codec] = [codec for codec in receiver.codecs if codec != "delta"]
+        base = self._base
+        if base is not None and not base.revoked and "delta" in receiver.codecs and not self._no_delta:
+            able.append("delta")
+        if "tcp" not in receiver.rates or (
+            receiver.order and not receiver.forced and self._way(peer) != "tcp"
+        ):
+            able = []  # only TCP carries codecs, and another was preferred
+        choice = choose_codec(able, receiver.link_bytes_s, receiver.costs)
+        forced = next((codec for codec in receiver.forced if codec in (*able, "none")), None)
+        if forced is not None:
+            choice = CodecChoice(forced, f"{forced} was asked for")
+        elif receiver.forced:
+            choice = CodecChoice("none", "no base is shared")
+        self.choice = choice
+        codec: Codec = "none" if chunk.index in self._plain else choice.codec
+        with_base = codec == "delta" and base is not None and base.manifest is not None
+        return Want(
+            self.manifest,
+            chunk,
+            codec,
+            self._word,
+            base.manifest.checksum if with_base and base is not None and base.manifest is not None else "",
+            base.view(chunk) if with_base and base is not None else None,
+            insist=bool(peer.super_seeded >> chunk.index & 1),
+            wait_s=SLOT_WAIT_S if peer.full_until > time.monotonic() else 0.0,
+        )
+
+    # -- one chunk -----------------------------------------------------------------------------------------
+
+    def _step(
+        self, peer: Peer, index: int | None, transport: Transport, want: Want | None, stream: _Stream
+    ) -> bool:
+        """Whether the transport is good for the next. `want` is what was asked for ahead."""
+        try:
+            if index is None:
+                self._ask_what(peer, transport)
+                return True
+            chunk = self.slot.chunks[index]
+            want = want or self._want(chunk, peer)
+            if transport.name != "tcp":
+                want = replace(want, codec="none", base="", base_view=None)
+            with (
+                self._base.reading()
+                if want.base_view is not None and self._base
+                else contextlib.nullcontext()
+            ):
+                into = self.slot.view(chunk)
+                if isinstance(transport, TcpTransport):
+                    pulled = transport.pull(want, into, lambda: self._ask_ahead(peer, stream))
+                else:
+                    pulled = transport.pull(want, into)
+            self._take(peer, chunk, want, pulled, transport.name)
+            return pulled.status != "gone" and transport.name in (self._way(peer), "shared")
+        except Abandoned:
+            raise
+        except (OSError, GyreError) as error:
+            alone = len(self.receiver.rates) == 1
+            if isinstance(error, MooncakeMissing) and not alone:
+                peer.lacks_memory = True
+                self.lacking = f"mooncake not from {peer.source}: {error.message}"
+            elif isinstance(error, MooncakeFailed) and not alone:
+                self._do_without(transport.name, error)
+            elif isinstance(error, WeightMismatch) and want is not None:
+                self._damaged(peer, index, str(error), want)
+            else:
+                kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
+                self._rest(peer, "source_refused" if isinstance(error, Unauthorized) else kind, error, index)
+        return False
+
+    def _ask_what(self, peer: Peer, transport: Transport) -> None:
+        if isinstance(transport, TcpTransport | MooncakeTransport):
+            before = peer.bitfield
+            reply = transport.ask({"op": "have", "checksum": self.manifest.checksum})
+            self._learn(peer, reply)
+            peer.again_s = ASK_AGAIN_S if peer.bitfield != before else min(10 * ASK_AGAIN_S, 2 * peer.again_s)
+
+    def _learn(self, peer: Peer, told: Mapping[str, Any]) -> None:
+        """Raises ConnectionError where that is nonsense."""
+        try:
+            with self._lock:
+                peer.learn(str(told.get("have", "")), str(told.get("given", "")), time.monotonic())
+                if told.get("status") == "gone":
+                    peer.bitfield = 0
+                self._swarm.add_addresses(
+                    [address for address in told.get("peers", ()) if is_address(address)]
+                )
+                self._swarm.add_holders(told.get("holders") or {})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConnectionAbortedError(f"no such reply: {error}") from error
+
+    def _take(self, peer: Peer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
+        now = time.monotonic()
+        self._learn(peer, pulled.told)
+        if pulled.status != "ok":
+            with self._lock:
+                if pulled.status == "gone":
+                    peer.rest_until = now + FIRST_REST_S
+                elif pulled.status == "busy":
+                    peer.full_until = now + FULL_FOR_S
+                    self._busy_at = now  # it lives, and sends: our turn comes
+            return
+        if pulled.digest != chunk.digest:
+            self._damaged(peer, chunk.index, f"checksum {pulled.digest}, not {chunk.digest}", want)
+            return
+        self.slot.record(chunk.index)
+        server = self.receiver.server
+        if server is not None and pulled.encoded is not None:
+            base = want.base if pulled.codec == "delta" else ""
+            server.encoded.put((self.manifest.checksum, chunk.index, pulled.codec, base), pulled.encoded)
+        with self._lock:
+            self._needed &= ~(1 << chunk.index)
+            self._moved = now
+            peer.sent_a_chunk()
+            where = str(peer.source)
+            self.by[where] = self.by.get(where, 0) + pulled.wire_bytes
+            self.codecs[pulled.codec] = self.codecs.get(pulled.codec, 0) + 1
+            self.ways.add(way)
+            self._measure(chunk, want, pulled, way)
+            if not self._needed:
+                self._over.notify_all()
+
+    def _measure(self, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
+        """Under the lock. The link's rate is of all streams together; of a fetch of deltas that are small nothing is
+        learnt of it, and what it was before stands."""
+        receiver = self.receiver
+        if pulled.seconds > 0 and pulled.wire_bytes >= MEASURED_BYTES:
+            if way in receiver.rates:
+                known = receiver.rates[way]
+                found = pulled.wire_bytes / pulled.seconds
+                receiver.rates[way] = found if known is None else 0.7 * known + 0.3 * found
+                self._choose_again()
+            ended = time.monotonic() - pulled.decode_s
+            self._link.add(ended - pulled.seconds, ended, pulled.wire_bytes)
+            rate = self._link.bytes_s()
+            # Before each stream has sent twice, what is half there of the others would count as time alone.
+            if rate is not None and self._link.count >= min(2 * receiver.streams, len(self.slot.chunks)):
+                before = self._link_before
+                receiver.link_bytes_s = rate if before is None else OLD_RATE * before + (1 - OLD_RATE) * rate
+        asked = want.codec
+        if asked == "delta" and pulled.told.get("has_base") is False:
+            self._no_delta = True  # for this version; nothing was learnt of what deltas cost
+        elif asked != "none" and chunk.nbytes >= 1 << 16:  # of less, it is the call that is measured
+            ratio = pulled.wire_bytes / chunk.nbytes  # 1 where the source found it not worth it
+            before_cost = receiver.costs[asked]
+            encode_s = pulled.encode_s / chunk.nbytes or before_cost.encode_s  # 0: it was encoded before
+            measured = Cost(ratio, encode_s, pulled.decode_s / chunk.nbytes or before_cost.decode_s)
+            receiver.costs[asked] = blend(before_cost, measured, 0.5)
+
+    def _choose_again(self) -> None:
+        """Under the lock."""
+        self.transport = self.receiver.choose_transport()
+
+    def _do_without(self, name: str, error: BaseException) -> None:
+        with self._lock:
+            first = name not in self.receiver.broken
+            self.receiver.broken[name] = f"{type(error).__name__}: {error}"[:500]
+            self._choose_again()
+        if first:
+            evidence = {"version": self.manifest.version, "transport": name, "error": str(error)[:500]}
+            self.receiver.incident("transport_failed", evidence)
+
+    # -- what went wrong -----------------------------------------------------------------------------------
+
+    def _damaged(self, peer: Peer, index: int | None, why: str, want: Want) -> None:
+        kind = "base_damaged" if want.codec == "delta" and index not in self._plain else "chunk_damaged"
+        self._tell(kind, peer, {"chunk": index, "error": why}, once=False)
+        with self._lock:
+            if kind == "base_damaged" and index is not None:
+                self._plain.add(index)  # it may be ours that is wrong
+                return
+            peer.sent_wrong_bytes(time.monotonic())
+
+    def _rest(self, peer: Peer, kind: str, error: BaseException, index: int | None) -> None:
+        with self._lock:
+            peer.rest(time.monotonic())
+        self._tell(kind, peer, {"chunk": index, "error": f"{type(error).__name__}: {error}"[:500]}, once=True)
+
+    def _tell(self, kind: str, peer: Peer, evidence: dict[str, Any], *, once: bool) -> None:
+        """Of each source each kind once a fetch: one that is away is away for each of its chunks."""
+        key = (kind, str(peer.source))
+        with self._lock:
+            if once and key in self._told:
+                return
+            self._told.add(key)
+        self.receiver.incident(
+            kind, {"version": self.manifest.version, "source": str(peer.source), **evidence}
+        )
