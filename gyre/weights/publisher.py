@@ -30,7 +30,7 @@ import xxhash
 from gyre.errors import Conflict
 from gyre.weights.codecs.fp8 import is_rounded, round_fp8
 from gyre.weights.transfer.server import ChunkServer
-from gyre.weights.version.arena import Arena, Slot
+from gyre.weights.version.arena import Arena, VersionFiles
 from gyre.weights.version.hashing import hashing_threads
 from gyre.weights.version.manifest import (
     ALIGNMENT,
@@ -130,7 +130,7 @@ class Publication:
     def __init__(
         self,
         publisher: Publisher,
-        slot: Slot,
+        slot: VersionFiles,
         version: int,
         step: int,
         base: int | None,

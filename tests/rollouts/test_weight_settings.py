@@ -77,7 +77,7 @@ class Far:
             sources=[told["source"]],
             local_path=told["path"] if here else "",
         )
-        await self.instance.load(weights, URL, {"Authorization": f"Bearer {TOKEN}"})
+        await self.instance.load(weights, URL, TOKEN)
         await asyncio.sleep(0)  # what threads told
         answer = next(frame for frame in reversed(self.frames) if isinstance(frame, Loaded | LoadFailed))
         if isinstance(answer, Loaded):

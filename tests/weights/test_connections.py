@@ -9,7 +9,7 @@ import pytest
 
 from gyre.weights.transfer import server, transport
 from gyre.weights.transfer.address import split_address
-from gyre.weights.transfer.connections import KEPT_LINES, KEPT_S, ConnectionPool
+from gyre.weights.transfer.connections import KEPT_CONNECTIONS, KEPT_S, ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import PeerConnection
 from gyre.weights.transfer.transport import TcpTransport, Want
@@ -65,9 +65,9 @@ def test_a_connection_that_has_ended_is_no_lost_source(
     origin, receiver = party(**options), party(streams=1, **options)
     receiver.fetch(origin.publish(1), origin)
     answering[0]._link.shutdown(socket.SHUT_RDWR)
-    until(lambda: not origin.server._lines)
+    until(lambda: not origin.server._connections)
     if not is_seen:
-        monkeypatch.setattr(PeerConnection, "is_at_rest", lambda line: True)
+        monkeypatch.setattr(PeerConnection, "is_at_rest", lambda connection: True)
     fetched = receiver.fetch(origin.publish(2), origin)
     assert content(fetched.slot) == content(origin.arena.versions[2])
     assert (dials, receiver.incidents) == ([origin.address] * 2, [])
@@ -77,35 +77,35 @@ def test_a_connection_with_an_answer_on_its_way_is_not_kept(party):
     origin = party()
     manifest = origin.publish(1)
     first, second, third = [Want(manifest, chunk) for chunk in manifest.chunks()[:3]]
-    lines, buffer = ConnectionPool(), memoryview(bytearray(first.chunk.nbytes))
-    one = TcpTransport(origin.address, TOKEN, lines=lines)
+    pool, buffer = ConnectionPool(), memoryview(bytearray(first.chunk.nbytes))
+    one = TcpTransport(origin.address, TOKEN, pool=pool)
     assert one.pull(first, buffer, lambda: second).status == "ok"
     one.close()
-    assert len(lines) == 0
-    other = TcpTransport(origin.address, TOKEN, lines=lines)
+    assert len(pool) == 0
+    other = TcpTransport(origin.address, TOKEN, pool=pool)
     assert other.pull(third, buffer).digest == third.chunk.digest
     other.close()
-    assert len(lines) == 1
-    lines.close()
+    assert len(pool) == 1
+    pool.close()
 
 
 def test_a_receiver_that_is_closed_has_no_connections(party):
     origin, receiver = party(), party()
     receiver.fetch(origin.publish(1), origin)
-    assert origin.server._lines
+    assert origin.server._connections
     receiver.receiver.close()
-    until(lambda: not origin.server._lines)
+    until(lambda: not origin.server._connections)
     receiver.fetch(origin.publish(2), origin)  # as one that is under way while its owner ends
-    until(lambda: not origin.server._lines)
+    until(lambda: not origin.server._connections)
 
 
 def test_a_source_that_many_keep_lines_to_ends_those_that_nobody_uses(party, monkeypatch):
     """Each has a thread there."""
-    monkeypatch.setattr(server, "IDLE_LINES", 0)
+    monkeypatch.setattr(server, "IDLE_CONNECTIONS", 0)
     monkeypatch.setattr(server, "CROWDED_IDLE_S", 0.0)
     origin, receiver = party(), party()
     receiver.fetch(origin.publish(1), origin)
-    until(lambda: not origin.server._lines)
+    until(lambda: not origin.server._connections)
 
 
 # -- what is kept --------------------------------------------------------------------------------------------
@@ -137,53 +137,53 @@ def is_closed(far: socket.socket) -> bool:
 
 
 def test_the_last_line_to_an_address_is_taken_and_held_by_nobody_else(ends):
-    lines = ConnectionPool()
+    pool = ConnectionPool()
     (one, _), (two, _), (other, _) = ends(), ends(), ends()
     one.abandoned = lambda: True  # of a fetch that is over
-    for address, line in (("a", one), ("a", two), ("b", other)):
-        lines.keep(address, line)
-    assert [lines.take("a"), lines.take("a"), lines.take("a"), lines.take("b")] == [two, one, None, other]
+    for address, connection in (("a", one), ("a", two), ("b", other)):
+        pool.keep(address, connection)
+    assert [pool.take("a"), pool.take("a"), pool.take("a"), pool.take("b")] == [two, one, None, other]
     assert one.abandoned() is False
 
 
 def test_a_line_that_ended_or_on_which_something_came_is_not_taken(ends):
-    lines = ConnectionPool()
+    pool = ConnectionPool()
     (ended, gone), (spoken, far) = ends(), ends()
-    lines.keep("a", ended)
-    lines.keep("a", spoken)
+    pool.keep("a", ended)
+    pool.keep("a", spoken)
     gone.close()
     far.send(b"x")
     until(lambda: not ended.is_at_rest() and not spoken.is_at_rest())
-    assert lines.take("a") is None
+    assert pool.take("a") is None
     assert is_closed(far)
 
 
 def test_lines_of_an_owner_that_was_dropped_are_closed(ends):
-    lines = ConnectionPool()
-    line, far = ends()
-    lines.keep("a", line)
-    lines.itself = lines  # in a circle, as owners are
-    del lines, line
+    pool = ConnectionPool()
+    connection, far = ends()
+    pool.keep("a", connection)
+    pool.itself = pool  # in a circle, as owners are
+    del pool, connection
     gc.collect()
     assert is_closed(far)
 
 
 def test_lines_are_not_kept_for_long_nor_many_nor_after_the_end(ends):
     now = 0.0
-    lines = ConnectionPool(monotonic=lambda: now)
-    made = [ends() for _ in range(KEPT_LINES + 2)]
-    for line, _ in made[:-1]:
-        lines.keep("a", line)
+    pool = ConnectionPool(monotonic=lambda: now)
+    made = [ends() for _ in range(KEPT_CONNECTIONS + 2)]
+    for connection, _ in made[:-1]:
+        pool.keep("a", connection)
     assert is_closed(made[0][1])
-    assert len(lines) == KEPT_LINES
+    assert len(pool) == KEPT_CONNECTIONS
     now = KEPT_S
-    assert lines.take("a") is None
+    assert pool.take("a") is None
     assert is_closed(made[1][1])
     assert server.IDLE_S > KEPT_S
-    lines.close()
-    lines.keep("a", made[-1][0])
+    pool.close()
+    pool.keep("a", made[-1][0])
     assert is_closed(made[-1][1])
-    assert len(lines) == 0
+    assert len(pool) == 0
 
 
 def test_a_relay_that_is_no_address_is_told_to_nobody(party):

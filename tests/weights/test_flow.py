@@ -133,7 +133,7 @@ def test_a_slow_reader_is_noticed_while_it_reads():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())
         link, _ = listener.accept()
-        line = PeerConnection(link, stall_s=30.0)
+        connection = PeerConnection(link, stall_s=30.0)
 
         def read() -> None:
             while len(moved) < 3:
@@ -143,10 +143,10 @@ def test_a_slow_reader_is_noticed_while_it_reads():
         thread = threading.Thread(target=read)
         thread.start()
         with pytest.raises(ConnectionError):
-            line.send(bytes(64 << 20), went_on=lambda: moved.append(True))
+            connection.send(bytes(64 << 20), went_on=lambda: moved.append(True))
         thread.join(30.0)
         assert len(moved) >= 3
-        line.close()
+        connection.close()
 
 
 def test_a_reader_that_stands_still_is_noticed_before_it_is_given_up():
@@ -155,9 +155,9 @@ def test_a_reader_that_stands_still_is_noticed_before_it_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())
         link, _ = listener.accept()
-        line = PeerConnection(link, stall_s=0.6)
+        connection = PeerConnection(link, stall_s=0.6)
         with pytest.raises(Stalled):
-            line.send(bytes(64 << 20), idle=idle.set)
+            connection.send(bytes(64 << 20), idle=idle.set)
         assert idle.is_set()
-        for end in (line, reader):
+        for end in (connection, reader):
             end.close()

@@ -223,12 +223,12 @@ def test_the_token_does_not_go_over_the_wire(party, monkeypatch):
     said = bytearray()
     send, receive = PeerConnection.send, PeerConnection.receive_into
 
-    def spy_send(line, data):
+    def spy_send(connection, data):
         said.extend(memoryview(data).cast("B"))
-        send(line, data)
+        send(connection, data)
 
-    def spy_receive(line, view, seen=None):
-        receive(line, view, seen)
+    def spy_receive(connection, view, seen=None):
+        receive(connection, view, seen)
         said.extend(view)
 
     monkeypatch.setattr(PeerConnection, "send", spy_send)

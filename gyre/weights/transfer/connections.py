@@ -1,12 +1,13 @@
-"""Connections that are proven and that nobody uses now: a fetch begins with those of the one before.
+"""A pool of authenticated connections that nobody uses now: a fetch begins with those of the one before.
 
-To prove a token costs a millisecond of both ends, to agree on keys twenty, and a fetch of eight receivers would do
-it seventy times.
+Proving the token costs both ends a millisecond, a TLS handshake a few more, and a fetch of eight receivers would do so
+seventy times.
 
 Invariants:
-- *at rest*: a line is kept when all that was asked over it has been answered, and taken while nothing has come since;
-- *not for long, not many*: one that nobody took for `KEPT_S` is closed when the next is taken or kept, and so are
-  the oldest of more than `KEPT_LINES`;
+- *at rest*: a connection is kept when all that was asked over it has been answered, and taken only if nothing has come
+  since;
+- *not for long, not many*: a connection that nobody took for `KEPT_S` is closed when the next is taken or kept, and so
+  are the oldest of more than `KEPT_CONNECTIONS`;
 - *closed is closed*: after `close` none is kept.
 
 This module must not know what is asked over them.
@@ -25,7 +26,7 @@ KEPT_S = 100.0
 """A little less than a source waits for a request (`gyre.weights.transfer.server.IDLE_S`), and longer than most
 steps last."""
 
-KEPT_LINES = 16
+KEPT_CONNECTIONS = 16
 """Of one receiver to all sources. What fetches need beyond them is dialled."""
 
 
@@ -33,7 +34,7 @@ class ConnectionPool:
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._now = monotonic
         self._kept: list[tuple[float, str, PeerConnection]] = []
-        """When each came, oldest first."""
+        """When each connection came, its address, and the connection; oldest first."""
         self._closed = False
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._kept)  # where an owner was dropped and not closed
@@ -42,30 +43,30 @@ class ConnectionPool:
         return len(self._kept)
 
     def take(self, address: str) -> PeerConnection | None:
-        """The last one to there that is still good."""
+        """The connection to `address` that was kept last and is still good; None if there is none."""
         while True:
             with self._lock:
                 late = self._expired()
                 at = next(
                     (at for at in reversed(range(len(self._kept))) if self._kept[at][1] == address), None
                 )
-                line = self._kept.pop(at)[2] if at is not None else None
+                connection = self._kept.pop(at)[2] if at is not None else None
             _close(late)
-            if line is None or line.is_at_rest():
-                return line
-            line.close()  # its source has ended, or has closed it
+            if connection is None or connection.is_at_rest():
+                return connection
+            connection.close()  # its source has ended, or has closed it
 
-    def keep(self, address: str, line: PeerConnection) -> None:
-        """The line is not the caller's any more."""
-        line.abandoned = _never  # what asked belonged to a fetch, with all its memory
+    def keep(self, address: str, connection: PeerConnection) -> None:
+        """Keep a connection, which is not the caller's any more."""
+        connection.abandoned = _never  # what asked belonged to a fetch, with all its memory
         with self._lock:
             late = self._expired()
             if self._closed:
-                late.append(line)
+                late.append(connection)
             else:
-                self._kept.append((self._now(), address, line))
-                late += [line for _, _, line in self._kept[:-KEPT_LINES]]
-                del self._kept[:-KEPT_LINES]
+                self._kept.append((self._now(), address, connection))
+                late += [connection for _, _, connection in self._kept[:-KEPT_CONNECTIONS]]
+                del self._kept[:-KEPT_CONNECTIONS]
         _close(late)
 
     def close(self) -> None:
@@ -77,7 +78,7 @@ class ConnectionPool:
     def _expired(self) -> list[PeerConnection]:
         """Under the lock: no longer kept."""
         since = self._now() - KEPT_S
-        late = [line for kept, _, line in self._kept if kept <= since]
+        late = [connection for kept, _, connection in self._kept if kept <= since]
         del self._kept[: len(late)]
         return late
 
@@ -87,10 +88,10 @@ def _never() -> bool:
 
 
 def _close_all(kept: list[tuple[float, str, PeerConnection]]) -> None:
-    _close([line for _, _, line in kept])
+    _close([connection for _, _, connection in kept])
     kept.clear()
 
 
-def _close(lines: list[PeerConnection]) -> None:
-    for line in lines:
-        line.close()
+def _close(pool: list[PeerConnection]) -> None:
+    for connection in pool:
+        connection.close()

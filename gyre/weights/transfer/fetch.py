@@ -30,7 +30,7 @@ from gyre.weights.transfer.protocol import Abandoned, Stalled
 from gyre.weights.transfer.server import are_alike, word_of
 from gyre.weights.transfer.swarm import ASK_AGAIN_S, FIRST_REST_S, FULL_FOR_S, Peer, Swarm, bits_of
 from gyre.weights.transfer.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
-from gyre.weights.version.arena import Slot
+from gyre.weights.version.arena import VersionFiles
 from gyre.weights.version.manifest import Chunk, WeightManifest, WeightMismatch
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Fetch:
         self,
         receiver: Receiver,
         manifest: WeightManifest,
-        slot: Slot,
+        slot: VersionFiles,
         sources: Callable[[], Sequence[Source]],
         superseded: Callable[[], bool],
     ) -> None:
@@ -114,7 +114,7 @@ class Fetch:
         self._ended = False
         self._told: set[tuple[str, str]] = set()
 
-    def _find_base(self) -> Slot | None:
+    def _find_base(self) -> VersionFiles | None:
         """The newest whole version here whose chunks are at the same places."""
         for _, slot in sorted(self.receiver.arena.versions.items(), reverse=True):
             if slot is not self.slot and are_alike(slot, self.slot) and not slot.revoked:
@@ -270,7 +270,7 @@ class Fetch:
                 relay=receiver.address,
                 stall_s=receiver.stall_s,
                 abandoned=self._abandoned,
-                lines=receiver.connections,
+                pool=receiver.connections,
             )
         return receiver.remote(source.address, self._abandoned)
 

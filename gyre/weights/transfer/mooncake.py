@@ -34,7 +34,7 @@ from gyre.errors import GyreError
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.protocol import Stalled
 from gyre.weights.transfer.transport import Pulled, TcpTransport, Want
-from gyre.weights.version.arena import Arena, Slot
+from gyre.weights.version.arena import Arena, VersionFiles
 from gyre.weights.version.manifest import Chunk
 
 PROGRESS_S = 2
@@ -163,10 +163,10 @@ def self_test(engine: MooncakeEngine, nbytes: int = 1 << 20) -> None:
         raise MooncakeMissing("Mooncake's self-test brought other bytes.")
 
 
-def memory_of(engine: MooncakeEngine, arena: Arena) -> Callable[[Slot, Chunk], dict[str, Any]]:
+def memory_of(engine: MooncakeEngine, arena: Arena) -> Callable[[VersionFiles, Chunk], dict[str, Any]]:
     """For `ChunkServer.memory`."""
 
-    def where(slot: Slot, chunk: Chunk) -> dict[str, Any]:
+    def where(slot: VersionFiles, chunk: Chunk) -> dict[str, Any]:
         address = engine.register(slot.views[chunk.file]) + chunk.offset
         engine.keep(view for one in arena.slots() for view in one.views)
         return {"peer": engine.address, "address": address}
@@ -184,15 +184,15 @@ class MooncakeTransport:
         address: str,
         token: str,
         engine: MooncakeEngine,
-        slot: Slot,
+        slot: VersionFiles,
         *,
         relay: str = "",
         stall_s: float = 5.0,
         abandoned: Callable[[], bool] = lambda: False,
-        lines: ConnectionPool | None = None,
+        pool: ConnectionPool | None = None,
     ) -> None:
         self._line = TcpTransport(
-            address, token, relay=relay, stall_s=stall_s, abandoned=abandoned, lines=lines
+            address, token, relay=relay, stall_s=stall_s, abandoned=abandoned, pool=pool
         )
         self._engine = engine
         self._slot = slot

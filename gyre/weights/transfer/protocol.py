@@ -52,7 +52,7 @@ PACED_BLOCK = 1 << 20
 """Of both, on a link that is paced."""
 
 TLS_BLOCK = 64 << 10
-"""What an encrypted line sends at once: it says that something moved only when all of a block has."""
+"""What an encrypted connection sends at once: OpenSSL reports progress only when all of a block has gone."""
 
 WAKE_BYTES = 2 << 20
 """A receiver in mid-chunk is woken for so many bytes, not for each packet."""
@@ -215,18 +215,18 @@ def dial(
     link = socket.create_connection(split_address(address), timeout=within_s)
     if encryption is not None:
         link = encryption.dial(link, within_s)
-    line = PeerConnection(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned, pace=pace)
+    connection = PeerConnection(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned, pace=pace)
     try:
         hello = bytearray(len(MAGIC) + _NONCE)
-        line.receive_into(memoryview(hello))
+        connection.receive_into(memoryview(hello))
         if hello[: len(MAGIC)] != MAGIC:
             raise ConnectionAbortedError(f"{address} is no source of weights")
         theirs, ours = bytes(hello[len(MAGIC) :]), secrets.token_bytes(_NONCE)
         bound = _binding(link, encryption)
-        line.send(ours + _proof(token, b"receiver", theirs, ours, bound))
+        connection.send(ours + _proof(token, b"receiver", theirs, ours, bound))
         answer = bytearray(_PROOF)
         try:
-            line.receive_into(memoryview(answer))
+            connection.receive_into(memoryview(answer))
         except ConnectionError:
             raise Unauthorized(f"{address} does not accept the token.") from None
         if not hmac.compare_digest(bytes(answer), _proof(token, b"source", theirs, ours, bound)):
@@ -234,32 +234,32 @@ def dial(
     except BaseException:
         link.close()
         raise
-    line.stall_s = stall_s
-    return line
+    connection.stall_s = stall_s
+    return connection
 
 
 def receive_caller(
     link: socket.socket, token: str, *, stall_s: float, encryption: Encryption | None = None, **options: Any
 ) -> PeerConnection:
     """The accepting side of `dial`. Raises OSError, Stalled, Unauthorized; the caller hears nothing but an end. `link`
-    is the line's from now on, and closed where there is none."""
+    belongs to the connection from now on, and is closed where there is none."""
     if encryption is not None:
         link = encryption.accept(link, HANDSHAKE_S)
     try:
-        line = PeerConnection(link, stall_s=HANDSHAKE_S, **options)
+        connection = PeerConnection(link, stall_s=HANDSHAKE_S, **options)
         ours, bound = secrets.token_bytes(_NONCE), _binding(link, encryption)
-        line.send(MAGIC + ours)
+        connection.send(MAGIC + ours)
         answer = bytearray(_NONCE + _PROOF)
-        line.receive_into(memoryview(answer))
+        connection.receive_into(memoryview(answer))
         theirs, proof = bytes(answer[:_NONCE]), bytes(answer[_NONCE:])
         if not hmac.compare_digest(proof, _proof(token, b"receiver", ours, theirs, bound)):
             raise Unauthorized("the token is wrong.")
-        line.send(_proof(token, b"source", ours, theirs, bound))
+        connection.send(_proof(token, b"source", ours, theirs, bound))
     except BaseException:
         link.close()
         raise
-    line.stall_s = stall_s
-    return line
+    connection.stall_s = stall_s
+    return connection
 
 
 def _binding(link: socket.socket, encryption: Encryption | None) -> bytes:

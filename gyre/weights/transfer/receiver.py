@@ -29,7 +29,7 @@ from gyre.weights.transfer.protocol import Stalled, is_allowed
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.transfer.swarm import ASK_AGAIN_S
 from gyre.weights.transfer.transport import Source, TcpTransport, Transport
-from gyre.weights.version.arena import Arena, ArenaFull, Slot, read_manifest
+from gyre.weights.version.arena import Arena, ArenaFull, VersionFiles, read_manifest
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 
 
@@ -37,7 +37,7 @@ from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 class Fetched:
     """What a fetch took. `by` are wire bytes by source, `resumed` chunks that were there already."""
 
-    slot: Slot
+    slot: VersionFiles
     seconds: float
     wire_bytes: int
     resumed: int
@@ -121,7 +121,7 @@ class Receiver:
             stall_s=self.stall_s,
             abandoned=abandoned,
             encryption=self._encryption,
-            lines=self.connections,
+            pool=self.connections,
         )
 
     def choose_transport(self) -> TransportChoice:
@@ -235,7 +235,7 @@ class Receiver:
             stall_s=self.stall_s,
             abandoned=abandoned,
             encryption=self._encryption,
-            lines=self.connections,
+            pool=self.connections,
         )
         try:
             reply = transport.ask({"op": "manifest", "checksum": checksum})
@@ -263,7 +263,9 @@ class Receiver:
             return False
         return bool(source.path) and source.path not in self._other_bytes and Path(source.path).is_dir()
 
-    def _link(self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None) -> Slot | None:
+    def _link(
+        self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None
+    ) -> VersionFiles | None:
         for source in sources:
             if self.is_here(source):
                 try:

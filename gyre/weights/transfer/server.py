@@ -39,13 +39,13 @@ from gyre.weights.transfer.protocol import (
     receive_caller,
 )
 from gyre.weights.transfer.upload_slots import UploadSlots
-from gyre.weights.version.arena import Arena, Slot, SlotGone
+from gyre.weights.version.arena import Arena, SlotGone, VersionFiles
 from gyre.weights.version.manifest import DTYPES, Chunk, TensorSpec
 
 IDLE_S = 120.0
 """A connection on which nobody asks is closed: the receiver dials again."""
 
-IDLE_LINES, CROWDED_IDLE_S = 64, 2.0
+IDLE_CONNECTIONS, CROWDED_IDLE_S = 64, 2.0
 """Each connection has a thread. Where there are more than so many, those on which nobody asks are closed sooner."""
 
 WORTH_IT = {"delta": 0.5, "planes": 0.9, "fp8": 0.9}
@@ -128,7 +128,7 @@ class ChunkServer:
         """Of chunks, as they went over the wire."""
         self.origin_of: set[str] = set()
         """Checksums of versions that were made here."""
-        self.memory: Callable[[Slot, Chunk], dict[str, Any]] | None = None
+        self.memory: Callable[[VersionFiles, Chunk], dict[str, Any]] | None = None
         """Says where a chunk lies for those who read it from memory themselves, by Mooncake."""
         self.no_memory = "no Mooncake"
         """Why it does not."""
@@ -143,7 +143,7 @@ class ChunkServer:
         self._turns = UploadSlots()
         self._lock = threading.Lock()
         self._unknown = 0
-        self._lines: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         self._closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=256)
@@ -160,7 +160,7 @@ class ChunkServer:
             self._relays = {of: known for of, known in self._relays.items() if of in checksums}
             self._given = {of: given for of, given in self._given.items() if of in checksums}
 
-    def prepare(self, older: Slot | None, slot: Slot) -> None:
+    def prepare(self, older: VersionFiles | None, slot: VersionFiles) -> None:
         """Encode what changed from `older`, whose pages may soon be another's, where deltas were asked for lately. It
         takes a second a gigabyte of one core; who asks meanwhile is served."""
         self.encoded.steps.limit_bytes = limit_for(sum(file.size_bytes for file in slot.files))
@@ -177,8 +177,8 @@ class ChunkServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accept
         self._listener.close()
         with self._lock:
-            lines = list(self._lines)
-        for link in lines:
+            pool = list(self._connections)
+        for link in pool:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=5.0)
@@ -197,7 +197,7 @@ class ChunkServer:
                 refused = self._unknown >= UNKNOWN_CALLERS or not is_allowed(peer[0], self._networks)
                 if not refused:
                     self._unknown += 1
-                    self._lines.add(link)
+                    self._connections.add(link)
             if refused:
                 link.close()
                 continue
@@ -207,9 +207,9 @@ class ChunkServer:
 
     def _converse(self, link: socket.socket, host: str) -> None:
         known = False
-        line: PeerConnection | None = None
+        connection: PeerConnection | None = None
         try:
-            line = receive_caller(
+            connection = receive_caller(
                 link,
                 self._token,
                 stall_s=self._stall_s,
@@ -221,39 +221,39 @@ class ChunkServer:
             with self._lock:
                 self._unknown -= 1
             while not self._closing:
-                idle_s = IDLE_S if len(self._lines) <= IDLE_LINES else CROWDED_IDLE_S
-                self._answer(line, line.receive_json(limit=REQUEST_LIMIT, idle_s=idle_s), host)
+                idle_s = IDLE_S if len(self._connections) <= IDLE_CONNECTIONS else CROWDED_IDLE_S
+                self._answer(connection, connection.receive_json(limit=REQUEST_LIMIT, idle_s=idle_s), host)
         except (OSError, Stalled, Abandoned, Unauthorized, SlotGone):
             pass  # the receiver knows what it has, and comes back or goes elsewhere
         finally:
             with self._lock:
-                self._lines.discard(link)
+                self._connections.discard(link)
                 if not known:
                     self._unknown -= 1
             link.close()
-            if line is not None:
-                line.close()  # another descriptor, where it is encrypted
+            if connection is not None:
+                connection.close()  # another descriptor, where it is encrypted
 
-    def _answer(self, line: PeerConnection, request: dict[str, Any], host: str) -> None:
+    def _answer(self, connection: PeerConnection, request: dict[str, Any], host: str) -> None:
         what = request.get("op")
         checksum = str(request.get("checksum", ""))
         slot = self.arena.find(checksum) if checksum else self.arena.newest()
         if slot is None or slot.manifest is None:
-            line.send_json({"status": "gone"})
+            connection.send_json({"status": "gone"})
             return
         if what == "manifest":
-            line.send_json({"status": "ok", "manifest": slot.manifest.to_dict()})
+            connection.send_json({"status": "ok", "manifest": slot.manifest.to_dict()})
             return
         told = request.get("relay", "")
         relay = told if is_address(told) else ""  # it is told to others, who dial it
         if what == "have":
-            line.send_json({"status": "ok", **self._told(slot, relay)})
+            connection.send_json({"status": "ok", **self._told(slot, relay)})
         elif what == "chunk":
-            self._send_chunk(line, request, slot, relay, relay or host)
+            self._send_chunk(connection, request, slot, relay, relay or host)
         else:
-            line.send_json({"status": "unknown"})
+            connection.send_json({"status": "unknown"})
 
-    def _told(self, slot: Slot, relay: str) -> dict[str, Any]:
+    def _told(self, slot: VersionFiles, relay: str) -> dict[str, Any]:
         """What goes with each reply: which chunks are here, and who else has or gets which."""
         assert slot.manifest is not None
         checksum = slot.manifest.checksum
@@ -280,38 +280,38 @@ class ChunkServer:
     # -- chunks --------------------------------------------------------------------------------------
 
     def _send_chunk(
-        self, line: PeerConnection, request: dict[str, Any], slot: Slot, relay: str, caller: str
+        self, connection: PeerConnection, request: dict[str, Any], slot: VersionFiles, relay: str, caller: str
     ) -> None:
         index = request.get("index")
         if not isinstance(index, int) or index not in slot.have:
-            line.send_json({"status": "missing", **self._told(slot, relay)})
+            connection.send_json({"status": "missing", **self._told(slot, relay)})
             return
         if request.get("via") == "memory":
-            self._tell_where(line, request, slot, index, relay)
+            self._tell_where(connection, request, slot, index, relay)
             return
         if self._is_elsewhere(slot, index, relay, request):
-            line.send_json({"status": "elsewhere", **self._told(slot, relay)})
+            connection.send_json({"status": "elsewhere", **self._told(slot, relay)})
             return
         with slot.reading():
             codec, data, spent = self._encoded(request, slot, slot.chunks[index])
         view = memoryview(data).cast("B")
         turn = self._turns.take(caller, _wait_s(request), view.nbytes)
         if turn is None:
-            line.send_json({"status": "busy", **self._told(slot, relay)})
+            connection.send_json({"status": "busy", **self._told(slot, relay)})
             return
         try:
             with slot.reading(), self._giving(slot, index, relay, request) as elsewhere:
                 if elsewhere:  # it went to another while this one waited
-                    line.send_json({"status": "elsewhere", **self._told(slot, relay)})
+                    connection.send_json({"status": "elsewhere", **self._told(slot, relay)})
                     return
                 reply = {"status": "ok", "codec": codec, "nbytes": view.nbytes, "encode_s": spent}
                 if request.get("codec") == "delta" and codec == "none":
                     reply["has_base"] = self._is_base(str(request.get("base", "")), slot)
-                line.send_json({**reply, **self._told(slot, relay)})
+                connection.send_json({**reply, **self._told(slot, relay)})
                 for at in range(0, view.nbytes, SEND_BLOCK):
                     if slot.revoked:
                         raise SlotGone(f"{slot.path.name} makes room for another version.")
-                    line.send(view[at : at + SEND_BLOCK], idle=turn.lapse, went_on=turn.went_on)
+                    connection.send(view[at : at + SEND_BLOCK], idle=turn.lapse, went_on=turn.went_on)
             turn.let_go(view.nbytes)
         finally:
             turn.let_go()
@@ -319,20 +319,20 @@ class ChunkServer:
             self.sent_bytes += view.nbytes
 
     def _tell_where(
-        self, line: PeerConnection, request: dict[str, Any], slot: Slot, index: int, relay: str
+        self, connection: PeerConnection, request: dict[str, Any], slot: VersionFiles, index: int, relay: str
     ) -> None:
         with self._giving(slot, index, relay, request) as elsewhere:
             if elsewhere:
-                line.send_json({"status": "elsewhere", **self._told(slot, relay)})
+                connection.send_json({"status": "elsewhere", **self._told(slot, relay)})
                 return
             where = self.memory(slot, slot.chunks[index]) if self.memory is not None else None
-            line.send_json(
+            connection.send_json(
                 {"status": "ok", **where, **self._told(slot, relay)}
                 if where is not None
                 else {"status": "unknown", "why": self.no_memory}
             )
 
-    def _is_elsewhere(self, slot: Slot, index: int, relay: str, request: dict[str, Any]) -> bool:
+    def _is_elsewhere(self, slot: VersionFiles, index: int, relay: str, request: dict[str, Any]) -> bool:
         """Whether this is the origin, and another has this chunk or is getting it."""
         checksum = slot.manifest.checksum if slot.manifest is not None else ""
         if checksum not in self.origin_of or request.get("insist"):
@@ -342,7 +342,7 @@ class ChunkServer:
             return any(bits >> index & 1 for other, bits in given.items() if other != relay)
 
     @contextlib.contextmanager
-    def _giving(self, slot: Slot, index: int, relay: str, request: dict[str, Any]) -> Iterator[bool]:
+    def _giving(self, slot: VersionFiles, index: int, relay: str, request: dict[str, Any]) -> Iterator[bool]:
         """Whether the chunk is elsewhere; if not, it counts as given to `relay`, unless it does not get there."""
         checksum = slot.manifest.checksum if slot.manifest is not None else ""
         if checksum not in self.origin_of or request.get("insist") or not relay:
@@ -373,7 +373,7 @@ class ChunkServer:
         return f"{given:x}", {other: f"{holders[other]:x}" for other in told}
 
     def _encoded(
-        self, request: dict[str, Any], slot: Slot, chunk: Chunk
+        self, request: dict[str, Any], slot: VersionFiles, chunk: Chunk
     ) -> tuple[str, bytes | memoryview, float]:
         manifest = slot.manifest
         assert manifest is not None
@@ -394,7 +394,7 @@ class ChunkServer:
         spent = time.monotonic() - began
         return (codec, data, spent) if data is not None else ("none", raw, spent)
 
-    def _delta(self, base: str, slot: Slot, chunk: Chunk) -> bytes | None:
+    def _delta(self, base: str, slot: VersionFiles, chunk: Chunk) -> bytes | None:
         """Against `base`, by steps that are kept, the last of them made now where need be. None where nothing leads
         from there, or it comes to too much."""
         assert slot.manifest is not None
@@ -418,12 +418,12 @@ class ChunkServer:
                 return known
         return None
 
-    def _is_base(self, base: str, slot: Slot) -> bool:
+    def _is_base(self, base: str, slot: VersionFiles) -> bool:
         """Whether a delta against this version can lead to what is in `slot`."""
         alike = [one for one in self.arena.slots() if one.manifest is not None and are_alike(one, slot)]
         return self.encoded.steps.reaches(base, [one.manifest.checksum for one in alike if one.manifest])
 
-    def _step(self, older: Slot, slot: Slot, chunk: Chunk) -> None:
+    def _step(self, older: VersionFiles, slot: VersionFiles, chunk: Chunk) -> None:
         """Keep what changed in this chunk, if it is less than half of it. Raises SlotGone."""
         manifest = slot.manifest
         if older.manifest is None or manifest is None or chunk.index not in older.have:
@@ -441,7 +441,7 @@ class ChunkServer:
             self.encoded.steps.add(older.manifest.checksum, manifest.checksum, chunk.index, data)
 
 
-def are_alike(one: Slot, other: Slot) -> bool:
+def are_alike(one: VersionFiles, other: VersionFiles) -> bool:
     """Whether chunk i of one is at the same place as chunk i of the other."""
     return one.files == other.files and one.chunk_bytes == other.chunk_bytes
 
@@ -460,7 +460,7 @@ def _wait_s(request: dict[str, Any]) -> float:
     return min(LONGEST_WAIT_S, max(0.0, wanted)) if isinstance(wanted, int | float) else 0.0
 
 
-def _bits(slot: Slot) -> str:
+def _bits(slot: VersionFiles) -> str:
     """Bit i of the number in hexadecimal: chunk i is there. "all" for a whole version."""
     manifest = slot.manifest
     assert manifest is not None

@@ -88,7 +88,7 @@ class Transport(Protocol):
 class TcpTransport:
     """`relay` is this receiver's own ChunkServer, that others are told of; empty where it serves nobody.
 
-    It begins with a line of `lines`, where one to this address is there, and `close` gives it back, or ends it where
+    It takes a connection to this address from `pool`, if there is one, and `close` gives it back, or ends it where
     something is still on its way.
 
     `ahead` is what was asked for while the chunk before was on its way: the source goes on without waiting for us. It
@@ -106,12 +106,12 @@ class TcpTransport:
         abandoned: Callable[[], bool] = lambda: False,
         pace: Callable[[int], None] | None = None,
         encryption: Encryption | None = None,
-        lines: ConnectionPool | None = None,
+        pool: ConnectionPool | None = None,
     ) -> None:
-        """Lines of `lines` are not paced."""
+        """Connections of `pool` are not paced."""
         self._pace = pace
         self._encryption = encryption
-        self._lines = lines if pace is None else None
+        self._connections = pool if pace is None else None
         self._address = address
         self._token = token
         self._relay = relay
@@ -178,8 +178,8 @@ class TcpTransport:
         """One frame there, one back. A connection that has ended meanwhile is dialled once more."""
         if self.ahead is not None:
             self._end()  # the reply would be that of another request
-        if self._line is None and self._lines is not None:
-            self._line = self._lines.take(self._address)
+        if self._line is None and self._connections is not None:
+            self._line = self._connections.take(self._address)
             if self._line is not None:
                 self._line.abandoned, self._line.stall_s = self._abandoned, self._stall_s
         if self._line is not None:
@@ -197,25 +197,25 @@ class TcpTransport:
         )
         return self._ask(self._line, request)
 
-    def _ask(self, line: PeerConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, connection: PeerConnection, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            line.send_json({**request, "relay": self._relay})
+            connection.send_json({**request, "relay": self._relay})
         except BaseException:
             self._end()
             raise
-        return self._hear(line)
+        return self._hear(connection)
 
-    def _hear(self, line: PeerConnection) -> dict[str, Any]:
+    def _hear(self, connection: PeerConnection) -> dict[str, Any]:
         try:
-            return line.receive_json(limit=REPLY_LIMIT)
+            return connection.receive_json(limit=REPLY_LIMIT)
         except BaseException:
             self._end()
             raise
 
     def close(self) -> None:
-        if self._line is not None and self.ahead is None and self._lines is not None:
-            line, self._line = self._line, None
-            self._lines.keep(self._address, line)
+        if self._line is not None and self.ahead is None and self._connections is not None:
+            connection, self._line = self._line, None
+            self._connections.keep(self._address, connection)
         self._end()
 
     def _end(self) -> None:

@@ -57,7 +57,7 @@ class SlotGone(GyreError):
     code = "weights.slot_gone"
 
 
-class Slot:
+class VersionFiles:
     """The files of one version, mapped. `have` holds the chunks whose bytes are there and right."""
 
     def __init__(
@@ -179,8 +179,8 @@ class Arena:
         """`held` counts the version that is being written."""
         self.root = root
         self._held = held
-        self.versions: dict[int, Slot] = {}
-        self.staging: Slot | None = None
+        self.versions: dict[int, VersionFiles] = {}
+        self.staging: VersionFiles | None = None
         self._reserve = reserve or _take_space
         self._mapped: dict[int, memoryview] = {}
         """Of pages that wait for their next version, by inode: to map half a gigabyte takes as long as to copy it."""
@@ -197,18 +197,18 @@ class Arena:
 
     # -- looking -----------------------------------------------------------------------------------------
 
-    def find(self, checksum: str) -> Slot | None:
+    def find(self, checksum: str) -> VersionFiles | None:
         """The slot that has, or is getting, the bytes of this checksum."""
         for slot in reversed(self.slots()):
             if slot.manifest is not None and slot.manifest.checksum == checksum and not slot.revoked:
                 return slot
         return None
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[VersionFiles]:
         with self._lock:
             return [*self.versions.values(), *([self.staging] if self.staging is not None else [])]
 
-    def newest(self) -> Slot | None:
+    def newest(self) -> VersionFiles | None:
         with self._lock:
             return self.versions[max(self.versions)] if self.versions else None
 
@@ -218,7 +218,9 @@ class Arena:
 
     # -- staging -----------------------------------------------------------------------------------------
 
-    def stage(self, files: Sequence[FileSpec], *, keep: int | None, chunk_bytes: int = CHUNK_BYTES) -> Slot:
+    def stage(
+        self, files: Sequence[FileSpec], *, keep: int | None, chunk_bytes: int = CHUNK_BYTES
+    ) -> VersionFiles:
         """A slot for a version with these files, whose bytes are anything. Of the whole versions `keep` stays, and the
         newest as far as there is room. Raises ArenaFull; what was whole before is then still there, but for those that
         had to make room."""
@@ -232,11 +234,11 @@ class Arena:
             if spare.is_dir():
                 _reuse(spare, path, files)
             self._fill(path, files)
-            self.staging = Slot(path, files, chunk_bytes, self._mapped)
+            self.staging = VersionFiles(path, files, chunk_bytes, self._mapped)
             self._mapped = {}
             return self.staging
 
-    def stage_manifest(self, manifest: WeightManifest, *, keep: int | None) -> Slot:
+    def stage_manifest(self, manifest: WeightManifest, *, keep: int | None) -> VersionFiles:
         """A slot that is to become `manifest`; where a process that was killed, or this one, had begun to fetch the
         same bytes, it goes on from there."""
         with self._lock:
@@ -252,7 +254,7 @@ class Arena:
             slot.begin_journal(manifest)
             return slot
 
-    def commit(self, manifest: WeightManifest) -> Slot:
+    def commit(self, manifest: WeightManifest) -> VersionFiles:
         """The staged bytes are all there and right: they appear as version `manifest.version`."""
         with self._lock:
             slot = self.staging
@@ -277,7 +279,7 @@ class Arena:
             self.staging = None
             return slot
 
-    def adopt(self, source: Path, manifest: WeightManifest, *, keep: int | None) -> Slot | None:
+    def adopt(self, source: Path, manifest: WeightManifest, *, keep: int | None) -> VersionFiles | None:
         """Another arena's version on this machine as one of this arena's, by links, after its checksums were compared:
         nothing is copied. None where it cannot be linked or is no longer there. Raises WeightMismatch for other
         bytes."""
@@ -290,7 +292,7 @@ class Arena:
                     os.link(source / file.name, path / file.name)
                 if not (source / MANIFEST).exists():  # looked for after the links: see `_recycle`
                     raise FileNotFoundError(source)
-                slot = Slot(path, manifest.files, manifest.chunk_bytes)
+                slot = VersionFiles(path, manifest.files, manifest.chunk_bytes)
             except (OSError, ValueError):  # other file system, or gone, or about to go
                 shutil.rmtree(path, ignore_errors=True)
                 return None
@@ -308,7 +310,7 @@ class Arena:
                 self._drop(self.versions.pop(version))
             return slot
 
-    def check(self, version: int) -> Slot | None:
+    def check(self, version: int) -> VersionFiles | None:
         """The version, if its bytes are right; it is removed where they are not. A process that was killed left it."""
         with self._lock:
             slot = self.versions.get(version)
@@ -365,27 +367,27 @@ class Arena:
 
     # -- files ---------------------------------------------------------------------------------------------
 
-    def _left_behind(self) -> Slot | None:
+    def _left_behind(self) -> VersionFiles | None:
         path = self.root / STAGING
         try:
             manifest = WeightManifest.from_dict(json.loads((path / _INTENDED).read_text()))
-            slot = Slot(path, manifest.files, manifest.chunk_bytes)
+            slot = VersionFiles(path, manifest.files, manifest.chunk_bytes)
         except (OSError, ValueError, WeightMismatch):  # nothing, or nothing that can be gone on with
             return None
         slot.manifest = manifest
         return slot
 
-    def _open(self, path: Path) -> Slot:
+    def _open(self, path: Path) -> VersionFiles:
         manifest = read_manifest(path)
         try:
-            slot = Slot(path, manifest.files, manifest.chunk_bytes)
+            slot = VersionFiles(path, manifest.files, manifest.chunk_bytes)
         except (OSError, ValueError) as error:
             raise WeightMismatch(f"{path} cannot be read: {error}.") from error
         slot.manifest = manifest
         slot.have = set(range(len(manifest.digests)))
         return slot
 
-    def _recycle(self, slot: Slot, into: Path, files: Sequence[FileSpec]) -> None:
+    def _recycle(self, slot: VersionFiles, into: Path, files: Sequence[FileSpec]) -> None:
         """First it is unpublished, then looked at for links; `adopt` links first, then looks whether it is published:
         one of the two sees the other."""
         idle = slot.revoke()
@@ -402,12 +404,12 @@ class Arena:
         others = sorted(version for version in self.versions if version != keep)
         return others[: max(0, len(self.versions) - room)]
 
-    def _keep_mapped(self, slot: Slot) -> None:
+    def _keep_mapped(self, slot: VersionFiles) -> None:
         for file, view in zip(slot.files, slot.views, strict=True):
             with contextlib.suppress(FileNotFoundError):
                 self._mapped[(slot.path / file.name).stat().st_ino] = view
 
-    def _drop(self, slot: Slot) -> None:
+    def _drop(self, slot: VersionFiles) -> None:
         slot.revoke()
         slot.close()
         shutil.rmtree(slot.path, ignore_errors=True)
