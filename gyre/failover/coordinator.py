@@ -724,6 +724,10 @@ class FailoverCoordinator:
         """The rollout plane repairs itself; the journal keeps what happened."""
         return ()
 
+    def _told(self, draft: Draft, event: e.Reported | e.ReportRefused, now: float) -> Iterable[c.Command]:
+        """The journal keeps what was said."""
+        return ()
+
     def _vertex_stopped(self, draft: Draft, event: e.VertexStopped, now: float) -> Iterable[c.Command]:
         record = self._current(draft, event.vertex, event.incarnation)
         if record is None or record.phase is not VertexPhase.STOPPING:
@@ -909,6 +913,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.MasterHung: FailoverCoordinator._master_hung,
     e.RolloutsChanged: FailoverCoordinator._rollouts,
     e.ScaleAdvised: FailoverCoordinator._advised,
+    e.Reported: FailoverCoordinator._told,
+    e.ReportRefused: FailoverCoordinator._told,
     e.ScaleRequested: FailoverCoordinator._scale,
     e.PauseRequested: FailoverCoordinator._pause,
     e.ResumeRequested: FailoverCoordinator._resume,

@@ -10,8 +10,9 @@ incarnation: a report that comes twice, because a master died before acknowledgi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 class Event:
@@ -252,6 +253,28 @@ class ScaleAdvised(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Reported(Event):
+    """A vertex reported an event of a kind that this Gyre does not know: the user's own, or another version's."""
+
+    vertex: str
+    incarnation: int
+    kind: str
+    details: dict[str, Any] = field(default_factory=dict)
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRefused(Event):
+    """A vertex reported an event that cannot be what its `kind` says. `reason` is what is wrong with it."""
+
+    vertex: str
+    incarnation: int
+    kind: str
+    reason: str
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleRequested(Event):
     role: str
     count: int
@@ -312,6 +335,8 @@ _KINDS: dict[str, type[Event]] = {
         JobStalled,
         RolloutsChanged,
         ScaleAdvised,
+        Reported,
+        ReportRefused,
         ScaleRequested,
         PauseRequested,
         ResumeRequested,
@@ -335,14 +360,21 @@ REPORTED = (
     GroupSetAside,
     RolloutsChanged,
     ScaleAdvised,
+    Reported,
+    ReportRefused,
 )
 """The kinds that a vertex reports; each has `incarnation` and `report`. `RolloutsChanged` and `ScaleAdvised` are the
-rollout manager's, the others are the trainer's."""
+rollout manager's, `Reported` and `ReportRefused` any vertex's, the others are the trainer's."""
 
 
 def reporter_of(event: Event) -> str:
-    """The vertex that reports events of this kind."""
-    return event.vertex if isinstance(event, RolloutsChanged | ScaleAdvised) else "trainer-0"
+    """The vertex that reports this event."""
+    own = RolloutsChanged | ScaleAdvised | Reported | ReportRefused | MasterHung
+    return event.vertex if isinstance(event, own) else "trainer-0"
+
+
+def is_known(kind: str) -> bool:
+    return kind in _KINDS
 
 
 def kind_of(event: Event) -> str:
@@ -360,3 +392,36 @@ def event_from(kind: str, body: Mapping[str, Any]) -> Event:
         raise ValueError(f"event kind {kind!r} is not known to this Gyre")
     known = {item.name for item in fields(cls)}  # type: ignore[arg-type]
     return cls(**{key: value for key, value in body.items() if key in known})
+
+
+def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
+    """The event that a vertex reports, from plain data. Unlike `event_from`, which reads what a master wrote, it
+    believes nothing: raises ValueError with a sentence where no vertex reports this kind, or a field is missing or of
+    another type. Metrics that are no numbers are left out."""
+    cls = _KINDS.get(kind)
+    if cls is None or not issubclass(cls, (*REPORTED, MasterHung)) or cls in (Reported, ReportRefused):
+        raise ValueError(f"{kind} is no event that a vertex reports")
+    taken = dict(body)
+    types = get_type_hints(cls)
+    for item in fields(cls):  # type: ignore[arg-type]
+        if item.name not in taken:
+            if item.default is MISSING and item.default_factory is MISSING:
+                raise ValueError(f"{kind} lacks {item.name}")
+            continue
+        value, expected = taken[item.name], types[item.name]
+        if expected == dict[str, float] and isinstance(value, dict):
+            taken[item.name] = value = {name: number for name, number in value.items() if _is(number, float)}
+        if not _is(value, expected):
+            raise ValueError(f"{item.name} of {kind} is {value!r:.100}, not {item.type}")
+    return event_from(kind, taken)
+
+
+def _is(value: Any, expected: Any) -> bool:
+    """Whether plain data is of the type that an event's field is annotated with."""
+    if expected is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(expected, UnionType):
+        return any(_is(value, one) for one in get_args(expected))
+    return isinstance(value, get_origin(expected) or expected)

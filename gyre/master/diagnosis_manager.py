@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
@@ -25,10 +27,12 @@ from gyre.failover import (
     VertexPhase,
     diagnose,
 )
-from gyre.failover.events import JobStalled, VertexLost, event_from
+from gyre.failover.events import Event, JobStalled, ScaleAdvised, VertexLost
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
+from gyre.master.reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.scheduler import Scheduler
+from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.messages import Report
 
 _TRAINER = f"{TRAINER}-0"
@@ -135,16 +139,15 @@ class DiagnosisManager:
     async def _accuse(self, suspicion: Suspicion) -> None:
         address = Address(suspicion.vertex, suspicion.incarnation)
         evidence = {"error": suspicion.detail, "stack": await self._scheduler.stacks(address)}
-        await self._context.submit(
-            VertexLost(
-                suspicion.vertex,
-                suspicion.incarnation,
-                suspicion.cause,
-                evidence,
-                detected_after_s=round(suspicion.after_s, 3),
-            ),
-            actor="diagnosis",
+        await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
+
+    def _lost(
+        self, address: Address, cause: Cause, evidence: dict[str, Any], *, after_s: float | None = None
+    ) -> asyncio.Future[int]:
+        event = VertexLost(
+            address.vertex, address.incarnation, cause, plain_fields(evidence), detected_after_s=after_s
         )
+        return self._context.submit(event, actor="diagnosis")
 
     async def _watch(self, address: Address) -> None:
         failover = self._spec.failover
@@ -153,7 +156,7 @@ class DiagnosisManager:
         timeout_s = failover.silence_timeout_s * WATCH_PATIENCE + failover.report_interval_s
         while True:
             try:
-                report = await self._cluster.call(
+                answer = await self._cluster.call(
                     address,
                     "watch",
                     self._context.epoch,
@@ -162,23 +165,24 @@ class DiagnosisManager:
                     self._identity,
                     timeout_s=timeout_s,
                 )
+                report = read_report(answer)
             except ProcessDied as error:
-                await self._context.submit(
-                    VertexLost(
-                        address.vertex,
-                        address.incarnation,
-                        Cause.NODE_LOST if error.node_lost else Cause.DIED,
-                        {"error": error.detail, "last_report": self.telemetry.get(address.vertex, {})},
-                    ),
-                    actor="diagnosis",
+                last = plain_fields(self.telemetry.get(address.vertex, {}), limit=EVIDENCE_LIMIT)
+                await self._lost(
+                    address,
+                    Cause.NODE_LOST if error.node_lost else Cause.DIED,
+                    {"error": error.detail, "last_report": last},
                 )
                 return
             except NotAnswering:
                 # The diagnosis counts the silence; here the question is only asked again.
                 await asyncio.sleep(failover.report_interval_s)
                 continue
-            await self._look_for_room(report)
-            taken, newest = self._take_in(address, report, taken)
+            except Unreadable as error:
+                await self._lost(address, Cause.UNHEALTHY, {"error": str(error)})
+                return
+            self._observe(address, report)
+            taken, newest = await self._take_in(address, report, taken)
             writing = newest or writing
             if writing is not None:
                 # Acknowledged only once it is in the journal. While that cannot be written, the watch goes on:
@@ -187,16 +191,7 @@ class DiagnosisManager:
                 if writing.done():
                     acknowledged, writing = taken, None
 
-    async def _look_for_room(self, report: Report) -> None:
-        """An advice to scale is decided with what the cluster has, which the decision cannot see."""
-        for _, kind, body in report.outbox:
-            if kind == "ScaleAdvised" and body["role"] in self._spec.roles:
-                body["possible"] = await self._scheduler.room(body["role"], body["count"])
-
-    def _take_in(
-        self, address: Address, report: Report, taken: int
-    ) -> tuple[int, asyncio.Future[int] | None]:
-        """Submit what is new since report `taken`. Returns the newest report's number and its commit, if any."""
+    def _observe(self, address: Address, report: Report) -> None:
         now = self._monotonic()
         role = address.vertex.rpartition("-")[0]
         self._observations[address.vertex] = Observation(
@@ -215,21 +210,41 @@ class DiagnosisManager:
         }
         if report.unhealthy and (address.vertex, address.incarnation) not in self._condemned:
             self._condemned.add((address.vertex, address.incarnation))
-            evidence = {"error": "health() raised", "traceback": report.unhealthy}
-            self._context.submit(
-                VertexLost(address.vertex, address.incarnation, Cause.UNHEALTHY, evidence), actor="diagnosis"
-            )
+            self._lost(address, Cause.UNHEALTHY, {"error": "health() raised", "traceback": report.unhealthy})
+
+    async def _take_in(
+        self, address: Address, report: Report, taken: int
+    ) -> tuple[int, asyncio.Future[int] | None]:
+        """Submit what is new since report `taken`. Returns the newest report's number and its commit, if any."""
         writing = None
         for number, kind, body in report.outbox:
             if number <= taken:
                 continue
-            writing = self._context.submit(
-                event_from(kind, {**body, "report": number}),
-                actor=address.vertex,
-                event_id=f"{address.vertex}/{address.incarnation}/{number}",
-            )
+            event = event_of(address, number, kind, body)
+            if isinstance(event, ScaleAdvised):
+                event = await self._with_room(event)
+            writing = self._submit_report(address, number, event)
             taken = number
         return taken, writing
+
+    async def _with_room(self, advice: ScaleAdvised) -> ScaleAdvised:
+        """An advice to scale is decided with what the cluster has, which the decision cannot see."""
+        role = self._spec.roles.get(advice.role)
+        if role is None or role.elastic is None:
+            return advice  # it is not followed
+        wanted = min(advice.count, role.elastic.max)
+        return replace(advice, possible=await self._scheduler.room(advice.role, wanted))
+
+    def _submit_report(self, address: Address, number: int, event: Event) -> asyncio.Future[int]:
+        """What cannot be decided or journaled is refused, and changes nothing. Were it to end the master, the next one
+        would be told the same again."""
+        told = {"actor": address.vertex, "event_id": f"{address.vertex}/{address.incarnation}/{number}"}
+        try:
+            return self._context.submit(event, **told)
+        except Exception as error:  # whatever a decision runs into in what a vertex says
+            traceback.print_exception(error)
+            reason = f"{type(error).__name__}: {error}"
+            return self._context.submit(refused(address, number, type(event).__name__, reason), **told)
 
     @property
     def progress(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ queued; nothing outside sees that: views, commands and acknowledgements all wait
 Invariants:
 - *decided once*: one loop thread submits, so events have one order;
 - *nothing before its commit*: no command runs and no caller hears of an event that a crash could still lose;
+- *encoded first*: the state advances only by what the journal can hold; any other event raises where it is submitted,
+  and nothing of it stays;
 - *a full disk loses nothing*: entries that could not be written are kept and written again, in order, while the
   data plane goes on; a journal owned by a newer epoch ends this master at once.
 """
@@ -25,7 +27,7 @@ from gyre.failover import Decision, FailoverCoordinator, JobState, row_of, state
 from gyre.failover.commands import Command, command_body, command_from, command_kind
 from gyre.failover.events import Event, body_of, event_from, kind_of
 from gyre.store import Command as StoredCommand
-from gyre.store import Entry, GroupCommitWriter, Journal
+from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, encode_entry
 
 RETRY_S = 1.0
 """Between attempts to write a journal that could not be written: a full disk is emptied by people."""
@@ -41,7 +43,7 @@ class Issued:
 
 @dataclass(slots=True)
 class _Queued:
-    entry: Entry
+    entry: EncodedEntry
     state: JobState
     issued: list[Issued]
     told: list[asyncio.Future[int]]
@@ -155,7 +157,8 @@ class JobContext:
         self, event: Event, *, cause: str | None = None, actor: str = "master", event_id: str | None = None
     ) -> asyncio.Future[int]:
         """Decide an event. The future is done with its seq when it is in the journal; for one that is repeated, when
-        all before it is, which holds what it repeats."""
+        all before it is, which holds what it repeats. Raises StoreError, and changes nothing, where the journal cannot
+        hold the event or what came of it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
         if self.coordinator.is_repeated(self.state, event):
@@ -166,22 +169,24 @@ class JobContext:
             return done
         now = self._clock()
         decision = self.coordinator.decide(self.state, event, now)
-        if event_id is None:
-            self._counter += 1
-            event_id = f"e{self.epoch}.{self._counter}"
+        counter = self._counter + (event_id is None)
+        event_id = event_id or f"e{self.epoch}.{counter}"
         issued = [Issued(f"{event_id}/{n}", command) for n, command in enumerate(decision.commands)]
-        entry = entry_of(
-            decision,
-            event,
-            seq=self._next_seq,
-            event_id=event_id,
-            cause=cause,
-            at=now,
-            actor=actor,
-            issued=issued,
-            done=self._finished,
+        entry = encode_entry(
+            entry_of(
+                decision,
+                event,
+                seq=self._next_seq,
+                event_id=event_id,
+                cause=cause,
+                at=now,
+                actor=actor,
+                issued=issued,
+                done=self._finished,
+            )
         )
         self._finished = []
+        self._counter = counter
         self._next_seq += 1
         self.state = decision.state
         queued = _Queued(entry, decision.state, issued, [done])
@@ -201,7 +206,7 @@ class JobContext:
         loop = asyncio.get_running_loop()
         attempt = self._attempt
         try:
-            future = self._writer.submit(queued.entry)
+            future = self._writer.submit_encoded(queued.entry)
         except GyreError as error:
             self._failed(error, attempt)
             return

@@ -72,8 +72,10 @@ class _ViewCollector:
         waits = GaugeMetricFamily(
             "gyre_wait_ratio", "Share of recent time that a role waited for another", labels=["job", "who"]
         )
-        for who, share in (progress.get("waits") or {}).items():
-            waits.add_metric([name, who], float(share))
+        told = progress.get("waits")
+        for who, share in told.items() if isinstance(told, dict) else ():
+            if isinstance(share, int | float):  # a `fit()` of the user's own may call anything `waits`
+                waits.add_metric([name, who], float(share))
         yield waits
 
 

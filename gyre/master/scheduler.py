@@ -24,6 +24,7 @@ from gyre.graph import (
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.rollouts.weight_dirs import remove_left_by_job
+from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.messages import Binding, Failure
 
 PLACE_TIMEOUT_S = 60.0
@@ -232,9 +233,9 @@ class Scheduler:
             return VertexStartFailed(
                 address.vertex,
                 address.incarnation,
-                error=failure.error,
-                traceback=failure.traceback,
-                user_code=failure.user_code,
+                error=plain_text(failure.error),
+                traceback=plain_text(failure.traceback),
+                user_code=bool(failure.user_code),
             )
         return VertexStarted(address.vertex, address.incarnation, pid=spawned.pid, node=spawned.node)
 
@@ -319,7 +320,7 @@ class Scheduler:
     async def stacks(self, address: Address) -> str:
         """What the vertex is doing: by its own word, or from outside where it does not answer."""
         try:
-            return str(await self._cluster.call(address, "stacks", self._epoch(), timeout_s=1.0))
+            return plain_text(await self._cluster.call(address, "stacks", self._epoch(), timeout_s=1.0))
         except (ProcessDied, NotAnswering):
             pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
             return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)

@@ -11,7 +11,7 @@ modules that hold them: `engine` (transactions, errors), `tables`, `journal`, `w
 """
 
 from gyre.store.directory import JobFields, JobRow, Store, open_store
-from gyre.store.journal import Command, CommandRow, Entry, EventRow, Journal
+from gyre.store.journal import Command, CommandRow, EncodedEntry, Entry, EventRow, Journal, encode_entry
 from gyre.store.ledger import (
     CheckpointRow,
     DiscardRow,
@@ -31,6 +31,7 @@ __all__ = [
     "Command",
     "CommandRow",
     "DiscardRow",
+    "EncodedEntry",
     "Entry",
     "EventRow",
     "GroupCommitWriter",
@@ -47,5 +48,6 @@ __all__ = [
     "RolloutStore",
     "StepRow",
     "Store",
+    "encode_entry",
     "open_store",
 ]

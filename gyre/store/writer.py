@@ -46,12 +46,16 @@ class GroupCommitWriter:
         self._thread.start()
 
     def submit(self, entry: Entry, *, timeout_s: float = 5.0) -> Future[None]:
+        """`submit_encoded`, which raises at once what makes the entry unstorable."""
+        # In the submitter's thread: a bad body is the submitter's alone.
+        return self.submit_encoded(encode_entry(entry), timeout_s=timeout_s)
+
+    def submit_encoded(self, encoded: EncodedEntry, *, timeout_s: float = 5.0) -> Future[None]:
         """Queue one entry; the future is done when it is durable (`asyncio.wrap_future` awaits it).
 
-        Raises at once what makes the entry unstorable, the error of a failed commit until `resume()`, and
-        StoreError if the queue stays full for `timeout_s` (0: do not wait; a full queue is an answer).
+        Raises the error of a failed commit until `resume()`, and StoreError if the queue stays full for `timeout_s`
+        (0: do not wait; a full queue is an answer).
         """
-        encoded = encode_entry(entry)  # in the submitter's thread: a bad body is the submitter's alone
         future: Future[None] = Future()
         # Running from the start: what is queued cannot be withdrawn (a cancelled await would leave a hole).
         future.set_running_or_notify_cancel()

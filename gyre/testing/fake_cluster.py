@@ -13,7 +13,7 @@ It has no tasks and no timers of its own: whatever is due by the clock happens w
 event loops, and with them any number of masters.
 
 Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
-`fail_operator`, `no_room`; `at` plans any of them for later.
+`fail_operator`, `no_room`, `say`, `report`; `at` plans any of them for later.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class FakeProcess:
     ticks: int = 0
     moved_at: float = 0.0
     version: int | None = None
+    fields: Any = None
+    """What it reports of its progress; None where it says the usual."""
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     reported: int = 0
     told: list[str] = field(default_factory=list)
@@ -186,6 +188,19 @@ class FakeCluster:
     def fail_operator(self, vertex: str, *, user_code: bool, times: int = 1) -> None:
         """The next `times` calls of an operator in it raise; the trainer reports each."""
         self._failing_calls.setdefault(vertex, []).extend([user_code] * times)
+
+    def say(self, vertex: str, fields: Any) -> None:
+        """The living incarnation reports these fields of progress, as they are; a `VertexHost` makes them plain."""
+        if (process := self.living(vertex)) is not None:
+            process.fields = fields
+            self._wake()
+
+    def report(self, vertex: str, kind: Any, body: Any) -> None:
+        """The living incarnation reports an event, as it is."""
+        if (process := self.living(vertex)) is not None:
+            process.reported += 1
+            process.outbox.append((process.reported, kind, body))
+            self._wake()
 
     # -- what a test looks at -----------------------------------------------------------------------
 
@@ -430,10 +445,10 @@ class FakeCluster:
             if process.outbox or now >= answer_at - 1e-9:
                 break
             await self._wait(answer_at)
-        fit = self._fits.get(process.address)
+        usual = {"step": len(self.steps)} if process.address in self._fits else {}
         return Report(
             ticks=process.ticks,
-            fields={"step": len(self.steps)} if fit is not None else {},
+            fields=usual if process.fields is None else process.fields,
             busy="generate" if process.stalled else "",
             still_s=self.clock.monotonic() - process.moved_at,
             version=process.version,

@@ -27,6 +27,8 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from pydantic import BaseModel
 
+from gyre.workloads.plain_data import PLAIN_LIMIT, measured
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPERATOR_ATTRIBUTE = "__gyre_operator__"
@@ -75,22 +77,36 @@ class Progress:
 
     The diagnosis of a stuck vertex rests on `ticks`: a call in flight during which it does not move for the
     role's `stall_timeout_s` is an incident. Thread-safe.
+
+    Invariant *plain and bounded*: fields are plain data from the moment they are given, in the thread that gives
+    them; where they become too many, those whose names came first are forgotten.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ticks = 0
         self._fields: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
 
     def tick(self, **fields: Any) -> None:
-        with self._lock:
-            self._ticks += 1
-            self._fields.update(fields)
+        self._take(1, fields)
 
     def note(self, **fields: Any) -> None:
         """Fields for people to read, without a tick: no sign of work."""
+        self._take(0, fields)
+
+    def _take(self, ticks: int, fields: dict[str, Any]) -> None:
+        made = {name: measured(value) for name, value in fields.items()}
         with self._lock:
-            self._fields.update(fields)
+            self._ticks += ticks
+            for name, (value, size) in made.items():
+                self._size += size + len(name) - self._sizes.get(name, 0)
+                self._fields[name], self._sizes[name] = value, size + len(name)
+            while self._size > PLAIN_LIMIT and len(self._fields) > 1:
+                oldest = next(iter(self._fields))
+                del self._fields[oldest]
+                self._size -= self._sizes.pop(oldest)
 
     def read(self) -> tuple[int, dict[str, Any]]:
         with self._lock:
@@ -130,7 +146,8 @@ class WorkloadContext:
     job_ends: bool = False
     """Of `teardown`: nobody will come back for what this vertex leaves behind."""
     report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
-    """Tell the master of an event: the name of its class in `gyre.failover.events`, and its fields."""
+    """Tell the master of an event, for the journal: a kind of your own and what there is to say, which the journal
+    keeps as `Reported`; or the name of a class in `gyre.failover.events`, and its fields."""
 
 
 class BaseWorkload:
@@ -199,7 +216,8 @@ class BaseWorkload:
         """Take the state back that `checkpoint` wrote. Called after `setup` on a new incarnation."""
 
     def report_progress(self, **fields: Any) -> None:
-        """Say that work goes on. Call it inside operators that run longer than the role's stall timeout."""
+        """Say that work goes on. Call it inside operators that run longer than the role's stall timeout. The fields are
+        kept as plain data (`gyre.workloads.plain_data`): a tensor's number as a number, a NaN as "nan"."""
         self.context.progress.tick(**fields)
 
 

@@ -14,6 +14,7 @@ from gyre.errors import ConfigError, Fenced, GyreError, UserCodeError
 from gyre.workloads.base import BaseTrainer, WorkloadContext
 from gyre.workloads.gang.script import ScriptGang
 from gyre.workloads.handles import RoleHandle
+from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.messages import Binding, failure_of
 from gyre.workloads.vertex.transport import RayTransport, Transport
@@ -138,7 +139,7 @@ class TrainerRuntime:
         self._running.wait(timeout_s)
 
     def report(self, kind: str, **body: Any) -> None:
-        """An event for the journal; `kind` is the name of a class in `gyre.failover.events`."""
+        """An event for the journal; `kind` is the name of a class in `gyre.failover.events`, or one of your own."""
         self._report(kind, {"incarnation": self.term, **body})
 
     def _fit(self) -> None:
@@ -173,18 +174,4 @@ class TrainerRuntime:
                 user_code=failure.user_code,
             )
             return
-        body = result if isinstance(result, dict) else {"value": result}
-        self.report("TrainerFinished", result=_plain(body), stopped=self.should_stop)
-
-
-def _plain(value: Any) -> Any:
-    """What a journal can hold of a `fit()`'s result: data as it is, anything else as its text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else str(value)
-    return repr(value)[:1000]
+        self.report("TrainerFinished", result=plain_fields(result), stopped=self.should_stop)

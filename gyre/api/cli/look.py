@@ -9,7 +9,7 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
-from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line
+from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, waits_of
 from gyre.api.terminal.tables import Column
 
 if TYPE_CHECKING:
@@ -140,8 +140,7 @@ def _show_job(view: dict[str, Any]) -> None:
         if isinstance(value, int | float | str) and not isinstance(value, bool)
     }
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
-    waits = view["progress"].get("waits")
-    if isinstance(waits, dict) and waits:
+    if waits := waits_of(view["progress"]):
         rows.append(("of the time", ", ".join(f"{who} {share:.0%}" for who, share in waits.items())))
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:

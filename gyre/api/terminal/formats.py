@@ -58,6 +58,13 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def waits_of(progress: Mapping[str, Any]) -> dict[str, float]:
+    """The share of recent time by who waited for whom; nothing where a `fit()` calls something else `waits`."""
+    waits = progress.get("waits")
+    shares = waits.items() if isinstance(waits, dict) else ()
+    return {who: share for who, share in shares if isinstance(share, int | float)}
+
+
 def one_line(text: object) -> str:
     """The text with every run of white space as one space."""
     return " ".join(str(text).split())

@@ -10,8 +10,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from gyre.api.terminal.formats import waits_of
+
 PACE_STEPS = 20
 """The last steps that the estimate is drawn from: enough to even out one recovery, few enough to follow a change."""
+
+NUMBERS = ("step", "steps", "step_s", "reward", "accuracy", "tokens_per_s", "version", "checkpoint_step")
+"""What a trainer reports as numbers."""
 
 WORKING = ("running", "recovering")
 """Phases in which steps are made, so that an end can be estimated."""
@@ -22,7 +27,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.progress: dict[str, Any] = {}
-        """The trainer's last report that was not empty."""
+        """The trainer's last report that was not empty; what is a number by rule is one, or is not there."""
         self.rewards: list[float] = []
         """The reward of every step that was seen."""
         self._phase = ""
@@ -32,7 +37,7 @@ class RunHistory:
         self._phase = str(view["job"]["phase"])
         if not view["progress"]:
             return
-        self.progress = dict(view["progress"])
+        self.progress = _usual(view["progress"])
         step = self.progress.get("step") or 0
         if step <= (self._ends[-1][0] if self._ends else 0):
             return
@@ -59,3 +64,14 @@ class RunHistory:
             return None
         step, ended = self._ends[-1]
         return max(max(steps - step, 0) * seconds - min(now - ended, seconds), 0.0)
+
+
+def _usual(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The report without what is not of its usual form: a NaN comes as a text, and a user's `fit()` may call anything
+    `version`."""
+    found = {
+        key: value
+        for key, value in progress.items()
+        if key not in NUMBERS or isinstance(value, int | float)
+    }
+    return {**found, "waits": waits_of(progress)}

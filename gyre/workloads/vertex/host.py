@@ -35,6 +35,7 @@ from typing import Any
 from gyre.errors import Fenced
 from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
+from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
 from gyre.workloads.vertex.messages import Binding, Failure, Report, Standing, failure_of, thread_stacks
 
@@ -124,16 +125,23 @@ class VertexHost:
         if ticks != self._last_ticks:
             self._last_ticks, self._moved_at = ticks, now
         self._ask_health(now)
-        version = getattr(self._workload, "version", None)
         return Report(
             ticks=ticks,
             fields=fields,
             busy=self._busy or (self._runtime.busy if self._runtime is not None else ""),
             still_s=now - self._moved_at,
-            version=version if isinstance(version, int) else None,
+            version=self._version(),
             unhealthy=self._unhealthy,
             outbox=outbox,
         )
+
+    def _version(self) -> int | None:
+        """A property of the user's may return anything, and raise: then there is nothing to show."""
+        try:
+            version = plain(getattr(self._workload, "version", None))
+        except Exception:
+            return None
+        return version if isinstance(version, int) else None
 
     def _ask_health(self, now: float) -> None:
         """Between calls only, for the workload's methods run one at a time; and not at every report."""
@@ -336,7 +344,8 @@ class VertexHost:
     # -- inside -------------------------------------------------------------------------------------
 
     def report(self, kind: str, body: dict[str, Any]) -> None:
-        """Tell the master something, when it next asks. Thread-safe."""
+        """Tell the master something, when it next asks. What is told is made plain data. Thread-safe."""
+        kind, body = plain_text(kind), plain_fields(body)
         with self._condition:
             if len(self._outbox) >= OUTBOX_LIMIT:
                 raise RuntimeError(f"{OUTBOX_LIMIT} reports wait for a master: it has been away too long")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.errors import ConfigError, UserCodeError
+from gyre.workloads.plain_data import plain_text
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -51,8 +52,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
     message = f"{type(error).__name__}: {_text_of(error)}"
     sign = message.lower()
     return Failure(
-        error=message,
-        traceback=text,
+        error=plain_text(message),
+        traceback=plain_text(text),
         user_code=theirs,
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),

@@ -20,6 +20,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.graph.model import Dispatch
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
+from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring
 from gyre.workloads.trainer.firings.result_checks import SCORE, problem_with_groups
@@ -155,6 +156,6 @@ class Evaluations:
             self._report("EvaluationLeftOut", version=version, reason=reason[:REASON_LENGTH])
 
     def _add(self, value: dict[str, Any]) -> None:
-        row = {"version": value["version"], "accuracy": value["accuracy"], "count": value["count"]}
+        row = plain({"version": value["version"], "accuracy": value["accuracy"], "count": value["count"]})
         if self._log.add(row):
             self._report("Evaluated", **row)

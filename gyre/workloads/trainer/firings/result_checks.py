@@ -6,11 +6,11 @@ know of vertices or calls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gyre.rollouts.samples import Group
+from gyre.workloads.plain_data import plain
 
 SCORE = "reward.score"
 """The operator that gives samples their rewards."""
@@ -47,8 +47,10 @@ def problem_with_versions(value: Sequence[Group], oldest: int) -> str | None:
 
 
 def problem_with_evaluation(value: Any) -> str | None:
+    """Numbers may be numpy's or torch's: `plain` makes Python's of them."""
     if isinstance(value, dict) and {"version", "accuracy", "count"} <= value.keys():
-        accuracy = value["accuracy"]
-        if isinstance(accuracy, int | float) and math.isfinite(accuracy):
+        row = plain({key: value[key] for key in ("version", "accuracy", "count")})
+        whole = isinstance(row["version"], int) and isinstance(row["count"], int)
+        if whole and isinstance(row["accuracy"], int | float):  # a NaN is a text by now
             return None
     return f'it returned {value!r:.200}, expected {{"version": …, "accuracy": a number, "count": …}}'

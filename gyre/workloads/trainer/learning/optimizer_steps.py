@@ -7,13 +7,13 @@ This module must not know how a step was assembled.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Gang
+from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 
@@ -63,8 +63,8 @@ class OptimizerSteps:
         reported = {
             **{
                 key: value
-                for key, value in (metrics | self._auxiliary_metrics).items()
-                if isinstance(value, int | float) and math.isfinite(value)
+                for key, value in plain(metrics | self._auxiliary_metrics).items()
+                if isinstance(value, int | float)  # a NaN is a text by now, and no metric
             },
             "tokens": tokens,
             "seconds": seconds,

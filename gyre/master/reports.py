@@ -1,0 +1,84 @@
+"""What vertices say, checked before the master believes it.
+
+A vertex makes what it says plain data itself. The master does not rest on that: a vertex runs its user's code, and
+may have been started by another version of Gyre.
+
+Invariants:
+- *every report is an event*: of its kind where that is known, `Reported` where it is not, `ReportRefused` with the
+  reason where it is not what its kind says; so each is told once, and none stops the master;
+- *in its own name*: a vertex reports as itself, for its own incarnation.
+
+This module must not know how reports arrive, or what follows from them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gyre.failover.events import Event, Reported, ReportRefused, is_known, reported_from, reporter_of
+from gyre.master.cluster import Address
+from gyre.workloads.plain_data import PLAIN_LIMIT, plain, plain_fields, plain_text
+from gyre.workloads.vertex.messages import Report
+
+LIMIT = PLAIN_LIMIT + 2**12
+"""Above the vertex's own limit: what a vertex has cut, with its notes of what is left out, is not cut again."""
+
+EVIDENCE_LIMIT = 2**14
+"""Characters of a vertex's last words that an incident keeps: the state holds up to 200 incidents."""
+
+KIND_LIMIT = 200
+
+
+class Unreadable(Exception):
+    """A vertex's answer is no report at all. The message says what is wrong with it."""
+
+
+def read_report(answer: Any) -> Report:
+    """The answer of a watch call, with plain data in every field; kinds and bodies of its outbox are `event_of`'s to
+    read. Raises Unreadable."""
+    try:
+        still_s = float(answer.still_s)
+        if not math.isfinite(still_s):
+            raise ValueError(f"still_s is {still_s}")
+        version = plain(answer.version)
+        return Report(
+            ticks=int(answer.ticks),
+            fields=plain_fields(answer.fields, limit=LIMIT),
+            busy=plain_text(answer.busy, limit=KIND_LIMIT),
+            still_s=still_s,
+            version=version if isinstance(version, int) else None,
+            unhealthy=plain_text(answer.unhealthy),
+            outbox=[(int(number), kind, body) for number, kind, body in answer.outbox],
+        )
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise Unreadable(f"its report cannot be read: {type(error).__name__}: {error}") from error
+
+
+def event_of(address: Address, number: int, kind: Any, body: Any) -> Event:
+    """The event that a vertex's report number `number` is."""
+    name = plain_text(kind, limit=KIND_LIMIT)
+    if not isinstance(kind, str) or not isinstance(body, dict):
+        return refused(address, number, name, f"it is a {type(kind).__name__} with a {type(body).__name__}")
+    told = plain_fields(body, limit=LIMIT)
+    if not is_known(name):
+        return Reported(address.vertex, address.incarnation, name, told, report=number)
+    try:
+        event = reported_from(name, {**told, "report": number})
+    except ValueError as error:
+        return refused(address, number, name, str(error))
+    teller = reporter_of(event)
+    if teller != address.vertex:
+        return refused(address, number, name, f"{teller} reports it")
+    incarnation = getattr(event, "incarnation", address.incarnation)
+    if incarnation != address.incarnation:
+        return refused(address, number, name, f"it is of incarnation {incarnation}")
+    return event
+
+
+def refused(address: Address, number: int, kind: Any, reason: str) -> ReportRefused:
+    """The event that stands for a report that cannot be taken."""
+    name = plain_text(kind, limit=KIND_LIMIT)
+    return ReportRefused(
+        address.vertex, address.incarnation, name, plain_text(reason, limit=2000), report=number
+    )
