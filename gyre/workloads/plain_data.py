@@ -95,7 +95,7 @@ class _Maker:
         kind = type(value)
         if value is None or issubclass(kind, bool | int | float | str):
             made = self._scalar(value, kind)
-            self.left -= len(made) + 3 if isinstance(made, str) else 8
+            self.left -= len(made) + 4 if isinstance(made, str) else 8
             return made
         try:
             if depth < DEPTH_LIMIT:

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from gyre.testing.in_process import EPOCH, InProcessHost, InProcessTransport, InProcessVertex, Moments
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.handles import RoleHandle
@@ -39,6 +42,32 @@ def binding(name: str = "Echo", *, module: str = HERE, vertex: str = "echo-0", *
         **changes,
     }
     return Binding(**fields)
+
+
+class Odd(BaseWorkload):
+    """What it says of itself is not JSON, and its version is numpy's; later there is none."""
+
+    def setup(self) -> None:
+        self.steps = np.int64(7)
+
+    @property
+    def version(self) -> Any:
+        if self.steps is None:
+            raise RuntimeError("no model any more")
+        return self.steps
+
+    def health(self) -> dict[str, Any]:
+        return {"loss": math.nan, "lock": threading.Lock()}
+
+    def work(self) -> None:
+        self.report_progress(loss=np.float32(0.5), gradient=torch.tensor([1.0, math.inf]))
+        self.context.report("Mine", {"reward": torch.tensor(0.25), "best": (math.nan,)})
+
+    def forget(self) -> None:
+        self.steps = None
+
+    def shout(self) -> None:
+        raise ValueError("\udc80" + "x" * 10**6)
 
 
 class Echo(BaseWorkload):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -343,6 +344,35 @@ def test_too_many_reports_for_nobody_are_an_error_not_a_leak(host, monkeypatch):
     host.report("StepCompleted", {})
     with pytest.raises(RuntimeError, match="away too long"):
         host.report("StepCompleted", {})
+
+
+def test_what_is_not_json_becomes_plain_data_in_the_vertex():
+    made = VertexHost("odd-0", 1, 5)
+    assert made.bind(5, binding("Odd", vertex="odd-0"))[0] == "ok"
+    assert made.call(1, "work") == ("ok", None)
+    made.watch(5, 0, 0.0)
+    report = made.watch(5, 0, 0.0)
+    assert report.fields["loss"] == 0.5
+    assert report.fields["gradient"] == [1.0, "inf"]
+    assert report.fields["health"]["loss"] == "nan"
+    assert report.outbox == [(1, "Mine", {"reward": 0.25, "best": ["nan"]})]
+    assert (report.version, type(report.version)) == (7, int)
+    json.dumps([report.fields, report.outbox], allow_nan=False)
+
+
+def test_a_version_that_raises_is_none_and_the_watch_goes_on():
+    made = VertexHost("odd-0", 1, 5)
+    made.bind(5, binding("Odd", vertex="odd-0"))
+    made.call(1, "forget")
+    assert made.watch(5, 0, 0.0).version is None
+
+
+def test_the_text_of_an_exception_is_bounded_and_any_client_can_take_it():
+    made = VertexHost("odd-0", 1, 5)
+    made.bind(5, binding("Odd", vertex="odd-0"))
+    failure = made.call(1, "shout")[1]
+    assert failure.error.startswith("ValueError: \\udc80xxx")
+    assert len(failure.error) + len(failure.traceback) <= 2 * 2**16
 
 
 def test_a_host_keeps_its_rendezvous(host):
