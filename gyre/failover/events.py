@@ -403,7 +403,7 @@ def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
         raise ValueError(f"{kind} is no event that a vertex reports")
     taken = dict(body)
     types = get_type_hints(cls)
-    for item in fields(cls):  # type: ignore[arg-type]
+    for item in fields(cls):
         if item.name not in taken:
             if item.default is MISSING and item.default_factory is MISSING:
                 raise ValueError(f"{kind} lacks {item.name}")

@@ -112,7 +112,7 @@ class _Maker:
     def _scalar(self, value: Any, kind: type) -> bool | int | float | str | None:
         """Of exact types: numpy's float64 is a float, and is not what comes back from JSON."""
         if value is None or kind is bool:
-            return value
+            return value  # type: ignore[no-any-return]
         if issubclass(kind, str):
             return plain_text(value, limit=min(TEXT_LIMIT, max(self.left, _SHORT)))
         if issubclass(kind, int):

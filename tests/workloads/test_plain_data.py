@@ -140,7 +140,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "a long text": lambda: "x" * (10 * TEXT_LIMIT),
     "a long key": lambda: {"k" * 10**6: 1},
     "a long list": lambda: list(range(10**6)),
-    "a large dict": lambda: {number: "x" * 100 for number in range(10**5)},
+    "a large dict": lambda: dict.fromkeys(range(10**5), "x" * 100),
     "many long texts": lambda: [["y" * TEXT_LIMIT] * 100] * 100,
     "a number of ten thousand digits": lambda: 10**10_000,
     "a lock": threading.Lock,

@@ -70,8 +70,6 @@ def _usual(progress: Mapping[str, Any]) -> dict[str, Any]:
     """The report without what is not of its usual form: a NaN comes as a text, and a user's `fit()` may call anything
     `version`."""
     found = {
-        key: value
-        for key, value in progress.items()
-        if key not in NUMBERS or isinstance(value, int | float)
+        key: value for key, value in progress.items() if key not in NUMBERS or isinstance(value, int | float)
     }
     return {**found, "waits": waits_of(progress)}

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.trainer.firings.result_checks import (
@@ -86,7 +87,10 @@ def test_no_token_is_older_than_permitted(versions, oldest, permitted):
     [
         ({"version": 1, "accuracy": 0.5, "count": 3}, True),
         ({"version": 1, "accuracy": 1, "count": 3, "more": "is fine"}, True),
+        ({"version": np.int64(1), "accuracy": torch.tensor(0.5), "count": np.int32(3)}, True),
         ({"version": 1, "accuracy": float("nan"), "count": 3}, False),
+        ({"version": 1, "accuracy": np.float32("nan"), "count": 3}, False),
+        ({"version": 1, "accuracy": 0.5, "count": 2.5}, False),
         ({"version": 1, "accuracy": "high", "count": 3}, False),
         ({"accuracy": 0.5}, False),
         (0.5, False),
