@@ -47,6 +47,7 @@ _SHORT = 1000
 """Characters of a key, or of an object's repr."""
 
 _INT_LIMIT = 2**63
+_SCALARS = (bool, int, float, str)
 _LEFT_OUT = "…"
 
 _repr = reprlib.Repr()
@@ -93,7 +94,10 @@ class _Maker:
     def make(self, value: Any, depth: int) -> Any:
         # By `type`: what an object says of its class is code of its own.
         kind = type(value)
-        if value is None or issubclass(kind, bool | int | float | str):
+        if kind is str and len(value) <= _SHORT and value.isascii():  # what most of it is, and fast
+            self.left -= len(value) + 4
+            return value
+        if value is None or issubclass(kind, _SCALARS):
             made = self._scalar(value, kind)
             self.left -= len(made) + 4 if isinstance(made, str) else 8
             return made
@@ -101,7 +105,7 @@ class _Maker:
             if depth < DEPTH_LIMIT:
                 if issubclass(kind, Mapping):
                     return self._dict(value, depth)
-                if issubclass(kind, list | tuple):
+                if issubclass(kind, (list, tuple)):
                     return self._list(value, depth)
                 if hasattr(value, "tolist") and hasattr(value, "shape"):
                     return self._array(value, depth)
@@ -128,11 +132,17 @@ class _Maker:
             if self.left <= 0:
                 found[_LEFT_OUT] = f"{count - done} of {count} entries are left out"
                 break
-            name = key if issubclass(type(key), str) else str(_Maker(_SHORT).make(key, DEPTH_LIMIT))
-            name = plain_text(name, limit=_SHORT)
+            name = self._name(key)
             self.left -= len(name) + 4
             found[name] = self.make(inner, depth + 1)
         return found
+
+    @staticmethod
+    def _name(key: Any) -> str:
+        if type(key) is str and len(key) <= _SHORT and key.isascii():
+            return key
+        name = key if issubclass(type(key), str) else str(_Maker(_SHORT).make(key, DEPTH_LIMIT))
+        return plain_text(name, limit=_SHORT)
 
     def _list(self, value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
         found: list[Any] = []
