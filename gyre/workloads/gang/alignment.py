@@ -1,13 +1,13 @@
-"""Before a gang is used: what was sent to its ranks before has ended on all of them, and it was the same on each.
+"""The alignment of a gang before it is used: its ranks have begun and ended the same calls.
 
-A trainer that dies between the submits of one gang call leaves a rank in a collective that the others never enter, and
-so does a call that reached one rank and was lost on its way to another. The rank itself cannot know, and its collective
-library ends the wait after many minutes. Here the ranks are compared: one that has nothing left to do, and was not
-given the call that another is inside of, will never come.
+A trainer that dies between the submits of one gang call leaves a rank in a collective that the others never enter. So
+does a call that reached one rank and was lost on its way to another. The rank itself cannot know, and its collective
+library ends the wait after many minutes. Here the ranks are compared: a rank that has ended all its calls, and was not
+given the call that another rank is inside, will never join it.
 
-Invariant *in step*: a gang that was mustered has begun and ended the same calls on every rank, so its next collective
-is the same one for all. Any other gang is lost, and the rank that is ahead is blamed, for the master to replace all of
-them: what a collective that was broken off leaves behind in Gloo or NCCL is no base for the next one.
+Invariant *in step*: a gang that was aligned has begun and ended the same calls on every rank, so its next collective is
+the same one for all. Any other gang is lost. The rank that is ahead is blamed, so that the master replaces all of them:
+a collective that was broken off leaves Gloo or NCCL in a state that the next one cannot build on.
 
 This module must not know what the calls do.
 """
@@ -24,10 +24,11 @@ from gyre.workloads.gang.gang import PEERS_S, Gang, GangLost, Outcome, outcome_o
 from gyre.workloads.vertex.messages import Failure, Standing
 
 LOOK_S = 0.25
-"""Between two looks at ranks that are not through with what they were sent. What is found in two of them is so."""
+"""Time between two looks at ranks that have not ended their calls. A stray call counts when two looks in a row find
+it."""
 
 ANSWER_S = 5.0
-"""How long a rank may take to say where it stands. One that is stopped never does; the master finds that out."""
+"""Deadline for a rank to say which call it is in. A process that is stopped never does; the master finds that out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class StrayCall:
     ahead: int
     behind: int
     standing: Standing
-    """Of the rank ahead."""
+    """The position of the rank ahead."""
     failed: bool = False
-    """The one behind was given it, and left it by an exception."""
+    """Whether the rank behind was given the call, and left it by an exception."""
 
 
-def muster(gang: Gang, *, timeout_s: float) -> None:
+def align(gang: Gang, *, timeout_s: float) -> None:
     """Returns when the gang is in step. Raises GangLost where it is not, where a rank dies, or takes longer than
     `timeout_s` for what it was sent before; and Fenced."""
     if gang.size == 1:
@@ -72,8 +73,8 @@ def muster(gang: Gang, *, timeout_s: float) -> None:
 
 
 def find_stray(settled: Mapping[int, Standing], inside: Mapping[int, Standing]) -> StrayCall | None:
-    """By rank: `settled` are through with all that they were sent, `inside` are in a call. A rank may be behind with
-    what it was given, so only one that is through tells what it was not given."""
+    """Both arguments are by rank: the ranks in `settled` have ended all their calls, those in `inside` are in one. A
+    rank may have calls that it has not begun, so only a settled one shows which calls it was not given."""
     for rank, standing in inside.items():
         for other, last in settled.items():
             if last.call < standing.call:
@@ -90,12 +91,13 @@ def find_stray(settled: Mapping[int, Standing], inside: Mapping[int, Standing]) 
 
 
 def _is_over(stray: StrayCall, seen_at: float) -> bool:
-    """A peer of one that failed may be about to come out with the same failure."""
+    """Whether the ranks have had time to leave a failed call: a peer may be about to fail in the same way."""
     return not stray.failed or time.monotonic() - seen_at >= PEERS_S
 
 
 def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, Standing]:
-    """Where those stand that are through. Raises GangLost as soon as one is lost: the others may wait for it."""
+    """The positions of the ranks that have ended all their calls. Raises GangLost as soon as one rank is lost, since
+    the others may wait for it."""
     found = {}
     for rank, future in enumerate(futures):
         if not future.done():
@@ -104,20 +106,20 @@ def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, Standi
         if isinstance(outcome, VertexLost):
             gang.membership.doubt(*gang.members[rank])
             raise GangLost
-        status, told = outcome
+        status, value = outcome
         if status == "error":
-            if told.fenced:
-                raise Fenced(told.error)
-            raise GangLost((gang.members[rank], f"{gang.role}.settle", told))
-        found[rank] = told
+            if value.fenced:
+                raise Fenced(value.error)
+            raise GangLost((gang.members[rank], f"{gang.role}.settle", value))
+        found[rank] = value
     return found
 
 
 def _inside(gang: Gang, ranks: Iterable[int]) -> dict[int, Standing]:
-    """Those of the ranks that are in a call, by their own word. One that dies meanwhile is heard of by `settle`."""
-    asked = {rank: gang.transport.standing(*gang.members[rank]) for rank in ranks}
-    wait(asked.values(), ANSWER_S)
-    outcomes = {rank: outcome_of(future) for rank, future in asked.items() if future.done()}
+    """The positions of those ranks that say that they are in a call. A rank that dies meanwhile fails its `settle`."""
+    answers = {rank: gang.transport.standing(*gang.members[rank]) for rank in ranks}
+    wait(answers.values(), ANSWER_S)
+    outcomes = {rank: outcome_of(future) for rank, future in answers.items() if future.done()}
     return {
         rank: got[1]
         for rank, got in outcomes.items()

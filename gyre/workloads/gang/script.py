@@ -1,12 +1,11 @@
 """A gang as a script's `fit()` calls it: every rank at once, and again as a whole on the gang that replaces it.
 
 Invariants:
-- *in step*: before this trainer's first call to a gang, and after a call that failed, the ranks are mustered
-  (`gyre.workloads.gang.alignment`). A call that an earlier trainer, or this one, could not send to all of them is
-  found, the
-  master is told and replaces the gang, and the script's call waits for the next one;
+- *in step*: before this trainer's first call to a gang, and after a call that failed, the ranks are aligned
+  (`gyre.workloads.gang.alignment`). Where an earlier trainer, or this one, could not send a call to all of them, the
+  master hears of it and replaces the gang, and the script's call waits for the next one;
 - *one order*: calls that are made at the same time reach every rank in the same order;
-- *a call is repeated whole*: where a rank dies, all ranks of the next gang are called.
+- *a call is repeated as a whole*: where a rank dies, all ranks of the next gang are called.
 
 This module must not know what the calls do, or how a script words them.
 """
@@ -21,17 +20,18 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gyre.errors import Unreachable
-from gyre.workloads.gang.alignment import muster
+from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome, operator_failed
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.transport import Transport
 
 Arguments = Sequence[tuple[Any, ...]]
-"""Of each rank."""
+"""The positional arguments of each rank."""
 
 
 class ScriptGang:
-    """`numbers` are drawn for gangs, growing; `report` tells the journal of an event; `waiting` is as in `Gang`."""
+    """`numbers` gives each gang a number greater than the last; `report` sends an event to the journal; `waiting` is as
+    in `Gang`."""
 
     def __init__(
         self,
@@ -51,13 +51,14 @@ class ScriptGang:
         self._waiting = waiting
         self._lock = threading.Lock()
         self._gang: Gang | None = None
-        """In step, as far as is known."""
+        """The gang that is in step, as far as is known; None before the next alignment."""
 
     def call(
         self, method: str, arguments: Callable[[int], Arguments], kwargs: Mapping[str, Any], deadline: float
     ) -> list[Any]:
-        """Results in rank order. `arguments(size)` are those of each rank; `deadline` is of the monotonic clock. Raises
-        GangLost, with whom to blame, where a rank raised; Unreachable past the deadline; and Fenced."""
+        """Results in rank order. `arguments(size)` returns those of each rank; `deadline` is of the monotonic clock.
+        Raises GangLost, with the rank that is to blame, where a rank raised; Unreachable past the deadline; and
+        Fenced."""
         while True:
             gang, futures = self._send(method, arguments, kwargs, deadline)
             try:
@@ -77,7 +78,7 @@ class ScriptGang:
         try:
             gang = self._gang
             if gang is None or not gang.is_current():
-                gang = self._gang = self._mustered(deadline)
+                gang = self._gang = self._aligned_gang(deadline)
             try:
                 return gang, gang.submit(method, arguments(gang.size), **kwargs)
             except BaseException:
@@ -86,16 +87,16 @@ class ScriptGang:
         finally:
             self._lock.release()
 
-    def _mustered(self, deadline: float) -> Gang:
+    def _aligned_gang(self, deadline: float) -> Gang:
         self._gang = None
         while True:
             members = self._membership.wait_for(self._role, None, deadline)
             if members is None or time.monotonic() >= deadline:
-                raise self._late("it did not become whole")
+                raise self._late("its ranks did not all start")
             number = next(self._numbers)
             gang = Gang(number, self._role, tuple(members), self._membership, self._transport, self._waiting)
             try:
-                muster(gang, timeout_s=deadline - time.monotonic())
+                align(gang, timeout_s=deadline - time.monotonic())
                 return gang
             except GangLost as lost:
                 if lost.blamed is None:
@@ -104,8 +105,8 @@ class ScriptGang:
                 self._membership.doubt(*lost.blamed[0])  # until the master has replaced it, and its peers
 
     def _distrust(self, gang: Gang) -> None:
-        """Without the lock, which somebody may hold for as long as a gang takes to come up. If a new one is forgotten
-        with it, it is mustered once more."""
+        """Have the gang aligned again before the next call. This takes no lock, since a thread may hold it for as long
+        as a gang takes to start. At worst a new gang is aligned once more than it needs."""
         if self._gang is gang:
             self._gang = None
 

@@ -1,11 +1,13 @@
-"""Calls to every rank of a gang, each with its share of the groups, whose answers are put together: a critic's values.
+"""Calls that are spread over a gang: every rank gets a share of the groups, and the results are put together again.
+
+A critic computes values in this way.
 
 Invariants:
-- *one gang's*: a call belongs to the gang that it was sent to; when that is dropped nobody waits for it any more, and
-  its firings are free to be sent to the next;
-- *whole*: groups come back when every rank has answered, all of them, in the order in which they were given.
+- *one gang's*: a call belongs to the gang that it was sent to; when that gang is lost nobody waits for the call any
+  more, and its firings may be sent to the next gang;
+- *complete*: the groups are returned when every rank has returned its share, in the order in which they were given.
 
-This module must not know what is called, or what comes of it.
+This module must not know what is called, or what becomes of the result.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
 
 CALLS_PER_GANG = 2
-"""One in work, one waiting, so that the ranks never idle for a round trip."""
+"""Calls that a gang has at a time: one in work, one waiting, so that the ranks never idle for a round trip."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +61,8 @@ class SpreadCalls:
         *,
         step: int,
     ) -> None:
-        """`shares` are the ranks' groups, together those of `ids`. Some may be empty: their ranks are called all the
-        same, for they may be peers of the others in what the call does."""
+        """`shares` are the ranks' groups, together those of `ids`. A rank with an empty share is called too, since the
+        others may be its peers in a collective."""
         call = SpreadCall(method, list(firings), list(ids), gang, [None] * gang.size)
         self._calls.append(call)
         per_rank = [(share,) for share in shares]
@@ -73,12 +75,12 @@ class SpreadCalls:
         self._on_result(call, rank, outcome_of(done))
 
     def is_current(self, call: SpreadCall) -> bool:
-        """Whether anybody waits for it."""
+        """Whether the call is still waited for, rather than one to a gang that was lost."""
         return call in self._calls
 
     def results_of(self, call: SpreadCall) -> Any:
-        """What the ranks returned, put together: the groups in the order of `ids`, as far as they are groups; None
-        while some have not answered. Raises as `Gang.settle`."""
+        """The groups that the ranks returned, in the order of `ids`; None while some ranks have not returned. Where a
+        rank returned no list, what all of them returned. Raises like `Gang.settle`."""
         if any(got is None for got in call.outcomes):
             if call.failed_at is None and any(is_failure(got) for got in call.outcomes):
                 call.failed_at = time.monotonic()
@@ -86,7 +88,7 @@ class SpreadCalls:
         values = call.gang.settle(call.method, call.outcomes)
         self._calls.remove(call)
         if not all(isinstance(value, list) for value in values):
-            return values  # whoever takes it says what is wrong with it
+            return values  # the caller says what is wrong with it
         order = {group_id: at for at, group_id in enumerate(call.ids)}
 
         def place(group: Any) -> int:
@@ -95,13 +97,13 @@ class SpreadCalls:
         return sorted((group for value in values for group in value), key=place)
 
     def check_failed(self, now: float) -> None:
-        """Raises as `Gang.settle` for a call in which a rank failed, and others do not come out."""
+        """Raises like `Gang.settle` for a call that one rank failed and others have not left within `PEERS_S`."""
         for call in self._calls:
             if call.failed_at is not None and now - call.failed_at >= PEERS_S:
                 call.gang.settle(call.method, call.outcomes)
 
     def give_up(self) -> list[Firing]:
-        """The gangs are no more: the firings that were on their way."""
+        """The gangs are lost: forget their calls, and return the firings that were sent."""
         firings = [firing for call in self._calls for firing in call.firings]
         self._calls.clear()
         return firings

@@ -11,7 +11,7 @@ from gyre.testing.in_process import InProcessTransport
 from gyre.workloads.base import operator
 from gyre.workloads.gang import alignment as alignment_module
 from gyre.workloads.gang import gang as gang_module
-from gyre.workloads.gang.alignment import StrayCall, find_stray, muster
+from gyre.workloads.gang.alignment import StrayCall, align, find_stray
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.trainer.learning import dispatch as dispatch_module
 from gyre.workloads.vertex.messages import Standing
@@ -97,11 +97,11 @@ def open_gates(cluster):
         cluster.workload(rank).gate.set()
 
 
-def test_ranks_that_do_nothing_are_mustered_without_a_question(cluster):
+def test_ranks_that_do_nothing_are_aligned_without_a_question(cluster):
     for rank in range(3):
         send(cluster, rank, 1, "who").result(10)
     asking = Asking(cluster)
-    muster(next_gang(cluster, asking), timeout_s=10)
+    align(next_gang(cluster, asking), timeout_s=10)
     assert next_gang(cluster, asking).call("who", timeout_s=10) == [(0, 1), (1, 1), (2, 1)]
 
 
@@ -111,7 +111,7 @@ def test_a_rank_in_a_call_that_another_was_never_given_is_blamed(cluster):
     enter(cluster, 0, 2)
     send(cluster, 1, 2)
     with pytest.raises(GangLost) as caught:
-        muster(next_gang(cluster), timeout_s=600)
+        align(next_gang(cluster), timeout_s=600)
     member, operator, failure = caught.value.blamed
     assert (member, operator) == (("echo-0", 1), "echo.hold")
     assert "echo-0 is inside hold, which echo-2 was never given" in failure.error
@@ -122,7 +122,7 @@ def test_ranks_in_the_same_call_are_waited_for(cluster):
     for rank in range(3):
         enter(cluster, rank, 1)
     asking = Asking(cluster, after=30, do=lambda: open_gates(cluster))
-    muster(next_gang(cluster, asking), timeout_s=600)
+    align(next_gang(cluster, asking), timeout_s=600)
     assert asking.asked >= 30
 
 
@@ -133,7 +133,7 @@ def test_a_rank_that_is_behind_with_what_it_was_given_is_waited_for(cluster):
     enter(cluster, 1, 1)
     send(cluster, 1, 2, "who")
     asking = Asking(cluster, after=10, do=lambda: open_gates(cluster))
-    muster(next_gang(cluster, asking), timeout_s=600)
+    align(next_gang(cluster, asking), timeout_s=600)
 
 
 def test_a_rank_in_a_call_that_another_has_left_by_an_exception_is_blamed(cluster, monkeypatch):
@@ -142,7 +142,7 @@ def test_a_rank_in_a_call_that_another_has_left_by_an_exception_is_blamed(cluste
     enter(cluster, 0, 1)
     enter(cluster, 2, 1)
     with pytest.raises(GangLost) as caught:
-        muster(next_gang(cluster), timeout_s=600)
+        align(next_gang(cluster), timeout_s=600)
     assert "echo-0 is inside hold, which echo-1 has left by an exception" in caught.value.blamed[2].error
 
 
@@ -150,14 +150,14 @@ def test_ranks_that_have_ended_other_calls_are_out_of_step_too(cluster):
     """What a rank did alone may have left its collectives one ahead of the others'."""
     send(cluster, 1, 1, "who").result(10)
     with pytest.raises(GangLost) as caught:
-        muster(next_gang(cluster), timeout_s=600)
+        align(next_gang(cluster), timeout_s=600)
     member, _, failure = caught.value.blamed
     assert member == ("echo-1", 1)
     assert "echo-1 has done who, which echo-0 was never given" in failure.error
 
 
-def test_a_call_of_the_earlier_trainer_that_comes_after_the_muster_is_refused(cluster):
-    muster(next_gang(cluster), timeout_s=10)
+def test_a_call_of_the_earlier_trainer_that_comes_after_the_alignment_is_refused(cluster):
+    align(next_gang(cluster), timeout_s=10)
     status, failure = send(cluster, 0, 1, "who").result(10)
     assert (status, failure.fenced) == ("error", True)
 
@@ -171,12 +171,12 @@ def test_the_question_fences_no_call_that_is_still_to_begin(cluster):
     assert waiting.result(10) == ("ok", (0, 1))
 
 
-def test_a_rank_that_dies_ends_the_muster_though_another_waits(cluster):
+def test_a_rank_that_dies_ends_the_alignment_though_another_waits(cluster):
     enter(cluster, 0, 1)
     asking = Asking(cluster, after=1, do=cluster.vertices["echo-1"].kill)
     cluster.vertices["echo-1"].hang()
     with pytest.raises(GangLost) as caught:
-        muster(next_gang(cluster, asking), timeout_s=600)
+        align(next_gang(cluster, asking), timeout_s=600)
     assert caught.value.blamed is None
     assert ("echo-1", 1) not in cluster.membership.members("echo")
 
@@ -185,7 +185,7 @@ def test_a_rank_that_does_not_come_out_is_named_at_the_deadline(cluster):
     for rank in range(3):
         enter(cluster, rank, 1)
     with pytest.raises(GangLost) as caught:
-        muster(next_gang(cluster), timeout_s=0.1)
+        align(next_gang(cluster), timeout_s=0.1)
     member, operator, failure = caught.value.blamed
     assert (member, operator) == (("echo-0", 1), "echo.hold")
     assert failure.error == "hold, which an earlier trainer called, did not return within 0.1 s"
@@ -194,14 +194,14 @@ def test_a_rank_that_does_not_come_out_is_named_at_the_deadline(cluster):
 def test_a_trainer_that_was_replaced_is_fenced(cluster):
     assert cluster.vertices["echo-0"].host.call(3, "who")[0] == "ok"
     with pytest.raises(Fenced):
-        muster(next_gang(cluster), timeout_s=10)
+        align(next_gang(cluster), timeout_s=10)
 
 
 def test_one_rank_alone_is_asked_nothing():
     made = Cluster(1)
     try:
         made.vertices["echo-0"].hang()
-        muster(next_gang(made), timeout_s=0.0)
+        align(next_gang(made), timeout_s=0.0)
     finally:
         made.close()
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gyre.workloads.gang.alignment import muster
+from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import newest_copy
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -105,7 +105,7 @@ class GangLifecycle:
         self._auxiliary = gangs
         try:
             for gang in (leader, *self._auxiliary.values()):
-                muster(gang, timeout_s=self._run.call_timeout_s)
+                align(gang, timeout_s=self._run.call_timeout_s)
             self._bring_up(leader)
             if self._groups.checkpoint_step != self._groups.step:
                 self.checkpoint_if_due(leader)  # one that an earlier gang or trainer did not live to write
