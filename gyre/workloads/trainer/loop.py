@@ -26,8 +26,8 @@ import contextlib
 import importlib
 import queue
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, assert_never
 
 from gyre.errors import UserCodeError, VertexLost
 from gyre.graph.model import Dispatch
@@ -35,6 +35,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome
+from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.trainer.learning.dispatch import GangCall
 from gyre.workloads.trainer.messages import (
@@ -57,7 +58,9 @@ IDLE_POLL_S = 0.25
 class GraphTrainer(BaseTrainer):
     """Subclass it to bring other prompts: override `prompt` and `held_out`."""
 
-    runtime: Any
+    runtime: TrainerRuntime
+    data: Any = None
+    """Where prompts come from, unless a subclass brings its own."""
 
     # -- data ---------------------------------------------------------------------------------------
 
@@ -76,6 +79,11 @@ class GraphTrainer(BaseTrainer):
     def held_out(self, count: int) -> list[Group]:
         groups: list[Group] = self.data.held_out(count)
         return groups
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]:
+        """The tokens that end an answer; none where `data` names none."""
+        return getattr(self.data, "stop_token_ids", ())
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -151,7 +159,7 @@ class GraphTrainer(BaseTrainer):
         self._run.evaluations.send(now)
         self._train()
         self._run.scheduler.start_enabled(now)
-        self._refuse_deadlock()
+        self._raise_on_deadlock()
 
     def _train(self) -> None:
         """Send the gangs micro-batches, after the groups that are too old or useless are replaced."""
@@ -162,7 +170,7 @@ class GraphTrainer(BaseTrainer):
             run.replacements.drop(group_id, verdict)
         run.gang_dispatch.send_micro_batches()
 
-    def _refuse_deadlock(self) -> None:
+    def _raise_on_deadlock(self) -> None:
         """Raises UserCodeError where a user's staleness function lets every group wait, and nothing else can happen
         that would change its mind."""
         run = self._run
@@ -196,34 +204,37 @@ class GraphTrainer(BaseTrainer):
                 case GangCallEnded(call, rank, outcome):
                     call.outcomes[rank] = outcome
                     if run.gang_dispatch.is_current(call):
-                        self._refuse_loss(call.gang, rank, outcome)
+                        self._raise_if_lost(call.gang, rank, outcome)
                         self._gang_call_ended(call)
                 case SpreadCallEnded(call, rank, outcome):
                     call.outcomes[rank] = outcome
                     if run.spread_firings.is_current(call):
-                        self._refuse_loss(call.gang, rank, outcome)
+                        self._raise_if_lost(call.gang, rank, outcome)
                         run.spread_firings.rank_ended(call)
-                case GroupsDelivered(purpose, groups) if run.plane_firings is not None:
+                case GroupsDelivered(purpose, groups):
                     run.plane_firings.delivered(purpose, groups)
-                case RolloutsFailed(error) if run.plane_firings is not None:
+                case RolloutsFailed(error):
                     run.plane_firings.failed(error)
                 case EvaluationScored(version, member, outcome):
                     run.evaluations.scored(version, member, outcome)
-                case MembershipChanged() if not run.gangs.is_current():
-                    raise GangLost
-                case MembershipChanged() | DevicesRegained():
-                    pass  # the loop's next turn looks at the members, and at the devices
+                case MembershipChanged():
+                    if not run.gangs.is_current():
+                        raise GangLost
+                case DevicesRegained():
+                    pass  # the loop forms gangs and trains in its next turn
+                case _:
+                    assert_never(message)
         except GangLost as lost:
             self._drop_gangs(lost)
 
-    def _refuse_loss(self, gang: Gang, rank: int, outcome: Outcome | VertexLost) -> None:
+    def _raise_if_lost(self, gang: Gang, rank: int, outcome: Outcome | VertexLost) -> None:
         """Raises GangLost where the rank died in its call: the others' results are not waited for."""
         if isinstance(outcome, VertexLost):
             self.runtime.membership.doubt(*gang.members[rank])
             raise GangLost
 
     def _gang_call_ended(self, call: GangCall) -> None:
-        """Take in what a gang's call came to, if every rank has ended it. Raises GangLost and Fenced."""
+        """Handle a gang's call that every rank has ended. Raises GangLost and Fenced."""
         run = self._run
         values = run.gang_dispatch.results_of(call)
         if values is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.config import JobSpec
 from gyre.errors import UserCodeError
@@ -23,7 +23,9 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.rollouts.trainer.staleness import StalenessPolicy
+from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.gang import operator_failed
+from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer import messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
@@ -38,7 +40,7 @@ from gyre.workloads.trainer.groups.micro_batches import (
     FixedBatches,
     StepAssembly,
     StreamedBatches,
-    refuse_stale,
+    check_staleness,
 )
 from gyre.workloads.trainer.groups.replacements import Replacements
 from gyre.workloads.trainer.job_graph import JobGraph
@@ -55,11 +57,32 @@ from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
 
-class TrainingRun:
-    """`trainer` brings the prompts (`prompt`, `held_out`) and shows progress; `post` puts a message into the loop's
-    inbox, from any thread."""
+class Trainer(Protocol):
+    """What a run needs of its trainer."""
 
-    def __init__(self, trainer: Any, ledger: SampleLedger, post: Callable[[messages.Message], None]) -> None:
+    runtime: TrainerRuntime
+    context: WorkloadContext
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]:
+        """The tokens that end an answer."""
+
+    def prompt(self, index: int) -> Group: ...
+
+    def held_out(self, count: int) -> list[Group]: ...
+
+    def report_progress(self, **fields: Any) -> None: ...
+
+
+class TrainingRun:
+    """`trainer` brings the prompts and shows progress; `post` puts a message into the loop's inbox, from any thread."""
+
+    def __init__(
+        self, trainer: Trainer, ledger: SampleLedger, post: Callable[[messages.Message], None]
+    ) -> None:
         self._trainer = trainer
         self._runtime = trainer.runtime
         self._post = post
@@ -116,7 +139,7 @@ class TrainingRun:
             trainer.context.directory,
             trainer.config,
             term=self._runtime.term,
-            stop_token_ids=getattr(trainer.data, "stop_token_ids", ()),
+            stop_token_ids=trainer.stop_token_ids,
             on_groups=self._posts(messages.GroupsDelivered),
             on_error=self._posts(messages.RolloutsFailed),
             on_devices=self._posts(messages.DevicesRegained),
@@ -173,7 +196,7 @@ class TrainingRun:
             self.assembly,
             learners,
             streamed=run.micro_batches == "streamed",
-            check=self._refuse_stale,
+            check=self._check_staleness,
             on_result=self._posts(messages.GangCallEnded),
         )
 
@@ -244,8 +267,8 @@ class TrainingRun:
             Dispatch.ONE: self.vertex_firings,
             Dispatch.SPREAD: self.spread_firings,
         }
-        self.plane_firings: PlaneFirings | None = None
         if self.plane is not None:
+            # Only a graph with the plane's operators has it, and only it is sent the plane's messages.
             runners[Dispatch.PLANE] = self.plane_firings = PlaneFirings(
                 graph,
                 flow,
@@ -272,7 +295,7 @@ class TrainingRun:
     # -- what the parts call ------------------------------------------------------------------------
 
     def _prompt(self, group_id: int) -> Group:
-        group: Group = self._trainer.prompt(group_id)
+        group = self._trainer.prompt(group_id)
         if group.id != group_id:
             raise UserCodeError(
                 f"prompt({group_id}) gave a group with the id {group.id}.",
@@ -284,9 +307,9 @@ class TrainingRun:
         if self.plane is not None:
             self.plane.acknowledge(ids)
 
-    def _refuse_stale(self, shares: list[list[Group]], step: int) -> None:
+    def _check_staleness(self, shares: list[list[Group]], step: int) -> None:
         if self.spec.staleness.function is None:  # a user's function has judged these groups itself
-            refuse_stale(shares, step, max_staleness=self.spec.max_staleness)
+            check_staleness(shares, step, max_staleness=self.spec.max_staleness)
 
     def _report_failure(self, member: Member, operator: str, failure: Failure) -> None:
         self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure))

@@ -123,7 +123,7 @@ class Evaluations:
         self._scoring.send(step=self._groups.step, now=now)
 
     def scored(self, version: int, member: Member, outcome: Outcome | VertexLost) -> None:
-        """Take in what the scoring of an evaluation came to."""
+        """Handle a scoring that has ended: log its result, or score the evaluation again."""
         self._calls.ended(member)
         if isinstance(outcome, VertexLost):
             self._calls.lost(member)

@@ -57,7 +57,8 @@ class SpreadFirings:
         return self._calls.is_current(call)
 
     def rank_ended(self, call: SpreadCall) -> None:
-        """Take in what the call came to, if every rank has ended it. Raises GangLost and Fenced."""
+        """Handle the call if every rank has ended it: accept its result, or repeat its firings. Raises GangLost and
+        Fenced."""
         groups = self._calls.results_of(call)
         if groups is None:
             return

@@ -95,7 +95,7 @@ class VertexFirings:
         self._on_result(call, outcome_of(done))
 
     def ended(self, call: VertexCall, outcome: Outcome | VertexLost) -> None:
-        """Take in what a call came to. Raises Fenced."""
+        """Handle a call that has ended: accept its result, or repeat its firings. Raises Fenced."""
         firings, member = call.firings, call.member
         self._calls.ended(member)
         if isinstance(outcome, VertexLost):

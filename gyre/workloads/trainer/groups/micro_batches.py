@@ -45,7 +45,7 @@ def is_made(groups: GroupState, step: int) -> bool:
     return any(batch.last for batch in groups.batches.get(step, []))
 
 
-def refuse_stale(shares: Sequence[Sequence[Group]], step: int, *, max_staleness: int) -> None:
+def check_staleness(shares: Sequence[Sequence[Group]], step: int, *, max_staleness: int) -> None:
     """Raises GyreError where a token of these groups is older than the bound permits. No correct flow does that."""
     oldest = step - 1 - max_staleness
     for group in (group for share in shares for group in share):

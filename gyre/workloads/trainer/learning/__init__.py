@@ -1,1 +1,1 @@
-"""The gangs that learn: their lifecycle, what they are fed, optimizer steps, checkpoints, recovery, publishing."""
+"""The gangs that learn: their lifecycle and calls, optimizer steps, checkpoints, recovery and publishing."""

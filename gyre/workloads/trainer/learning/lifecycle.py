@@ -25,6 +25,7 @@ from typing import Any
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import newest_copy
+from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.learners import Learner
@@ -48,7 +49,7 @@ class GangLifecycle:
 
     def __init__(
         self,
-        runtime: Any,
+        runtime: TrainerRuntime,
         groups: GroupState,
         *,
         leader: Learner,
