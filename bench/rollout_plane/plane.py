@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from gyre.rollouts.manager.server import ManagerSettings, RolloutManager, calm_collector
+from gyre.rollouts.manager.malloc_tuning import calm_collector
+from gyre.rollouts.manager.server import RolloutManager
 from gyre.rollouts.manager.sessions import AgentSession, Connection
+from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import Ack, Frame, Request
 from gyre.rollouts.protocol.progress import Report

@@ -15,7 +15,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from gyre.rollouts.manager.server import ManagerSettings, RolloutManager
+from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -109,7 +110,7 @@ class Plane:
 
     def end_restart_grace(self) -> None:
         """As if it had passed: samples that nobody came back with are given out anew."""
-        self.manager._hold_until = min(self.manager._hold_until, self.manager._now())
+        self.manager.dispatch.hold_until = min(self.manager.dispatch.hold_until, self.manager._now())
 
     async def start(self, **changed: Any) -> RolloutManager:
         self.term += 1
@@ -134,10 +135,10 @@ class Plane:
         manager._write = lambda batch: None  # type: ignore[method-assign]
         assert manager._runner is not None
         for session in manager.sessions.values():
-            if session.peer is not None and session.peer.transport is not None:
-                session.peer.transport.abort()  # type: ignore[attr-defined]
-        if manager._trainer is not None:
-            manager._trainer.transport.abort()  # type: ignore[union-attr]
+            if session.connection is not None and session.connection.transport is not None:
+                session.connection.transport.abort()  # type: ignore[attr-defined]
+        if manager.trainer.connection is not None:
+            manager.trainer.connection.transport.abort()  # type: ignore[union-attr]
         manager.book.take_batch()
         manager.weights.changed = False
         await manager.stop()

@@ -238,7 +238,7 @@ class LocalWindows:
         waking = [
             session
             for session in self._locals()
-            if session.peer is not None
+            if session.connection is not None
             and not session.draining
             and self._book.instances[session.name].version >= 0
         ]
@@ -270,7 +270,7 @@ class LocalWindows:
                 self._decide(now)
         if self.window is not None:
             for session in self._locals():
-                if session.resting == "asleep" and session.peer is not None and not session.draining:
+                if session.resting == "asleep" and session.connection is not None and not session.draining:
                     session.resting, session.resting_since = "waking", now
                     self._tell(session, Wake())
             self._gather(now)
@@ -394,7 +394,7 @@ class LocalWindows:
                     self._lose(session, "window_not_closed")
                     continue
                 self._call_back(self._book.held_by(session.name))
-            elif session.peer is None or session.loading is not None:
+            elif session.connection is None or session.loading is not None:
                 pass  # it is lost, or has loaded, within deadlines of their own
             elif instance.version < 0:
                 continue  # it has no engine

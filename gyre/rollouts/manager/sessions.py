@@ -112,7 +112,7 @@ class RefusedVersion:
 @dataclass(eq=False, slots=True)
 class AgentSession:
     hello: Hello
-    peer: Connection | None
+    connection: Connection | None
     number: int
     heard_at: float
     joined_at: float
@@ -167,7 +167,7 @@ class AgentSessions(dict[str, AgentSession]):
     def disconnected(self, session: AgentSession, now: float) -> bool:
         """The connection of this session ended. False where the instance has a newer session, which nothing of this
         concerns."""
-        session.peer = None
+        session.connection = None
         session.loading = None
         if self.get(session.name) is not session:
             return False
@@ -186,7 +186,7 @@ class AgentSessions(dict[str, AgentSession]):
                 continue
             session.not_admitted = why_not_admitted(
                 is_current=instance.number == session.number,
-                connected=session.peer is not None and not session.peer.closing,
+                connected=session.connection is not None and not session.connection.closing,
                 draining=session.draining,
                 version=instance.version,
                 bounds=bounds,

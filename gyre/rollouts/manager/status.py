@@ -56,7 +56,7 @@ def instance_status(
 
 
 def _state(session: AgentSession, instance: Instance) -> str:
-    if session.peer is None:
+    if session.connection is None:
         return "cut"
     if session.draining:
         return "draining"

@@ -101,7 +101,7 @@ class Crew:
         await until(lambda: self.plane.manager.book.account.generated >= tokens, 20.0)
 
     def cut(self, name: str) -> None:
-        peer = self.plane.manager.sessions[name].peer
+        peer = self.plane.manager.sessions[name].connection
         assert peer is not None
         assert peer.transport is not None
         peer.transport.abort()  # type: ignore[attr-defined]
@@ -430,13 +430,13 @@ async def test_what_is_fetched_ahead_is_served_when_it_is_told_to_be_and_not_fet
     await published_far_away(trainer, publisher, 0)
     agent = crew.start("a")
     await crew.serving("a")
-    plane.manager._windows.may_load = lambda session: False  # type: ignore[method-assign]
+    plane.manager.windows.may_load = lambda session: False  # type: ignore[method-assign]
     await published_far_away(trainer, publisher, 1)
     await until(lambda: agent._weights._ahead is not None, 10.0)
     assert agent.version == 0
     publisher.close()  # there is nobody to fetch it from any more
-    del plane.manager._windows.may_load  # type: ignore[method-assign]
-    plane.manager._refresh(plane.manager.sessions["a"])
+    del plane.manager.windows.may_load  # type: ignore[method-assign]
+    plane.manager.instances.refresh(plane.manager.sessions["a"])
     await crew.serving("a", version=1)
     loaded = plane.told("WeightsLoaded")[-1]
     assert loaded["version"] == 1
@@ -458,13 +458,13 @@ async def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_to_be_loade
         raise OSError("no space left on device")
 
     monkeypatch.setattr(agent._weights, "_fetch", broken)
-    plane.manager._windows.may_load = lambda session: False  # type: ignore[method-assign]
+    plane.manager.windows.may_load = lambda session: False  # type: ignore[method-assign]
     await published_far_away(trainer, publisher, 1)
     await until(lambda: refused, 10.0)
     assert agent.version == 0
     monkeypatch.setattr(agent._weights, "_fetch", fetch)
-    del plane.manager._windows.may_load  # type: ignore[method-assign]
-    plane.manager._refresh(plane.manager.sessions["a"])
+    del plane.manager.windows.may_load  # type: ignore[method-assign]
+    plane.manager.instances.refresh(plane.manager.sessions["a"])
     await crew.serving("a", version=1)
     assert not plane.told("WeightsRefused")
 

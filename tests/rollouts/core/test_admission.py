@@ -67,8 +67,8 @@ class FleetWithSessions(Fleet):
         super().dial(agent)
         before = self.registry.get(agent.name)
         if before is not None:
-            if before.peer is not None:
-                before.peer.closing = True
+            if before.connection is not None:
+                before.connection.closing = True
             self.late.append(before)
         connection: Any = SimpleNamespace(closing=False)
         number = self.book.instances[agent.name].number

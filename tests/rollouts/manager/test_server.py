@@ -18,6 +18,7 @@ import pytest
 
 from gyre.errors import Fenced
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager import policy_push
 from gyre.rollouts.manager import server as server_module
 from gyre.rollouts.manager import sessions as sessions_module
 from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
@@ -417,8 +418,8 @@ async def test_a_pinned_request_that_comes_too_late_is_told_so(plane: Plane) -> 
 async def test_a_failed_load_is_told_and_given_again_after_a_while(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "RELOAD_FIRST_S", 3600.0)
-    monkeypatch.setattr(server_module, "RELOAD_MAX_S", 3600.0)
+    monkeypatch.setattr(policy_push, "RELOAD_FIRST_S", 3600.0)
+    monkeypatch.setattr(policy_push, "RELOAD_MAX_S", 3600.0)
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.agent("a")
@@ -491,7 +492,7 @@ async def test_a_short_cut_moves_nothing(plane: Plane) -> None:
     await until(lambda: plane.manager.book.account.generated == 5)
     agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
     other = await plane.working("b")
-    await until(lambda: plane.manager.sessions["a"].peer is None)
+    await until(lambda: plane.manager.sessions["a"].connection is None)
     sample.tokens += [6, 7]  # it went on meanwhile
     welcome = await agent.back()
     (keep,) = welcome.keep
@@ -572,7 +573,7 @@ async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gon
         await first.report({sample.work.row: 5})
         await until(lambda: plane.manager.book.account.generated == 5)
         first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
-        await until(lambda: plane.manager.sessions["a"].peer is None)
+        await until(lambda: plane.manager.sessions["a"].connection is None)
         second = ScriptedAgent(plane, "a", incarnation="2")
         await second.dial()
         (left,) = plane.told("InstanceLeft")
@@ -904,8 +905,8 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
         )
         attach = encode(Attach(protocol=PROTOCOL, term=2))
         raw.sendall(bytes([0x82, 0x80 | len(attach), 0, 0, 0, 0]) + attach)
-        await until(lambda: plane.manager._trainer_term == 2)
-        slow = plane.manager._trainer
+        await until(lambda: plane.manager.trainer.term == 2)
+        slow = plane.manager.trainer.connection
         rows = [sample.work.row for sample in samples]
         for row in rows:
             await agent.report({row: 20_000}, {row: "length"})
@@ -913,7 +914,7 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
         with within(2.0):
             await agent.acknowledged(seq)
         assert slow is not None
-        await until(lambda: plane.manager._trainer is not slow)
+        await until(lambda: plane.manager.trainer.connection is not slow)
         raw.close()
         plane.change(send_timeout_s=60.0)
         # A trainer that reads gets all of it.
@@ -1001,7 +1002,7 @@ async def test_after_a_restart_nothing_is_given_out_before_its_holder_had_time_t
     (keep,) = (await agent.back()).keep
     assert keep.known == 4
     plane.end_restart_grace()
-    await until(lambda: not plane.manager._hold_until)
+    await until(lambda: not plane.manager.dispatch.hold_until)
     await other.wire.nothing(Assign, 0.3)
 
 

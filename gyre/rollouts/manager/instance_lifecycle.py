@@ -1,0 +1,390 @@
+"""The life of an instance in the rollout manager: it joins, loads, reports, fails, drains and leaves.
+
+Invariants:
+- *acknowledged means durable*: an agent's progress is acknowledged after the commit that holds it (`committed`), and an
+  agent keeps what was not acknowledged;
+- *who died is known*: an instance that is lost, and not left in order, counts against the samples that it had.
+
+This module must not know about sockets, Ray, graphs or how a trainer trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager.device_sharing import LocalWindows
+from gyre.rollouts.manager.dispatch import Dispatch
+from gyre.rollouts.manager.policy_push import PolicyPush
+from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.report_queue import ReportQueue
+from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
+from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.manager.trainer_session import TrainerSession
+from gyre.rollouts.protocol.fields import FrameError, refuse
+from gyre.rollouts.protocol.frames import (
+    PROTOCOL,
+    Ack,
+    Asleep,
+    Awake,
+    Drain,
+    Draining,
+    EngineDied,
+    Frame,
+    Hello,
+    Loaded,
+    LoadFailed,
+    Reject,
+    WeightsTrouble,
+    Welcome,
+)
+from gyre.rollouts.protocol.progress import Progress, Report
+from gyre.rollouts.token_log.group_commit import GroupCommit
+from gyre.rollouts.token_log.write_buffer import WriteBatch
+
+ACK_WITHIN_S = 10.0
+"""Longest time to the acknowledgement of a report that ended nothing: an agent only wants to know which of its ends are
+in the ledger, and a thousand instances would each read several a second. Others are acknowledged with their commit."""
+
+DEATHS = frozenset(("connection_lost", "silent", "replaced"))
+"""Ways to leave that a sample may be to blame for."""
+
+DRAIN_GRACE_S = 1.0
+"""Beyond the deadline that an instance was given to drain: its last report may be under way."""
+
+
+class InstanceLifecycle:
+    """`windows()` has the windows of the trainer's devices, `settings()` what is set now; `reject(connection, error)`
+    refuses a peer."""
+
+    def __init__(
+        self,
+        groups: OpenGroups,
+        sessions: AgentSessions,
+        versions: PolicyVersions,
+        dispatch: Dispatch,
+        policies: PolicyPush,
+        trainer: TrainerSession,
+        reports: ReportQueue,
+        commits: GroupCommit[WriteBatch],
+        *,
+        epoch: int,
+        windows: Callable[[], LocalWindows],
+        settings: Callable[[], ManagerSettings],
+        reject: Callable[[Connection, FrameError], None],
+        on_event: Callable[[str, dict[str, Any]], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._groups = groups
+        self._sessions = sessions
+        self._versions = versions
+        self._dispatch = dispatch
+        self._policies = policies
+        self._trainer = trainer
+        self._reports = reports
+        self._commits = commits
+        self._epoch = epoch
+        self._windows = windows
+        self._settings = settings
+        self._reject = reject
+        self._on_event = on_event
+        self._now = now
+
+    def join(self, frame: Frame | Report, connection: Connection) -> AgentSession:
+        """Take an agent in by its first frame. Raises FrameError where it is none, or not one of this job."""
+        if not isinstance(frame, Hello):
+            raise refuse("no_hello", f"the first frame is {type(frame).__name__}, not Hello")
+        if frame.protocol != PROTOCOL:
+            raise refuse(
+                "protocol", f"{frame.instance} speaks protocol {frame.protocol}, this manager {PROTOCOL}"
+            )
+        model = self._versions.model
+        if model is not None and frame.model not in (model, "unset"):
+            raise refuse("model", f"{frame.instance} serves model {frame.model}; this job's is {model}")
+        if frame.version > self._groups.newest_version:
+            raise refuse(
+                "unknown_version",
+                f"{frame.instance} says it serves version {frame.version}; the newest is {self._groups.newest_version}",
+            )
+        connection.name = frame.instance
+        self._reports.take_in()
+        before = self._sessions.get(frame.instance)
+        back = before is not None and before.hello.incarnation == frame.incarnation
+        if before is not None and not back:
+            if before.connection is not None:
+                message = f"another process has joined as {frame.instance}"
+                before.connection.send(Reject(code="superseded", message=message))
+            self.lost(
+                before, "drained" if before.draining else "superseded" if before.connection else "replaced"
+            )
+        elif before is not None and before.connection is not None:
+            before.connection.close()
+        now = self._now()
+        keep = self._groups.join(frame)
+        instance = self._groups.instances[frame.instance]
+        session = AgentSession(
+            frame, connection, instance.number, heard_at=now, joined_at=now, source=frame.source
+        )
+        self._sessions[frame.instance] = session
+        version = frame.version
+        if version >= 0 and not self._versions.is_known(version, frame.checksum):
+            version = -1  # the same number, other bytes: an instance of another history
+        instance.version = version
+        session.resting = "asleep" if frame.asleep else ""
+        if before is not None and back:
+            session.refused = before.refused
+        weights = self._versions.served
+        if weights is not None and (
+            version == weights.version
+            or not self._windows().may_load(session)
+            or session.waits_to_reload(weights.version, now)
+        ):
+            weights = None
+        connection.send(
+            Welcome(
+                protocol=PROTOCOL,
+                epoch=self._epoch,
+                interval_s=self._settings().report_interval_s,
+                keep=keep,
+                weights=self._policies.with_sources(weights) if weights is not None else None,
+                update_mode=self._settings().update_mode,  # type: ignore[arg-type]
+                plane=self._settings().weights,
+            )
+        )
+        if weights is not None:
+            session.loading, session.loading_since = weights.version, now
+        self._policies.update(session)
+        self._dispatch.cancel_superseded()
+        self._on_event(
+            "InstanceJoined",
+            {
+                "instance": frame.instance,
+                "incarnation": frame.incarnation,
+                "engine": frame.engine,
+                "held": len(frame.held),
+                "kept": len(keep),
+                "back": back,
+            },
+        )
+        self._dispatch.soon()
+        return session
+
+    def received(self, session: AgentSession, frame: Frame | Report) -> None:
+        """A frame of this instance. Raises FrameError for what an agent does not send, or what cannot be."""
+        session.heard_at = self._now()
+        if isinstance(frame, Report):
+            self._report(session, frame)
+            return
+        self._reports.take_in()
+        if session.connection is None or session.connection.closing:
+            return  # for what it said before
+        if isinstance(frame, Loaded):
+            self._loaded(session, frame)
+        elif isinstance(frame, LoadFailed):
+            self._load_failed(session, frame)
+        elif isinstance(frame, WeightsTrouble):
+            told = {"instance": session.name, "version": frame.version, "what": frame.what}
+            self._on_event("WeightsTrouble", {**told, "evidence": frame.evidence[:4000]})
+        elif isinstance(frame, Draining):
+            self._drain(session, frame.deadline_s, frame.reason)
+        elif isinstance(frame, EngineDied):
+            self._engine_died(session, frame)
+        elif isinstance(frame, Asleep):
+            self._windows().asleep(session, frame, session.heard_at)
+        elif isinstance(frame, Awake):
+            self._windows().awake(session, frame, session.heard_at)
+        else:
+            raise refuse("unexpected", f"an agent does not send {type(frame).__name__}")
+
+    def _report(self, session: AgentSession, report: Report) -> None:
+        session.running, session.waiting, session.used_tokens, session.rate_tokens_s = report.load
+        if self._reports.has(session.name):
+            if report.ends:
+                self._reports.take_in_of(session.name)
+            else:
+                self._reports.take_in()
+            if session.connection is None or session.connection.closing:
+                return  # for what it said before
+        if report.ends:
+            self._ended(session, report.unfold())
+        elif report.columns[0]:
+            self._reports.add(session.name, report)
+        elif any(report.columns):
+            report.unfold()  # which refuses it: something of no sample
+        else:
+            self._groups.nothing_new(session.name, report)
+            return  # nothing for the ledger: an idle fleet costs no commits
+        self._commits.soon()
+
+    def _ended(self, session: AgentSession, frame: Progress) -> None:
+        self._dispatch.compute_admission()
+        self._dispatch.send_work(self._groups.progress(session.name, frame))
+        self._dispatch.at_once()  # at once: what else this turn of the loop brings may take milliseconds
+        self._trainer.tell_failures()
+        if session.draining and not self._groups.instances[session.name].held:
+            self._drained(session)
+        if self._groups.has_complete:
+            if any(one.held for one in self._groups.instances.values()):
+                self._commits.now()
+            else:
+                self._commits.at_once()  # nobody generates anything that could be written along
+        self._windows().ended(session, session.heard_at)
+
+    def report_refused(self, name: str, error: FrameError) -> None:
+        """Cut an instance that reported what cannot be, which shows when the report is taken in."""
+        session = self._sessions[name]
+        if session.connection is not None:
+            self._reject(session.connection, error)
+            session.connection.close()
+
+    def _loaded(self, session: AgentSession, frame: Loaded) -> None:
+        if session.loading is not None and frame.version >= session.loading:
+            session.loading = None  # else it is on its way to a newer one already
+        if frame.version > self._groups.newest_version:
+            raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
+        if self._versions.is_forgotten(frame.version):
+            # Its engine took that long to start; it works when it has a newer one.
+            self._policies.update(session)
+            return
+        if not self._versions.is_known(frame.version, frame.checksum):
+            raise refuse(
+                "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"
+            )
+        session.source = frame.source
+        self._groups.serve(session.name, frame.version)
+        self._on_event(
+            "WeightsLoaded",
+            {
+                "instance": session.name,
+                "version": frame.version,
+                "fetch_s": frame.fetch_s,
+                "load_s": frame.load_s,
+                "fetched": frame.fetched,
+                "pause_s": frame.pause_s,
+                "how": frame.how,
+                "note": frame.note,
+            },
+        )
+        chosen = self._versions.way_changed(session.name, frame, self._now())
+        if chosen is not None:
+            self._on_event("TransferChosen", chosen)
+        session.refused.pop(frame.version, None)
+        self._policies.update(session)
+        self._windows().loaded(session, session.heard_at)
+        self._dispatch.soon()
+
+    def _load_failed(self, session: AgentSession, frame: LoadFailed) -> None:
+        self._policies.refused(session, frame.version)
+        self._on_event(
+            "WeightsRefused",
+            {"instance": session.name, "version": frame.version, "error": frame.error[:4000]},
+        )
+        self._trainer.give_up_pinned(frame)
+        self._dispatch.soon()
+
+    def _engine_died(self, session: AgentSession, frame: EngineDied) -> None:
+        session.engine_deaths += 1
+        self._windows().engine_died(session)
+        self._groups.engine_died(session.name)
+        self._on_event(
+            "EngineDied",
+            {"instance": session.name, "error": frame.message[:2000], "tail": frame.tail[-8000:]},
+        )
+        session.loading = None
+        self._policies.update(session)
+        self._commits.soon()
+        self._dispatch.soon()
+
+    def disconnected(self, session: AgentSession) -> None:
+        """The session's connection ended. The instance has a while to dial again, unless it was draining."""
+        self._reports.take_in()
+        if not self._sessions.disconnected(session, self._now()):
+            return
+        if session.draining:
+            self.lost(session, "drained")
+        self._dispatch.soon()
+
+    def lost(self, session: AgentSession, reason: str) -> None:
+        """The instance is gone: its samples go on elsewhere."""
+        self._reports.take_in()
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
+        if session.connection is not None:
+            session.connection.close()
+            session.connection = None
+        instance = self._groups.instances.get(session.name)
+        if instance is None or instance.number != session.number:
+            return
+        died = f"its machine or agent was lost ({reason})" if reason in DEATHS else ""
+        orphans = self._groups.leave(session.name, died=died)
+        self._trainer.tell_failures()
+        self._on_event(
+            "InstanceLeft",
+            {
+                "instance": session.name,
+                "reason": reason,
+                "moved": len(orphans),
+                "tokens": sum(state.length for state in orphans),
+            },
+        )
+        self._dispatch.soon()
+
+    def refresh(self, session: AgentSession) -> None:
+        """What may be done with a local instance has changed: its window opens or closes, or it woke."""
+        if session.name in self._groups.instances:
+            self._policies.update(session)
+            self._dispatch.soon()
+
+    def drain(self, name: str, deadline_s: float, reason: str) -> bool:
+        """Ask an instance to hand its samples over and leave. False where there is none of that name."""
+        session = self._sessions.get(name)
+        if session is None:
+            return False
+        if session.connection is not None:
+            session.connection.send(Drain(deadline_s=deadline_s, reason=reason))
+        self._drain(session, deadline_s, reason)
+        return True
+
+    def _drain(self, session: AgentSession, deadline_s: float, reason: str) -> None:
+        if session.draining:
+            return
+        session.draining = True
+        session.drain_until = self._now() + deadline_s
+        self._dispatch.soon()
+        self._on_event(
+            "InstanceDraining", {"instance": session.name, "reason": reason, "deadline_s": deadline_s}
+        )
+        if not self._groups.instances[session.name].held:
+            self._drained(session)
+
+    def _drained(self, session: AgentSession) -> None:
+        # Its last progress must be durable before it may forget: the acknowledgement goes out with the commit.
+        self._commits.now()
+
+    def committed(self, batch: WriteBatch) -> None:
+        """Acknowledge what is in the ledger, and send what waited for that."""
+        now = self._now()
+        for session in list(self._sessions.values()):
+            seq = batch.sessions.get(session.number)
+            due = session.number in batch.ended or now - session.acked_at >= ACK_WITHIN_S
+            if seq is not None and session.connection is not None and due:
+                session.acked_at = now
+                session.connection.send(Ack(seq=seq))
+            self._dispatch.committed(session)
+
+    def look(self, now: float) -> None:
+        """Every so often: who is gone, silent or too slow is lost."""
+        settings = self._settings()
+        for session in list(self._sessions.values()):
+            if session.lost_at is not None and session.connection is None:
+                if now - session.lost_at > settings.reconnect_grace_s:
+                    self.lost(session, "connection_lost")
+            elif now - session.heard_at > settings.silence_timeout_s:
+                self.lost(session, "silent")
+            elif session.drain_until is not None and now > session.drain_until + DRAIN_GRACE_S:
+                self.lost(session, "drain_deadline")
+            elif session.loading is not None and now - session.loading_since > settings.load_timeout_s:
+                self.lost(session, "weights_not_loaded")
+            elif session.refused:
+                self._policies.update(session)

@@ -1,0 +1,115 @@
+"""Which policy version each instance is told to have, and from whom it can get it.
+
+Invariants:
+- *published means durable*, *pinned waits*: see `policy_versions`, which says what may be served;
+- *the newest is enough*: an instance that is still fetching an older version goes on with the newer one; a local one
+  loads only within a window, and fetches ahead before;
+- *not for ever*: a version that an instance cannot load is told again after ever longer pauses.
+
+This module must not know about sockets, samples or how a version is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager.dispatch import Dispatch
+from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, RefusedVersion
+from gyre.rollouts.protocol.frames import Weights
+
+RELOAD_FIRST_S, RELOAD_MAX_S = 0.5, 60.0
+"""Pause before an instance is told to load a version again that it could not load, doubled each time. Each try costs a
+row in the journal, and what failed often will most likely fail again."""
+
+SOURCES_TOLD = 16
+"""Of those who have a version; more find each other."""
+
+
+class PolicyPush:
+    """`may_load(session)` says whether the instance's engine may be given a policy now."""
+
+    def __init__(
+        self,
+        versions: PolicyVersions,
+        groups: OpenGroups,
+        sessions: AgentSessions,
+        dispatch: Dispatch,
+        *,
+        may_load: Callable[[AgentSession], bool],
+        commit_soon: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._versions = versions
+        self._groups = groups
+        self._sessions = sessions
+        self._dispatch = dispatch
+        self._may_load = may_load
+        self._commit_soon = commit_soon
+        self._now = now
+
+    def promote(self) -> None:
+        """Send the newest version out that is in the ledger and that nobody must not see yet."""
+        served = self._versions.promote(self._groups.pinned_version)
+        if served is None:
+            return
+        self._commit_soon()
+        self._groups.promote(served.version)
+        for session in self._sessions.values():
+            self.update(session)
+        self._dispatch.soon()
+
+    def update(self, session: AgentSession) -> None:
+        """Send the served version, unless the instance has it or is loading it. One that it is still fetching is not
+        finished then: the agent goes on with the newer."""
+        served = self._versions.served
+        if served is None or session.connection is None or session.draining:
+            return
+        if session.loading is not None and session.loading >= served.version:
+            return
+        if self._groups.instances[session.name].version == served.version:
+            return
+        if session.waits_to_reload(served.version, self._now()):
+            return
+        if self._may_load(session):
+            session.loading, session.loading_since = served.version, self._now()
+            session.connection.send(self.with_sources(served))
+            self._dispatch.soon()
+        elif session.loading is None and session.told_ahead != served.version:
+            # It loads it when its window opens; that it has it by then costs no memory of the trainer's devices.
+            # What it is loading it finishes first: the window's end waits for that.
+            session.told_ahead = served.version
+            session.connection.send(replace(self.with_sources(served), ahead=True))
+
+    def refused(self, session: AgentSession, version: int) -> None:
+        """The instance could not load the version: it is told to try again after a while, each time after a longer
+        one."""
+        session.loading = None
+        count = session.refused[version].count + 1 if version in session.refused else 1
+        pause_s = min(RELOAD_MAX_S, RELOAD_FIRST_S * 2 ** (count - 1))
+        session.refused = {version: RefusedVersion(count, self._now() + pause_s)}
+
+    def with_sources(self, weights: Weights) -> Weights:
+        """Instances that have it serve it as well: the publisher may be gone."""
+        others = [
+            session.source
+            for session in self._sessions.values()
+            if session.source
+            and session.connection is not None
+            and self._groups.instances[session.name].version == weights.version
+        ]
+        return replace(weights, sources=[*weights.sources, *others][:SOURCES_TOLD])
+
+    def sources_moved(self) -> None:
+        """The publisher serves the version from elsewhere now: instances that are fetching it, or could not, hear of
+        it."""
+        served = self._versions.served
+        for session in self._sessions.values():
+            if served is not None and session.loading == served.version and session.connection is not None:
+                session.connection.send(self.with_sources(served))
+            elif session.refused:
+                session.refused = {}
+                self.update(session)

@@ -1,0 +1,39 @@
+"""What the rollout manager is told: intervals, deadlines, and how instances take new weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gyre.config import WeightsSpec
+from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S
+from gyre.rollouts.scheduling.elasticity import ElasticSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerSettings:
+    report_interval_s: float = 0.25
+    commit_interval_s: float = 0.1
+    """How long progress is collected before it is committed."""
+    urgent_commit_s: float = 0.05
+    """The same when a whole group waits for it, or a sample to go on elsewhere. A commit costs some two milliseconds
+    however little is in it."""
+    silence_timeout_s: float = 3.0
+    """An agent that reported nothing for this long is lost, though its connection stands."""
+    reconnect_grace_s: float = 0.75
+    """After a connection broke, before its samples go on elsewhere: a short cut costs nothing."""
+    restart_grace_s: float = 2.0
+    """After a start, before samples that somebody may still hold are given out anew."""
+    hello_timeout_s: float = 10.0
+    heartbeat_s: float = HEARTBEAT_S
+    """Silence of a connection after which a ping is sent; half as long again is left for the answer."""
+    send_timeout_s: float = 30.0
+    """For a peer to read one frame; one that does not is cut off."""
+    load_timeout_s: float = 600.0
+    """For fetching and loading a version, the start of an engine with it included."""
+    update_mode: str = "in_place"
+    weights: WeightsSpec = field(default_factory=WeightsSpec)
+    role: str = "rollout"
+    """Of the instances that Gyre places: they are named by it and their rank."""
+    elastic: ElasticSettings | None = None
+    """How many of them there are to be; None leaves that to people."""
+    rebalance_every_s: float = 1.0
