@@ -112,7 +112,7 @@ def memory_row(actor: MegatronActor, runs: int) -> Row:
         memory.settle()
         with clock(row, "whole"):
             with clock(row, "hold"):
-                kept.save_if_due(actor.step, actor._book())
+                kept.save_if_due(actor.step, actor._metadata())
             memory.settle()
         digest = actor.state()["digest"]
         with clock(row, "restore"):

@@ -45,7 +45,7 @@ from gyre.engines.dialect import GenerateRequest, SamplingParams
 from gyre.engines.embedded.core import EngineCore, Limits
 from gyre.engines.embedded.engine_requests import EngineRequest
 from gyre.engines.embedded.invariance import KeyLengths, Scheme
-from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.embedded.token_sampling import Sampling
 from gyre.engines.http_client import EngineClient
 from gyre.models.architecture import read_architecture
 from gyre.models.decoder import load_weights

@@ -66,7 +66,7 @@ class MemoryWork(Work):
         self._memory.settle()
         began = self._now()
         self._kept._next_at = 0.0
-        self._kept.save_if_due(self.actor.step, self.actor._book())
+        self._kept.save_if_due(self.actor.step, self.actor._metadata())
         self._kept._next_at = NEVER
         held = now() - began
         return {"seconds": held, "of_it_copy_s": self._memory.hold_s, "began_at": began}

@@ -99,7 +99,7 @@ class LoadableVersion:
         names = tuple(str(file.absolute()) for file in files)
         return cls(path, names, tuple(tensors), tuple(chunks), bool(config.get("tie_word_embeddings")))
 
-    def told(self) -> dict[str, Any]:
+    def message(self) -> dict[str, Any]:
         return {"files": self.files, "tensors": self.tensors, "chunks": self.chunks}
 
     def require(self, served: LoadableVersion) -> None:
@@ -292,7 +292,7 @@ class EngineLoader:
         """Raises WeightMismatch where a rank found other bytes than the manifest's. What a rank cannot map at all is
         left to the disk."""
         began = time.perf_counter()
-        asked = {"op": "prepare", "version": report.version, "slot": found.told(), "stage": self.stage}
+        asked = {"op": "prepare", "version": report.version, "slot": found.message(), "stage": self.stage}
         try:
             answers = await self._ask(asked, self._within_s)
         except _NoLoader as error:

@@ -238,9 +238,9 @@ async def test_without_the_loader_versions_are_read_from_disk(bench: Bench) -> N
 async def test_what_the_loader_may_not_map_is_read_from_disk(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = LoadableVersion.told
+    message = LoadableVersion.message
     elsewhere = str(bench.second / "moved.safetensors")
-    monkeypatch.setattr(LoadableVersion, "told", lambda version: told(version) | {"files": [elsewhere]})
+    monkeypatch.setattr(LoadableVersion, "message", lambda version: message(version) | {"files": [elsewhere]})
     report = await bench.loader.load("2", bench.second)
     assert report.how == "disk"
     assert "FileNotFoundError" in report.why_disk

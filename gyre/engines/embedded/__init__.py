@@ -8,7 +8,7 @@ For small models, CPUs, tests and examples: whatever speaks to SGLang can speak 
 | `errors` | what it refuses |
 | `invariance` | why a row's bits do not depend on its neighbours, and the check of it at start |
 | `batch_step` | one step of the model over a flat batch, and the KV cache |
-| `sampling` | how the next token is drawn, and its log-prob |
+| `token_sampling` | how the next token is drawn, and its log-prob |
 | `core` | requests, slots, pauses and weight swaps: a state machine that is stepped |
 | `engine_loop` | the thread that steps the core |
 | `wire` | JSON bodies to requests, progress to JSON |

@@ -29,7 +29,7 @@ from gyre.engines.embedded.batch_step import BatchDecoder, KVCache, PrefillRows,
 from gyre.engines.embedded.engine_requests import Ending, EngineRequest, RequestUpdate, throw
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.invariance import Scheme, measure
-from gyre.engines.embedded.sampling import choose
+from gyre.engines.embedded.token_sampling import choose
 from gyre.models.architecture import Architecture
 from gyre.models.decoder import Weights
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gyre.engines.dialect import FinishKind, VersionSpan
-from gyre.engines.embedded.sampling import Sampling, dice
+from gyre.engines.embedded.token_sampling import Sampling, dice
 
 _DICE_AT_ONCE = 32
 """Thrown ahead for a request: enough that a step seldom throws, few enough that a short one wastes little."""

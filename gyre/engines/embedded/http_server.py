@@ -30,7 +30,7 @@ from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.engine_loop import SHUTTING_DOWN, EngineLoop
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.errors import BadRequest, LoopEnded
-from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.embedded.token_sampling import Sampling
 from gyre.engines.embedded.wire import (
     AskedSample,
     UnknownField,

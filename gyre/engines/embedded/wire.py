@@ -21,7 +21,7 @@ from gyre.engines.dialect import EngineLoad
 from gyre.engines.embedded.core import Limits
 from gyre.engines.embedded.engine_requests import Ending, RequestUpdate
 from gyre.engines.embedded.errors import BadRequest
-from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.embedded.token_sampling import Sampling
 
 _SERVED = (
     "max_new_tokens",

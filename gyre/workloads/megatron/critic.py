@@ -57,12 +57,12 @@ class MegatronCritic(MegatronLearner, TorchCritic):
     @operator(kind="weights")
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
         """See `TorchCritic.load_weights`."""
-        told = WeightManifest.from_dict(manifest)
+        described = WeightManifest.from_dict(manifest)
         if self.step == 0 and self.small_architecture is not None:
-            named = to_names(unpack_weights(told, buffer), self.small_architecture)
+            named = to_names(unpack_weights(described, buffer), self.small_architecture)
             self.policy.load(_with_zeros(named.__getitem__, self.small_architecture.hidden))
             self._changed()
-        return told.version
+        return described.version
 
     @operator
     def values(self, groups: list[Group], *, step: int) -> list[Group]:

@@ -104,8 +104,8 @@ class MegatronLearner(TorchLearner):
             memory.forsake()
 
     def health(self) -> dict[str, Any]:
-        told = {"memory_checkpoint": self._memory.told()} if self._memory is not None else {}
-        return {**super().health(), **told}
+        kept = {"memory_checkpoint": self._memory.status()} if self._memory is not None else {}
+        return {**super().health(), **kept}
 
     def build(self) -> None:
         from gyre.workloads.megatron.model.seam import open_seam
@@ -176,7 +176,7 @@ class MegatronLearner(TorchLearner):
         fresh = not self._is_applied(step)
         metrics = super().apply(step=step, indices=indices, group_ids=group_ids)
         if fresh and self._memory is not None:
-            self._memory.save_if_due(step, self._book())
+            self._memory.save_if_due(step, self._metadata())
         return metrics
 
     def add_gradient(
@@ -189,8 +189,8 @@ class MegatronLearner(TorchLearner):
         tally = counted(groups)
         passes = self.packed(rows)
         self._spoiled = True
-        told = backward(passes)
-        tally = tally.plus(summed(told))
+        losses = backward(passes)
+        tally = tally.plus(summed(losses))
         self._spoiled = False
         return None, tally
 
@@ -302,7 +302,7 @@ class MegatronLearner(TorchLearner):
         self._writer.begin(
             path,
             {
-                **self._book(),
+                **self._metadata(),
                 "policy_version": self.step,
                 "digest": self._digest(),
                 "model": self._model(),
@@ -326,7 +326,7 @@ class MegatronLearner(TorchLearner):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    def _book(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         """What belongs to a state beside its tensors; the same on every rank."""
         return {
             "step": self.step,
@@ -335,12 +335,12 @@ class MegatronLearner(TorchLearner):
             "warm": self._warm,
         }
 
-    def _take(self, book: dict[str, Any]) -> None:
-        """The weights are those of this book now; drops what was accumulated."""
-        self.step = book["step"]
-        self.trained = [(start, end) for start, end in book["trained"]]
-        self._metrics = book["metrics"]
-        self._warm = book["warm"]
+    def _take(self, metadata: dict[str, Any]) -> None:
+        """The weights are those of this metadata now; drops what was accumulated."""
+        self.step = metadata["step"]
+        self.trained = [(start, end) for start, end in metadata["trained"]]
+        self._metrics = metadata["metrics"]
+        self._warm = metadata["warm"]
         self._half_updated = False
         self._pending = self._accumulation(self.step + 1)
         self._changed()
@@ -360,9 +360,9 @@ class MegatronLearner(TorchLearner):
         """
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
-        book = restore(self.policy, self._seam, path)
-        self._take(book)
-        if self._digest() != book["digest"]:
+        metadata = restore(self.policy, self._seam, path)
+        self._take(metadata)
+        if self._digest() != metadata["digest"]:
             self._half_updated = True  # they are of no step, whatever their number says
             raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
 
@@ -378,10 +378,10 @@ class MegatronLearner(TorchLearner):
         and up to `at_most`. That step, or None; nothing has changed then."""
         if self._memory is None:
             return None
-        book = self._memory.restore(newer_than=newer_than, at_most=at_most)
-        if book is None:
+        metadata = self._memory.restore(newer_than=newer_than, at_most=at_most)
+        if metadata is None:
             return None
-        self._take(book)
+        self._take(metadata)
         return self.step
 
     @operator(kind="control")

@@ -108,7 +108,7 @@ class TorchActor(TorchLearner):
         """The policy's log-probs of every sample, float32 `[t]`; meaningless for samples without a gradient."""
         return old_logprobs(self.model, groups, self.settings)
 
-    def told(self, tally: Tally) -> dict[str, Any]:
+    def step_metrics(self, tally: Tally) -> dict[str, Any]:
         loss = self.settings.loss
         names = ["old_kl"]
         if loss.kl_loss_coef > 0:

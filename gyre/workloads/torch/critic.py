@@ -78,7 +78,7 @@ class TorchCritic(TorchLearner):
                     gae_of(sample, self.settings.loss)
         return groups
 
-    def told(self, tally: Tally) -> dict[str, Any]:
+    def step_metrics(self, tally: Tally) -> dict[str, Any]:
         names = ("value", "return", "value_error", "value_clipped")
         spread = tally.mean("return_square") - tally.mean("return") ** 2
         explained = 1.0 - tally.mean("value_error") / spread if spread > 1e-12 else 0.0
@@ -91,12 +91,12 @@ class TorchCritic(TorchLearner):
 
         Raises WeightMismatch where bytes and manifest disagree, or where it is another model's.
         """
-        told = WeightManifest.from_dict(manifest)
+        described = WeightManifest.from_dict(manifest)
         if self.step == 0 and not self.model_path:
-            tensors = unpack_weights(told, buffer)
+            tensors = unpack_weights(described, buffer)
             tensors.pop("head.weight", None)  # of the policy alone, where it is not tied
             load_parameters(self.model.decoder, tensors)
-        return told.version
+        return described.version
 
     @operator
     @torch.no_grad()

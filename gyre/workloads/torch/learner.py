@@ -66,7 +66,7 @@ class _Update:
 class TorchLearner(BaseWorkload):
     """Holds a model, its optimizer, the number of the last applied step and the ids of all trained groups.
 
-    A subclass says what is learned: `make_model`, `optim`, `gradient`, `told` and the names in `SUMS`.
+    A subclass says what is learned: `make_model`, `optim`, `gradient`, `step_metrics` and the names in `SUMS`.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ()
@@ -92,7 +92,7 @@ class TorchLearner(BaseWorkload):
         Raises ValueError as `gradient` would for what they lack."""
         raise NotImplementedError
 
-    def told(self, tally: Tally) -> dict[str, Any]:
+    def step_metrics(self, tally: Tally) -> dict[str, Any]:
         """A step's metrics beyond those that every learner has."""
         raise NotImplementedError
 
@@ -196,7 +196,7 @@ class TorchLearner(BaseWorkload):
             "groups": int(batch.groups),
             "samples": int(batch.samples),
             "tokens": int(batch.tokens),
-            **self.told(reduce(Tally.plus, (one.tally for one in made), Tally())),
+            **self.step_metrics(reduce(Tally.plus, (one.tally for one in made), Tally())),
         }
         if self.optim.updates > 1:
             self._metrics["updates"] = len(made)

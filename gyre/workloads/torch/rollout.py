@@ -21,7 +21,7 @@ from gyre.config.sections import WorkloadSettings
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
-from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.embedded.token_sampling import Sampling
 from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.version.manifest import WeightManifest

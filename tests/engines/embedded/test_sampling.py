@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.engines.embedded.sampling import Sampling, choose, dice
+from gyre.engines.embedded.token_sampling import Sampling, choose, dice
 
 PROBABILITIES = [0.4, 0.3, 0.2, 0.06, 0.04]
 LOGITS = torch.tensor(PROBABILITIES).log()

@@ -6,7 +6,7 @@ import pytest
 
 from gyre.engines.embedded.core import Limits
 from gyre.engines.embedded.errors import BadRequest
-from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.embedded.token_sampling import Sampling
 from gyre.engines.embedded.wire import UnknownField, read_generate, read_sampling
 
 LIMITS = Limits(max_running=4, max_tokens=1000, context_length=100)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gyre.engines.embedded.core import EngineCore, Limits
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
-from gyre.engines.embedded.sampling import Sampling
+from gyre.engines.embedded.token_sampling import Sampling
 from gyre.models.architecture import read_architecture
 from gyre.models.decoder import load_weights
 from gyre.models.tensor_names import expected_shapes

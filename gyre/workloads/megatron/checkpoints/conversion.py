@@ -37,7 +37,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
     device = torch.device("cpu")
     seam = open_seam(device)
     from gyre.models.tensor_names import expected_shapes
-    from gyre.workloads.megatron.checkpoints.on_disk import load_weights, read_book
+    from gyre.workloads.megatron.checkpoints.on_disk import load_weights, read_metadata
     from gyre.workloads.megatron.model.config import architecture_from
     from gyre.workloads.megatron.model.hugging_face import export_weights
     from gyre.workloads.megatron.model.parallel import Ranks
@@ -45,8 +45,8 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
 
     if out.exists():
         raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
-    book = read_book(checkpoint)
-    model = book.get("model")
+    metadata = read_metadata(checkpoint)
+    model = metadata.get("model")
     if model is None:
         raise CheckpointMismatch(
             f"{checkpoint} is not of a policy, or of an older Gyre, which did not write down its model.",
@@ -72,7 +72,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
         )
         load_weights(policy, seam, checkpoint)
         tensors = dict(export_weights(policy.module, architecture, ranks))
-        if _digest(tensors, architecture, model) != book["digest"]:
+        if _digest(tensors, architecture, model) != metadata["digest"]:
             raise CheckpointMismatch(f"the weights in {checkpoint} are not those that were written.")
         if dtype:
             tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
@@ -81,7 +81,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
     finally:
         ranks.close()
     return {
-        "step": book["step"],
+        "step": metadata["step"],
         "tensors": len(tensors),
         "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
         "dtype": dtype or model["dtype"],

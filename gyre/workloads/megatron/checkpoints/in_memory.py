@@ -62,14 +62,14 @@ class MemoryCheckpoints:
     def is_on(self) -> bool:
         return self._memory is not None
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Facts for people: how long the last copy held training up, and what keeps states from being kept."""
         if self._memory is None:
             return {"trouble": self.trouble}
         return {"hold_s": round(self._memory.hold_s, 4)}
 
-    def save_if_due(self, step: int, book: dict[str, Any]) -> bool:
-        """After step `step`, whose `book` comes back with it: JSON, the same on every rank. Whether it was due."""
+    def save_if_due(self, step: int, metadata: dict[str, Any]) -> bool:
+        """After step `step`, whose `metadata` comes back with it: JSON, the same on every rank. Whether it was due."""
         if self._memory is None:
             return False
         due = self._ranks.rank == 0 and time.monotonic() >= self._next_at
@@ -87,7 +87,7 @@ class MemoryCheckpoints:
             self._has_room = True
         # What fails from here on fails on this rank alone: the others keep a state that no gang will agree on.
         try:
-            self._memory.save(tensors, lineage=self._lineage, step=step, book=book)
+            self._memory.save(tensors, lineage=self._lineage, step=step, book=metadata)
         except (NoHostMemory, OSError) as error:
             print(f"step {step} is not in host memory: {error}", flush=True)
         rest_s = self._memory.hold_s * (1.0 / self._share - 1.0)
@@ -95,8 +95,8 @@ class MemoryCheckpoints:
         return True
 
     def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
-        """Take the newest state back that every rank has, of a step beyond `newer_than` and up to `at_most`; its book,
-        or None where there is none, and nothing is changed then."""
+        """Take the newest state back that every rank has, of a step beyond `newer_than` and up to `at_most`: its
+        metadata, or None where there is none, and nothing is changed then."""
         if self._memory is None:
             return None
         tensors = self._tensors()

@@ -43,7 +43,7 @@ from gyre.workloads.torch.errors import CheckpointMismatch
 
 FORMAT = 1
 _STATE = "state"
-_BOOK = "actor.json"
+_METADATA = "actor.json"
 
 
 class CheckpointWriter:
@@ -57,17 +57,17 @@ class CheckpointWriter:
         self._error: Exception | None = None
         self._finish: list[Callable[[], None]] = []
         self._path = Path()
-        self._book: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
 
     @property
     def is_busy(self) -> bool:
         return self._thread is not None
 
-    def begin(self, path: Path, book: dict[str, Any]) -> None:
-        """Copy what is to be written, and start to write it below `path`, which is there and empty. `book` is what
+    def begin(self, path: Path, metadata: dict[str, Any]) -> None:
+        """Copy what is to be written, and start to write it below `path`, which is there and empty. `metadata` is what
         the first rank's `actor.json` will hold. One at a time: who begins another has seen this one written."""
         assert self._thread is None, "a checkpoint is being written"
-        self._path, self._book = path, book
+        self._path, self._metadata = path, metadata
         state = path / _STATE
         state.mkdir(exist_ok=True)
         filesystem_async._results_queue = queue.Queue()  # else a process is spawned to hold one
@@ -121,7 +121,7 @@ class CheckpointWriter:
                 finish()
         self._finish = []
         if self._ranks.rank == 0:
-            _write_json(self._path / _BOOK, {"format": FORMAT, **self._book})
+            _write_json(self._path / _METADATA, {"format": FORMAT, **self._metadata})
         self._ranks.sum([0.0])  # nobody says "written" before the first rank has
         return True
 
@@ -150,9 +150,9 @@ def _written(buckets: list[Any], transforms: list[Any]) -> dict[int, Any]:
 def restore(
     policy: MegatronPolicy, seam: Callable[[], AbstractContextManager[Any]], path: Path
 ) -> dict[str, Any]:
-    """Load weights and optimizer of the checkpoint at `path`, written in whatever layout, and return its book. A
+    """Load weights and optimizer of the checkpoint at `path`, written in whatever layout, and return its metadata. A
     collective of all ranks. Raises CheckpointMismatch."""
-    book = read_book(path)
+    metadata = read_metadata(path)
     AdamState(policy).complete()
     with seam(), torch.no_grad(), _step_stays():
         found = dist_checkpointing.load(sharded_state(policy, is_loading=True), str(path / _STATE))
@@ -162,7 +162,7 @@ def restore(
     mine = path / f"rank_{policy.ranks.rank:05d}.pt"
     if mine.exists():
         _take_random_state(torch.load(mine, weights_only=True))
-    return book
+    return metadata
 
 
 def load_weights(policy: MegatronPolicy, seam: Callable[[], AbstractContextManager[Any]], path: Path) -> None:
@@ -183,18 +183,18 @@ def begin_optimizer_anew(policy: MegatronPolicy) -> None:
                     value.zero_()
 
 
-def read_book(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """The content of `actor.json`. Raises CheckpointMismatch where there is none, or one of another format."""
     try:
-        book: dict[str, Any] = json.loads((path / _BOOK).read_text())
+        metadata: dict[str, Any] = json.loads((path / _METADATA).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointMismatch(
             f"there is no whole checkpoint at {path}: {error}.",
             hint="Is its disk there? If it is lost for good, run.lost_checkpoint: weights goes on without it.",
         ) from None
-    if book.get("format") != FORMAT:
-        raise CheckpointMismatch(f"{path} has format {book.get('format')}, this Gyre reads {FORMAT}.")
-    return book
+    if metadata.get("format") != FORMAT:
+        raise CheckpointMismatch(f"{path} has format {metadata.get('format')}, this Gyre reads {FORMAT}.")
+    return metadata
 
 
 def sharded_state(policy: MegatronPolicy, *, is_loading: bool) -> dict[str, Any]:

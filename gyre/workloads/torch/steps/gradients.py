@@ -126,7 +126,7 @@ def policy_gradient(
         entropies=entropies,
         norm_length=settings.norm_length,
     )
-    return _flat_gradient(found, model), tally.plus(told(found))
+    return _flat_gradient(found, model), tally.plus(loss_tally(found))
 
 
 def value_gradient(
@@ -149,7 +149,7 @@ def value_gradient(
         settings.loss,
         norm_length=settings.norm_length,
     )
-    return _flat_gradient(found, model), tally.plus(told(found))
+    return _flat_gradient(found, model), tally.plus(loss_tally(found))
 
 
 def counted(groups: Sequence[Group]) -> Tally:
@@ -164,7 +164,7 @@ def counted(groups: Sequence[Group]) -> Tally:
     )
 
 
-def told(found: LossSum) -> Tally:
+def loss_tally(found: LossSum) -> Tally:
     """What a loss says of the tokens that it saw."""
     sums = {name: value.item() for name, value in found.metrics.items()}
     return Tally(loss=found.loss.item(), scored_tokens=sums.pop("tokens"), sums=sums)
