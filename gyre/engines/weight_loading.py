@@ -37,8 +37,7 @@ from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
 from gyre.models.architecture import read_config
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_folder import weight_files
-from gyre.models.safetensors_header import read_header
+from gyre.models.safetensors_files import read_header, weight_files
 from gyre.weights.version.manifest import DTYPES, WeightManifest, WeightMismatch
 
 LISTING = "gyre.json"

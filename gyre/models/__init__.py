@@ -4,8 +4,8 @@
 | --- | --- |
 | `architecture` | `config.json` as a decoder's shape, and back: Qwen2, Qwen3 and Llama |
 | `tensor_names` | name and shape of every tensor of a checkpoint, and which of them make one parameter |
-| `safetensors_header` | where the tensors stand in a file |
-| `folder` | the tensors of a folder, checked against its architecture |
+| `safetensors_files` | a folder's files, and where the tensors stand in each |
+| `safetensors_folder` | the tensors of a folder, checked against its architecture |
 | `first_weights` | what training begins with: a folder's weights, or some drawn from a seed |
 | `saving` | a folder written |
 | `decoder` | weights in memory, and the forward pass over them |

@@ -6,7 +6,6 @@ read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_header import TensorEntry, read_header
+from gyre.models.safetensors_files import TensorEntry, read_header, weight_files
 from gyre.models.tensor_names import HEAD, SCORE, expected_shapes
 
 TensorSource = Callable[[str], Tensor]
@@ -89,25 +88,6 @@ class SafetensorsFolder:
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name."""
         return {name: self(name) for name in self._entries}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that the folder's index names, or all where it has no index. Raises ModelFolderError for
-    an index that cannot be read, or names a file that is absent."""
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return sorted(folder.glob("*.safetensors"))
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelFolderError(f"{index} is not an index of shards: {error!r}.") from None
-    absent = [name for name in names if not (folder / name).exists()]
-    if absent:
-        raise ModelFolderError(
-            f"{folder} lacks {len(absent)} of the {len(names)} files of its weights, {absent[0]} among them.",
-            hint="Copy or download the rest.",
-        )
-    return [folder / name for name in names]
 
 
 def _is_harmless(name: str, wanted: Container[str]) -> bool:

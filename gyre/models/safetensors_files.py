@@ -1,4 +1,4 @@
-"""The header of a safetensors file: the name, dtype, shape and place of each tensor.
+"""A folder's safetensors files, and their headers: the name, dtype, shape and place of each tensor.
 
 A file is 8 bytes with the header's length (little-endian), the header as JSON, and the tensors' bytes. This module must
 not import torch.
@@ -52,3 +52,22 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
             hint="Is it whole? A clone without Git LFS has small text files in the place of weights.",
         ) from None
     return tuple(entries)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that the folder's index names, or all where it has no index. Raises ModelFolderError for
+    an index that cannot be read, or names a file that is absent."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelFolderError(f"{index} is not an index of shards: {error!r}.") from None
+    absent = [name for name in names if not (folder / name).exists()]
+    if absent:
+        raise ModelFolderError(
+            f"{folder} lacks {len(absent)} of the {len(names)} files of its weights, {absent[0]} among them.",
+            hint="Copy or download the rest.",
+        )
+    return [folder / name for name in names]
