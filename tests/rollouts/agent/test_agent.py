@@ -187,7 +187,7 @@ async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: C
             await plane.kill()
             if "engine" in hurt:
                 crew.tell("a", "die")
-                await until(lambda: agent._engine is None)
+                await until(lambda: agent._host.engine is None)
             await asyncio.sleep(0.2)
             await plane.start()
             trainer = await plane.trainer(term=2)
@@ -221,7 +221,7 @@ async def test_nothing_that_was_generated_is_generated_again_when_an_engine_dies
     crew.hold("a", 2 + 60)
     await until(lambda: agent.tokens == 60, 20.0)
     crew.tell("a", "die")
-    await until(lambda: agent._engine is None, 20.0)
+    await until(lambda: agent._host.engine is None, 20.0)
     made = agent.tokens
     await plane.start()
     crew.away = False
@@ -274,7 +274,7 @@ async def test_a_drained_agent_waits_for_the_manager_before_it_forgets(crew: Cre
     await plane.kill()
     await asyncio.sleep(0.2)
     agent.drain("SIGTERM", 60.0)
-    await until(lambda: all(held.end for held in agent._samples.values()))
+    await until(lambda: all(held.end for held in agent._generation.samples.values()))
     made = agent.tokens
     assert not crew.tasks["a"].done()
     await plane.start()
@@ -366,7 +366,7 @@ async def test_an_engine_that_did_not_start_is_forgotten(crew: Crew) -> None:
     await trainer.publish(0)
     await crew.serving("a")
     assert not broken
-    assert [engine.death for engine in agent._engines] == [None], "the one that runs, and no other"
+    assert [engine.death for engine in agent._host.engines] == [None], "the one that runs, and no other"
 
 
 @pytest.fixture

@@ -1,0 +1,174 @@
+"""The engine beside an agent: started over a policy version, updated, put to sleep, watched and ended.
+
+Invariants:
+- *armed before it has work*: an engine's loader is in place before the engine is given a sample;
+- *an engine that does not work is dead*: one that answers and fails, or does not take its memory back, is ended, and
+  what follows is what follows upon a death.
+
+This module must not know about samples, frames or the manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gyre.engines.errors import EngineError, EngineRefused
+from gyre.engines.http_client import EngineClient
+from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
+from gyre.engines.weight_loading import EngineLoader, LoadReport
+from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
+from gyre.rollouts.protocol.frames import Asleep, Awake
+from gyre.weights.version.model_folder import fingerprint
+
+ENGINE_STOP_S = 1.0
+"""For an engine to stop by itself. It has nothing to save, and what it had in memory goes with it either way."""
+
+
+class EngineHost:
+    """`command_for(folder, version)` says how an engine is started over a model folder. `recall_all()` takes all
+    samples back from the engine; `changed(version, made)` is told in the pause of an update, `lost()` when there is no
+    engine any more, and `died(reason, tail)` when nothing of it is left."""
+
+    def __init__(
+        self,
+        command_for: Callable[[Path, str], EngineCommand],
+        *,
+        ready_within_s: float,
+        spawn: Callable[[Awaitable[Any]], None],
+        recall_all: Callable[[], Awaitable[None]],
+        changed: Callable[[int, Mapping[str, int] | None], None],
+        lost: Callable[[], None],
+        died: Callable[[str, str], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.engine: EngineProcess | None = None
+        self.engines: list[EngineProcess] = []
+        """All that may still be a process."""
+        self.client: EngineClient | None = None
+        self.loader: EngineLoader | None = None
+        self.model = "unset"
+        """Fingerprint of what the engine serves, weights apart."""
+        self.counts_from = -1
+        """The version that makes what is asked for now, where the engine will count what older ones made; else -1."""
+        self.sick = ""
+        """Why the engine was ended by us."""
+        self.is_asleep = False
+        """Between windows: the engine has nothing to do, and has given its memory back if it can."""
+        self._released = False
+        self._watching: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._command_for = command_for
+        self._ready_within_s = ready_within_s
+        self._spawn = spawn
+        self._recall_all = recall_all
+        self._changed = changed
+        self._lost = lost
+        self._died = died
+        self._now = now
+
+    async def serve(self, folder: Path, version: str, update_mode: str) -> LoadReport | None:
+        """Bring the engine to serve this version: started with it (then None is returned), or updated under the samples
+        that run. Raises EngineError, and EngineRefused where the engine goes on with what it had."""
+        if self.engine is not None and self.loader is not None:
+            return await self._update(self.loader, folder, version, update_mode)
+        engine = EngineProcess(
+            self._command_for(folder, version),
+            ready_within_s=self._ready_within_s,
+            stop_within_s=ENGINE_STOP_S,
+        )
+        self.engines.append(engine)
+        client = None
+        try:
+            await engine.start()
+            client = engine.client()
+            loader = EngineLoader(client, folder, key=engine.loader_key)
+            await loader.arm()  # before it has work
+        except BaseException:
+            if client is not None:
+                await client.close()
+            await engine.stop()
+            self.engines.remove(engine)
+            raise
+        self.engine, self.client, self.loader = engine, client, loader
+        self.counts_from = -1 if loader.why_not else int(version)
+        self._watching = asyncio.create_task(self._watch(engine))
+        self.model = fingerprint(folder)
+        return None
+
+    async def _update(self, loader: EngineLoader, folder: Path, version: str, update_mode: str) -> LoadReport:
+        """Under running samples the engine stands only for the load, and they go on with the new weights."""
+        if update_mode == "handover":
+            await self._recall_all()
+        try:
+            report = await loader.load(
+                version,
+                folder,
+                keep=update_mode == "in_place",
+                call_off=self._recall_all,
+                changed=partial(self._weights_changed, int(version)),
+            )
+        except EngineRefused:
+            raise
+        except EngineError as error:
+            self.end(f"it did not load version {version}: {error}"[:2000])
+            raise
+        self.counts_from = -1 if loader.why_not else int(version)
+        return report
+
+    def _weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
+        self.counts_from = version if made is not None else -1
+        self._changed(version, made)
+
+    def end(self, why: str) -> None:
+        """It lives and does not work: what follows is what follows upon its death."""
+        engine = self.engine
+        if engine is not None and not self.sick:
+            self.sick = why
+            self._spawn(engine.stop())
+
+    async def fall_asleep(self) -> Asleep:
+        said = await fall_asleep(self.client, self._now)
+        self.is_asleep = self.client is not None
+        self._released = self.is_asleep and not said.error
+        return said
+
+    async def wake_up(self) -> Awake | None:
+        """None where the engine did not take its memory again, and is ended."""
+        try:
+            said = await wake_up(self.client if self._released else None, self._now)
+        except EngineError as error:
+            self.end(f"it did not take its memory again: {error}"[:2000])
+            return None
+        self.is_asleep = False
+        return said
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        death = await engine.died()
+        if self.engine is not engine or self._is_closing:
+            return
+        self._spawn(self._gone(engine, death))
+
+    async def _gone(self, engine: EngineProcess, death: EngineDeath) -> None:
+        client, self.engine, self.client, self.loader = self.client, None, None, None
+        self.is_asleep = False
+        self._lost()
+        # Both: requests may fail before their engine's death is noticed, and what ended it is not what they say.
+        reason, self.sick = death.reason + (f", after {self.sick}" if self.sick else ""), ""
+        if client is not None:
+            await client.close()
+        await engine.stop()
+        self.engines.remove(engine)
+        self._died(reason, death.tail)
+
+    def stop_watching(self) -> list[asyncio.Task[None]]:
+        """From now on nobody is told of the engine's death. What is to be waited for."""
+        self._is_closing = True
+        return [self._watching] if self._watching is not None else []
+
+    async def close(self) -> None:
+        for engine in list(self.engines):
+            await engine.stop()

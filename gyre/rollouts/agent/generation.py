@@ -1,0 +1,275 @@
+"""The samples that an agent has, and their generation by its engine.
+
+Invariants:
+- *asked together, told apart*: samples that come together are one request of the engine; what is wrong with one of them
+  is said of that one;
+- *who is to blame*: where an engine answers and does not work, that is told, and not that its samples failed.
+
+This module must not know about the manager, connections or weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gyre.engines.dialect import FinishKind, GenerateRequest, StreamChunk
+from gyre.engines.errors import EngineError, EngineRefused
+from gyre.engines.http_client import EngineClient
+from gyre.rollouts.agent.engine_host import EngineHost
+from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request_id, version_runs
+from gyre.rollouts.protocol.frames import Keep, Prompt, Work
+from gyre.rollouts.protocol.progress import EndKind
+
+SICK_WITHIN_S = 1.0
+"""How long a failed request waits for others to fail, before it is the one that failed."""
+
+SICK_AFTER = 3
+"""Requests in a row that fail before the engine is started anew: it answers, and does not work."""
+
+RECALL_WITHIN_S = 0.6
+"""How long a recall waits for the engine's last tokens; in a drain they are handed over within a second of the
+notice."""
+
+DEATH_NOTICED_S = 0.2
+"""What it takes to notice that an engine died, when a request of it fails."""
+
+SAMPLES_PER_REQUEST = 16
+"""Samples that come together are asked for together, up to so many: a connection for each costs more than a short
+sample does. More would cost an SGLang server, which looks at all of a request's streams at each chunk."""
+
+
+class Generation:
+    """`version()` is the policy version that the engine serves; `spawn` runs a coroutine in the background, and
+    `report_soon()` asks for a report, for a sample ended."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        *,
+        version: Callable[[], int],
+        spawn: Callable[[Awaitable[Any]], None],
+        report_soon: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.samples: dict[int, HeldSample] = {}
+        """By lease."""
+        self.tokens = 0
+        """Generated in all."""
+        self.failed_in_a_row = 0
+        """Requests, since one of them got a token."""
+        self.is_closed = False
+        """Whatever comes now is handed back at once."""
+        self._host = host
+        self._version = version
+        self._spawn = spawn
+        self._report_soon = report_soon
+        self._now = now
+
+    @property
+    def running(self) -> list[HeldSample]:
+        return [held for held in self.samples.values() if not held.end]
+
+    def begin(self, given: Sequence[tuple[Work, Prompt]]) -> None:
+        begun = []
+        for work, prompt in given:
+            held = HeldSample(
+                key=work.key,
+                row=work.row,
+                lease=work.lease,
+                prompt=np.frombuffer(prompt.tokens, "<i4").astype(np.int32),
+                prior=np.frombuffer(work.prior, "<i4").astype(np.int32),
+                sampling=prompt.sampling,
+                seed=work.seed,
+                rid=request_id(work.lease),
+                seen=self._version(),
+            )
+            self.samples[held.lease] = held
+            if self._host.client is None or self.is_closed:
+                self.finish(held, "released", "the engine is not there")
+            else:
+                begun.append(held)
+        if self._host.client is None:
+            return
+        for at in range(0, len(begun), SAMPLES_PER_REQUEST):
+            self._ask(begun[at : at + SAMPLES_PER_REQUEST], self._host.client)
+
+    def keep(self, kept: Sequence[Keep]) -> None:
+        """Go on with the samples that the manager's welcome lists, and drop the others."""
+        by_key = {keep.key: keep for keep in kept}
+        mine, self.samples = self.samples, {}
+        for held in mine.values():
+            keep = by_key.get(held.key)
+            if keep is None or held.cancelled:
+                self._drop(held)
+                continue
+            held.row, held.lease = keep.row, keep.lease
+            if keep.lineage and not held.has(keep.known, keep.lineage):
+                if held.task is not None:
+                    held.task.cancel()
+                held.forget()
+                held.end, held.message, held.end_seq = "released", "it went on from other tokens", 0
+                self.samples[held.lease] = held
+                continue
+            held.sent = held.lease_began = max(0, keep.known - held.start)
+            held.end_seq = 0
+            self.samples[held.lease] = held
+
+    def _drop(self, held: HeldSample) -> None:
+        """It went on elsewhere."""
+        held.cancelled = True
+        if held.task is not None:
+            held.task.cancel()  # closing the stream aborts it in the engine
+        self.samples.pop(held.lease, None)
+
+    def acknowledged(self, seq: int) -> None:
+        """The manager has what ended in reports up to this one."""
+        for held in [held for held in self.samples.values() if held.end_seq and held.end_seq <= seq]:
+            del self.samples[held.lease]
+
+    def recall_leases(self, leases: Sequence[int]) -> None:
+        """The manager wants these back."""
+        for lease in leases:
+            held = self.samples.get(lease)
+            if held is not None and not held.end:
+                self._spawn(self.recall(held))
+
+    def _ask(self, some: list[HeldSample], client: EngineClient) -> None:
+        if len(some) == 1:
+            some[0].task = asyncio.create_task(self._generate(some[0], client))
+            return
+        for held in some:
+            held.task = asyncio.get_running_loop().create_future()
+            held.task.add_done_callback(partial(self._left, held, client))
+        self._spawn(self._generate_many(some, client))
+
+    def _request(self, held: HeldSample) -> GenerateRequest:
+        held.asked(self._host.counts_from)
+        return engine_request(held, self._host.loader.cache_key if self._host.loader is not None else "")
+
+    def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
+        """One of several in a request is given up: the engine is told, for its stream goes on for the others."""
+        if ended.cancelled() and not held.end and client is self._host.client:
+            self._spawn(self._abort(held, client))
+
+    async def _abort(self, held: HeldSample, client: EngineClient) -> None:
+        with contextlib.suppress(EngineError):  # then its tokens go on coming, and are dropped
+            await client.abort(held.rid)
+
+    async def _generate_many(self, some: list[HeldSample], client: EngineClient) -> None:
+        """One request for all of them. When it breaks, what is left of it is asked for one by one, so that what is
+        wrong with one sample is said of that one."""
+        try:
+            async with aclosing(client.generate_many([self._request(held) for held in some])) as chunks:
+                async for at, chunk in chunks:
+                    held = some[at]
+                    if held.cancelled or held.end:
+                        continue
+                    self._took(held, chunk)
+                    if held.end and held.task is not None and not held.task.done():
+                        held.task.cancel()
+            return
+        except Exception:  # also what is wrong with a request before the engine sees it
+            # If it was the engine's death, its samples have ended by then.
+            await asyncio.sleep(DEATH_NOTICED_S)
+        if self._host.client is client:
+            for held in some:
+                if not held.end and not held.cancelled and not (held.task is not None and held.task.done()):
+                    held.rid = "r" + held.rid[1:]  # the engine may not have let go of the other yet
+                    held.task = asyncio.create_task(self._generate(held, client))
+
+    def _took(self, held: HeldSample, chunk: StreamChunk) -> None:
+        held.take(chunk, self._version())
+        self.tokens += len(chunk.token_ids)
+        self.failed_in_a_row = 0
+        if chunk.finish is None:
+            return
+        if chunk.spans and held.counted is None:  # SGLang calls a pass that was under way the newer's
+            held.true_runs = version_runs(chunk, held)
+        if chunk.finish.kind is FinishKind.ABORT:
+            self.finish(held, "released", chunk.finish.message)
+        else:
+            self.finish(held, "stop" if chunk.finish.kind is FinishKind.STOP else "length", "")
+
+    async def _generate(self, held: HeldSample, client: EngineClient) -> None:
+        try:
+            async with aclosing(client.generate(self._request(held))) as chunks:
+                async for chunk in chunks:
+                    self._took(held, chunk)
+        except EngineRefused as error:
+            self.finish(held, "failed", str(error)[:2000])
+        except EngineError as error:
+            await self._failed(held, client, error)
+        except Exception as error:  # of this sample alone, and it must not hang for it
+            self.finish(held, "failed", f"{type(error).__name__}: {error}"[:2000])
+
+    async def _failed(self, held: HeldSample, client: EngineClient, error: EngineError) -> None:
+        """The engine could not. If it cannot do anything, that is what is told, and not that the sample is to blame."""
+        await asyncio.sleep(DEATH_NOTICED_S)  # its death is noticed by then
+        if self._host.client is client and not held.end:
+            self.failed_in_a_row += 1
+            if self.failed_in_a_row >= SICK_AFTER:
+                self._host.end(f"{self.failed_in_a_row} requests in a row failed: {error}"[:2000])
+        until = self._now() + SICK_WITHIN_S
+        while self._host.client is client and not held.end and (self._host.sick or self.failed_in_a_row):
+            if self._now() > until and not self._host.sick:
+                break
+            await asyncio.sleep(0.05)
+        if self._host.client is client and not held.cancelled and not held.end:
+            self.finish(held, "failed", str(error)[:2000])
+
+    def finish(self, held: HeldSample, kind: EndKind, message: str) -> None:
+        held.end, held.message = kind, message
+        self._report_soon()
+
+    async def recall(self, held: HeldSample) -> None:
+        """Its stream ends with the tokens that the engine has, and then it is released."""
+        client = self._host.client
+        if client is None:
+            self.finish(held, "released", "recalled")
+            return
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(RECALL_WITHIN_S):
+                await client.abort(held.rid)
+        await self._wait_end(held, RECALL_WITHIN_S)
+        if not held.end:
+            if held.task is not None:
+                held.task.cancel()
+            self.finish(held, "released", "recalled")
+
+    async def _wait_end(self, held: HeldSample, within_s: float) -> None:
+        if held.task is not None and not held.end:
+            await asyncio.wait([held.task], timeout=within_s)
+
+    async def recall_all(self) -> None:
+        await asyncio.gather(*(self.recall(held) for held in self.running))
+
+    async def close(self) -> None:
+        """All that runs is called off at once, with the tokens that the engine has."""
+        self.is_closed = True
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(RECALL_WITHIN_S):  # an engine that hangs keeps what it did not say
+                if self._host.client is not None:
+                    await self._host.client.abort_all()
+                tasks = [held.task for held in self.running if held.task is not None]
+                if tasks:
+                    await asyncio.wait(tasks)
+        self.end_all("released", "drained")
+
+    def end_all(self, kind: EndKind, message: str) -> None:
+        """What runs ends this way."""
+        for held in self.running:
+            if held.task is not None:
+                held.task.cancel()
+            self.finish(held, kind, message)
+
+    def weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
+        """The engine serves this version from now on; `made` as `EngineLoader.load` tells it."""
+        for held in self.running:
+            held.changed(version, made)
