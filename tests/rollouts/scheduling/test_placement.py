@@ -66,32 +66,36 @@ class Places(RuleBasedStateMachine):
         self.placement.finish(self.some(key), length)
         self.where.pop(key, None)
 
-    @precondition(lambda self: self.placement.instances)
-    @rule(key=KEYS, name=NAMES)
-    def assign(self, key: int, name: str) -> None:
-        if name in self.placement.instances and self.where.get(key, "") is None:
-            self.placement.assign(self.some(key), self.instance(name))
-            self.where[key] = (name, None)
+    @precondition(lambda self: self.placement.instances and None in self.where.values())
+    @rule(data=st.data())
+    def assign(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([key for key, place in self.where.items() if place is None]))
+        name = data.draw(st.sampled_from(sorted(self.placement.instances)))
+        self.placement.assign(self.some(key), self.instance(name))
+        self.where[key] = (name, None)
 
     @precondition(lambda self: self.placement.instances)
-    @rule(key=KEYS, name=NAMES, done=st.integers(0, LIMIT))
-    def place(self, key: int, name: str, done: int) -> None:
-        if name in self.placement.instances:
-            self.placement.place(self.some(key), self.instance(name), done)
-            self.where[key] = (name, None)
+    @rule(key=KEYS, data=st.data(), done=st.integers(0, LIMIT))
+    def place(self, key: int, data: st.DataObject, done: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.placement.instances)))
+        self.placement.place(self.some(key), self.instance(name), done)
+        self.where[key] = (name, None)
 
-    @rule(key=KEYS, name=NAMES)
-    def migrate(self, key: int, name: str) -> None:
-        place = self.where.get(key)
-        if place is not None and name in self.placement.instances and name not in place:
+    @precondition(lambda self: len(self.placement.instances) > 1 and any(self.where.values()))
+    @rule(data=st.data())
+    def migrate(self, data: st.DataObject) -> None:
+        key, place = data.draw(st.sampled_from([(k, p) for k, p in self.where.items() if p is not None]))
+        others = sorted(set(self.placement.instances) - set(place))
+        if others:
+            name = data.draw(st.sampled_from(others))
             self.placement.migrate(self.some(key), self.instance(name), 0.0)
             self.where[key] = (place[0], name)
 
-    @rule(key=KEYS)
-    def try_alone(self, key: int) -> None:
-        place = self.where.get(key)
-        if place is not None:
-            self.placement.try_alone(self.instance(place[0]), self.some(key))
+    @precondition(lambda self: any(self.where.values()))
+    @rule(data=st.data())
+    def try_alone(self, data: st.DataObject) -> None:
+        key, place = data.draw(st.sampled_from([(k, p) for k, p in self.where.items() if p is not None]))
+        self.placement.try_alone(self.instance(place[0]), self.some(key))
 
     @rule(name=NAMES, admitted=st.booleans(), tokens=st.integers(0, 500), rate=st.floats(0, 100))
     def report(self, name: str, admitted: bool, tokens: int, rate: float) -> None:
