@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
@@ -16,7 +17,7 @@ LIMIT = 1000
 
 def dial(groups: OpenGroups, name: str, incarnation: int, *held: Held) -> list[Keep]:
     hello = SimAgent(name, 0, incarnation).hello()
-    return groups.join(hello.model_copy(update={"held": list(held), "kv_tokens": 1 << 30}))
+    return groups.join(replace(hello, held=list(held), kv_tokens=1 << 30))
 
 
 def claim(sample: InFlightSample, **other: Any) -> Held:
