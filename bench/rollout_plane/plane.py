@@ -73,7 +73,13 @@ class MeasuredManager(RolloutManager):
     _asked_at: float | None = None
     _first_at: float | None = None
 
-    def _hear(self, session: AgentSession, frame: Frame | Report) -> None:
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._take_in, self._take_request = self.instances.received, self.trainer.received
+        self.instances.received = self._from_agent  # type: ignore[method-assign]
+        self.trainer.received = self._from_trainer  # type: ignore[method-assign]
+
+    def _from_agent(self, session: AgentSession, frame: Frame | Report) -> None:
         now = time.monotonic()
         if isinstance(frame, Report):
             self.figures.reports += 1
@@ -82,12 +88,12 @@ class MeasuredManager(RolloutManager):
             if self._first_at is None and (frame.columns[0] or frame.ends):
                 self._first_at = now
             self.figures.finished += len(frame.ends)
-        super()._hear(session, frame)
+        self._take_in(session, frame)
 
-    def _hear_trainer(self, peer: Connection, frame: Frame | Report) -> None:
+    async def _from_trainer(self, connection: Connection, frame: Frame | Report) -> None:
         if isinstance(frame, Request) and self._asked_at is None:
             self._asked_at = time.monotonic()
-        super()._hear_trainer(peer, frame)
+        await self._take_request(connection, frame)
 
     def _write(self, batch: WriteBatch) -> None:
         first, self._first_at = self._first_at, None

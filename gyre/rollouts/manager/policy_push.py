@@ -58,13 +58,15 @@ class PolicyPush:
             return
         self._commit_soon()
         self._groups.promote(served.version)
+        told = self.with_sources(served)
         for session in self._sessions.values():
-            self.update(session)
+            self.update(session, told)
         self._dispatch.soon()
 
-    def update(self, session: AgentSession) -> None:
+    def update(self, session: AgentSession, told: Weights | None = None) -> None:
         """Send the served version, unless the instance has it or is loading it. One that it is still fetching is not
-        finished then: the agent goes on with the newer."""
+        finished then: the agent goes on with the newer. `told` is the version with its sources, from a caller that
+        sends it to many: finding them means a look at every instance."""
         served = self._versions.served
         if served is None or session.connection is None or session.draining:
             return
@@ -76,13 +78,13 @@ class PolicyPush:
             return
         if self._may_load(session):
             session.loading, session.loading_since = served.version, self._now()
-            session.connection.send(self.with_sources(served))
+            session.connection.send(told or self.with_sources(served))
             self._dispatch.soon()
         elif session.loading is None and session.told_ahead != served.version:
             # It loads it when its window opens; that it has it by then costs no memory of the trainer's devices.
             # What it is loading it finishes first: the window's end waits for that.
             session.told_ahead = served.version
-            session.connection.send(replace(self.with_sources(served), ahead=True))
+            session.connection.send(replace(told or self.with_sources(served), ahead=True))
 
     def refused(self, session: AgentSession, version: int) -> None:
         """The instance could not load the version: it is told to try again after a while, each time after a longer
@@ -107,9 +109,12 @@ class PolicyPush:
         """The publisher serves the version from elsewhere now: instances that are fetching it, or could not, hear of
         it."""
         served = self._versions.served
+        if served is None:
+            return
+        told = self.with_sources(served)
         for session in self._sessions.values():
-            if served is not None and session.loading == served.version and session.connection is not None:
-                session.connection.send(self.with_sources(served))
+            if session.loading == served.version and session.connection is not None:
+                session.connection.send(told)
             elif session.refused:
                 session.refused = {}
-                self.update(session)
+                self.update(session, told)

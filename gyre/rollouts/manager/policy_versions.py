@@ -119,9 +119,9 @@ class PolicyVersions:
         told = {"transport": frame.way, "codec": frame.codec, "why": frame.why[:1000]}
         return {"instance": instance, "version": frame.version, **told}
 
-    def publish(self, frame: Publish) -> bool:
-        """Whether it is a new version. Raises FrameError where it is not what the trainer says, or was something else
-        before."""
+    def publish(self, frame: Publish, model: str) -> bool:
+        """Whether it is a new version. `model` is what `model_of` said. Raises FrameError where the version was
+        something else before."""
         newest = self.published
         if newest is not None and frame.version <= newest.version:
             if frame.version == newest.version and frame.checksum != newest.checksum:
@@ -131,7 +131,6 @@ class PolicyVersions:
                 )
             self._move(frame)
             return False
-        model = self._look(frame)
         self._move_all(frame.sources)
         self.add(
             Weights(
@@ -146,8 +145,11 @@ class PolicyVersions:
         self.changed = True
         return True
 
-    def _look(self, frame: Publish) -> str:
-        """The model's fingerprint; read from the folder where it is on this machine, and then the checksum too."""
+    @staticmethod
+    def model_of(frame: Publish) -> str:
+        """The model's fingerprint, read from the version's folder where that is on this machine. A manifest of 90,000
+        tensors takes a second to read: do not call it on an event loop. Raises FrameError where the folder is not what
+        the trainer says."""
         path = Path(frame.path)
         if frame.sources and not (frame.path and path.is_dir()):
             return frame.model

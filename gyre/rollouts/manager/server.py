@@ -294,7 +294,7 @@ class RolloutManager:
                 connection.send(Attached(protocol=PROTOCOL, epoch=self._term, version=self.weights.newest))
                 async for message in socket:
                     if message.type is WSMsgType.BINARY and self.trainer.connection is connection:
-                        self.trainer.received(connection, unpack(message.data))
+                        await self.trainer.received(connection, unpack(message.data))
             except FrameError as error:
                 self._reject(connection, error)
             finally:

@@ -9,6 +9,7 @@ This module must not know about sockets or how a trainer trains.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -108,8 +109,13 @@ class TrainerSession:
         if self.connection is not None:
             self.connection.send(frame)
 
-    def received(self, connection: Connection, frame: Frame | Report) -> None:
+    async def received(self, connection: Connection, frame: Frame | Report) -> None:
         """Raises FrameError for what a trainer does not send, or what cannot be."""
+        model = ""
+        if isinstance(frame, Publish) and frame.version > self._versions.newest:
+            model = await asyncio.to_thread(self._versions.model_of, frame)
+            if self.connection is not connection:
+                return  # another trainer attached meanwhile
         if not isinstance(frame, Request | Pulse):
             self._reports.take_in()
         if isinstance(frame, Request):
@@ -136,7 +142,7 @@ class TrainerSession:
             self._policies.promote()
         elif isinstance(frame, Publish):
             known = self._versions.served
-            if self._versions.publish(frame):
+            if self._versions.publish(frame, model):
                 self._groups.newest_version = self._versions.newest
                 self._commits.at_once()  # once a step, and every instance waits for it
                 if self._autoscaler is not None:

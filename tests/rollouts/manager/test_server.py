@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -18,7 +20,7 @@ import pytest
 
 from gyre.errors import Fenced
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.manager import policy_push
+from gyre.rollouts.manager import policy_push, policy_versions
 from gyre.rollouts.manager import server as server_module
 from gyre.rollouts.manager import sessions as sessions_module
 from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
@@ -48,7 +50,18 @@ from gyre.rollouts.protocol.frames import (
     WeightsTrouble,
 )
 from gyre.rollouts.protocol.progress import empty_progress
-from tests.rollouts.plane import QUICK, TOKEN, Plane, ScriptedAgent, live_plane, until, within
+from gyre.weights.version.model_folder import ModelFolder
+from tests.rollouts.plane import (
+    QUICK,
+    SOON_S,
+    TOKEN,
+    Plane,
+    ScriptedAgent,
+    live_plane,
+    small_folder,
+    until,
+    within,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -331,6 +344,41 @@ async def test_a_policy_is_in_the_ledger_before_anybody_hears_of_it(plane: Plane
     weights = await agent.wire.expect(Weights)
     assert weights.checksum == folder.checksum
     assert [known["version"] for known in plane.store.load().counters["weights"]] == [0]
+
+
+async def test_a_manifest_that_takes_long_to_read_holds_up_nobody(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, on = ModelFolder.read, threading.Event()
+
+    def slow(path: Path) -> ModelFolder:
+        assert on.wait(SOON_S), "the loop did nothing meanwhile"
+        return read(path)
+
+    trainer = await plane.trainer()
+    folder = small_folder(plane.tmp_path / "v0", 0)
+    monkeypatch.setattr(policy_versions, "ModelFolder", SimpleNamespace(read=slow))
+    await trainer.wire.send(Publish(version=0, checksum=folder.checksum, path=str(folder.path)))
+    agent = await plane.agent("a")
+    assert (await plane.get("/v1/status"))[0] == 200
+    on.set()
+    assert (await agent.wire.expect(Weights)).version == 0
+
+
+async def test_who_has_a_version_is_looked_up_once_for_all(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    with_sources = plane.manager.policies.with_sources
+    monkeypatch.setattr(
+        plane.manager.policies, "with_sources", lambda weights: looked.append(1) or with_sources(weights)
+    )
+    agents = [await plane.agent(name) for name in ("a", "b", "c", "d")]
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    for agent in agents:
+        await agent.wire.expect(Weights)
+    assert len(looked) == 1
 
 
 async def test_a_version_that_was_published_stays_what_it_was(plane: Plane) -> None:
