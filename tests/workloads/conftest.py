@@ -70,6 +70,13 @@ def make_job(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         job.close()
 
 
+def replaced_when_out_of_step(job: InProcessJob) -> None:
+    """A trainer may die between two ranks of a gang call. The next one reports the gang as out of step, and the master
+    replaces it; here the job is told to."""
+    for nth in range(1, 9):
+        job.on_report("OperatorFailed", nth, lambda: job.replace("actor-0"))
+
+
 @pytest.fixture(scope="session")
 def undisturbed(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("undisturbed")

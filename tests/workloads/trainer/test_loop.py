@@ -13,7 +13,7 @@ from gyre.errors import JobFailed, UserCodeError
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.trainer import retries
 from gyre.workloads.trainer.learning import checkpoints
-from tests.workloads.conftest import digests_of, steps_of
+from tests.workloads.conftest import digests_of, replaced_when_out_of_step, steps_of
 from tests.workloads.toy_policy import digests_by_hand, toy_spec
 
 HERE = "tests.workloads.toy_policy"
@@ -142,6 +142,7 @@ def test_a_trainer_that_dies_during_a_call_is_continued_by_the_next(
 ):
     job = make_job()
     job.on(call, nth, job.kill_trainer, when=when, vertex=vertex)
+    replaced_when_out_of_step(job)
     with job:
         came_to(job, undisturbed)
     assert job.vertex("trainer-0").host.incarnation == 2, "the moment never came"
@@ -188,6 +189,7 @@ def test_a_second_death_during_restore_and_replay_is_survived(make_job, undistur
         job.restart("actor-1")
 
     job.on("actor.accumulate", 7, first, vertex="actor-1")
+    replaced_when_out_of_step(job)
     with job:
         came_to(job, undisturbed)
     assert job.vertex("actor-0").host.incarnation >= 3, "the second moment never came"
@@ -215,6 +217,7 @@ def test_deaths_at_random_moments_leave_no_trace(make_job, undisturbed, seed):
         job.on(
             call, nth, lambda v=victims: job.restart(*v), when=dice.choice(["before", "after"]), vertex=vertex
         )
+    replaced_when_out_of_step(job)
     with job:
         came_to(job, undisturbed)
 
@@ -298,6 +301,7 @@ def test_a_stale_run_stays_within_its_bound_whatever_dies(make_job, seed):
         call, vertex, nth = dice.choice(ONE_DIES)
         victim = dice.choice(EVERYBODY)
         job.on(call, nth, lambda v=victim: job.restart(v), vertex=vertex)
+    replaced_when_out_of_step(job)
     with job:
         job.result(timeout_s=DEADLINE_S)
     for row in steps_of(job):

@@ -13,7 +13,7 @@ from gyre.testing.in_process import InProcessJob
 from gyre.workloads.gang.weight_copy import WeightCopy
 from gyre.workloads.trainer.learning import lifecycle
 from tests.workloads import toy_plane
-from tests.workloads.conftest import steps_of
+from tests.workloads.conftest import replaced_when_out_of_step, steps_of
 from tests.workloads.toy_plane import ToyPlane, install
 from tests.workloads.trainer.test_loop import DEADLINE_S
 from tests.workloads.trainer.test_streaming import MODES, batches_of, digests_by_record
@@ -202,7 +202,6 @@ def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode
         )
     for _ in range(3):
         job.on(dice.choice(moments), dice.randrange(1, 12), plane.break_off)
-    for nth in range(1, 9):  # a trainer may die between two ranks of a call: the master replaces the gang
-        job.on_report("OperatorFailed", nth, lambda: job.replace("actor-0"))
+    replaced_when_out_of_step(job)
     with job:
         came_out_right(job, plane)

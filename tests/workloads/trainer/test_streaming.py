@@ -18,7 +18,7 @@ from gyre.errors import UserCodeError
 from gyre.rollouts.trainer.staleness import Action, Ages, Verdict
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import WorkloadContext
-from tests.workloads.conftest import digests_of, steps_of
+from tests.workloads.conftest import digests_of, replaced_when_out_of_step, steps_of
 from tests.workloads.torch import test_ppo as ppo
 from tests.workloads.toy_policy import ToyActor, ToyData, ToyReference, ToyReward, ToyRollout
 from tests.workloads.trainer.test_loop import (
@@ -300,6 +300,7 @@ def test_deaths_at_random_moments_lose_nothing(make_streamed, seed):
         job.on(
             call, nth, lambda v=victims: job.restart(*v), when=dice.choice(["before", "after"]), vertex=vertex
         )
+    replaced_when_out_of_step(job)
     with job:
         came_out_right(job)
 
