@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -12,6 +13,9 @@ from xdist.scheduler import LoadScopeScheduling
 # start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A property holds or fails whatever the machine's speed: no example has a deadline.
+settings.register_profile("gyre", deadline=None)
+settings.load_profile("gyre")
 
 ORDER = ("kill", "e2e", "rollouts", "workloads", "engines", "megatron")
 """The longest first, so that the workers end together."""

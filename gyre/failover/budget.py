@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from gyre.config import Budget, FailoverSpec
 
+NO_STEP_VERTEX, NO_STEP_JOB = "no_step:vertex", "no_step:job"
+"""Keys of the budgets for a job that makes no step: the trainer's restart and the job's. A new step resets both."""
+
 _MOST_DOUBLINGS = 64
-"""Past any sensible maximum, and far from what a float cannot hold."""
+"""Limit of the exponent: the wait is past any sensible maximum, and the float is far from its own limit."""
 
 
 def within(uses: tuple[float, ...], budget: Budget, now: float) -> tuple[float, ...]:

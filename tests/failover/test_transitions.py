@@ -373,7 +373,7 @@ def test_an_incident_of_a_vertex_that_is_scaled_away_is_closed(history: History)
 
 def test_incidents_are_kept_by_age_however_the_state_was_loaded(coordinator: FailoverCoordinator) -> None:
     from gyre.failover import differences, fold, rows_of, state_from
-    from gyre.failover.coordinator import KEPT_INCIDENTS
+    from gyre.failover.incidents import KEPT_INCIDENTS
 
     history = History(coordinator).submit().start_all()
     for n in range(KEPT_INCIDENTS + 40):

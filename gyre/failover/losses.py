@@ -1,0 +1,103 @@
+"""Decisions about faults: a vertex is lost or does not start, a call or the trainer raises, the job stalls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gyre.failover import commands as c
+from gyre.failover import events as e
+from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
+from gyre.failover.draft import Draft
+from gyre.failover.incidents import Fault, open_incident
+from gyre.failover.layout import JobLayout
+from gyre.failover.repair import Rung, pay, repair
+from gyre.failover.state import Cause, JobPhase, Scope, VertexPhase
+from gyre.failover.vertices import TRAINER_VERTEX, current
+
+
+def vertex_lost(layout: JobLayout, draft: Draft, event: e.VertexLost, now: float) -> Iterable[c.Command]:
+    record = current(draft, event.vertex, event.incarnation)
+    if record is None or record.phase in (VertexPhase.STOPPING, VertexPhase.STOPPED):
+        # A vertex that hangs is not gone: only the answer to StopVertex says that no process is left.
+        return ()
+    fault = Fault(Cause(event.cause), event.evidence, detected_after_s=event.detected_after_s)
+    return repair(layout, draft, record, now, fault)
+
+
+def vertex_start_failed(
+    layout: JobLayout, draft: Draft, event: e.VertexStartFailed, now: float
+) -> Iterable[c.Command]:
+    record = current(draft, event.vertex, event.incarnation)
+    if record is None or record.phase is not VertexPhase.STARTING:
+        return ()
+    cause = Cause.USER_ERROR if event.user_code else Cause.START_FAILED
+    evidence = {"error": event.error, "traceback": event.traceback}
+    return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
+
+
+def trainer_failed(
+    layout: JobLayout, draft: Draft, event: e.TrainerFailed, now: float
+) -> Iterable[c.Command]:
+    record = current(draft, TRAINER_VERTEX, event.incarnation)
+    if record is None or record.phase is not VertexPhase.RUNNING:
+        return ()
+    cause = Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED
+    evidence = {"error": event.error, "traceback": event.traceback}
+    return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
+
+
+def operator_failed(
+    layout: JobLayout, draft: Draft, event: e.OperatorFailed, now: float
+) -> Iterable[c.Command]:
+    """The trainer repeats a failed call by itself while the budget of retries lasts. A gang that failed in Gyre's own
+    code is restarted at once: its ranks no longer agree on where they are."""
+    record = current(draft, event.vertex, event.vertex_incarnation)
+    if record is None or record.phase is not VertexPhase.RUNNING:
+        return ()
+    evidence = {"operator": event.operator, "error": event.error, "traceback": event.traceback}
+    gang = len(layout.regions(record.id)) > 1
+    retried = Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED
+    retriable = not gang or event.user_code
+    if retriable and pay(draft, f"retry:{record.role}", layout.spec.failover.retry, now):
+        open_incident(
+            draft,
+            record,
+            now,
+            Fault(retried, evidence, event.user_code),
+            scope=Scope.RETRY,
+            decision=f"call {event.operator} again",
+            recovered=True,
+        )
+        return ()
+    cause = Cause.COLLECTIVE if gang and not event.user_code else retried
+    return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
+
+
+def job_stalled(layout: JobLayout, draft: Draft, event: e.JobStalled, now: float) -> Iterable[c.Command]:
+    """All vertices run, and no step comes. While anything moves, the incident only informs people: work that takes
+    longer than ever before must not be thrown away because of it.
+
+    A job that stands still is repaired in two scopes, each as often as `failover.no_step` allows. The first is the
+    trainer: all of its state is in the ledger, it asks everybody for everything again, and no other process is lost. If
+    no step comes of that, another vertex waits for something that will not come, and the master cannot tell which; so
+    the second scope is the whole job, from the journal. After that the job has failed.
+    """
+    trainer = draft.vertices.get(TRAINER_VERTEX)
+    if trainer is None or draft.job.phase is not JobPhase.RUNNING or event.step != draft.job.step:
+        return ()
+    error = f"no step after step {event.step} for {event.after_s:.0f} s (limit {event.limit_s:.0f} s)"
+    fault = Fault(Cause.NO_STEP, {"error": error, **event.evidence}, detected_after_s=event.after_s)
+    if not event.stands_still:
+        open_incident(
+            draft,
+            trainer,
+            now,
+            fault,
+            scope=Scope.RETRY,
+            decision="wait: the job is at work, or its trainer is a script",
+            outcome="left alone",
+        )
+        return ()
+    budget = layout.spec.failover.no_step
+    ladder = [Rung(Scope.VERTEX, NO_STEP_VERTEX, budget), Rung(Scope.JOB, NO_STEP_JOB, budget)]
+    return repair(layout, draft, trainer, now, fault, ladder)

@@ -1,0 +1,90 @@
+"""Decisions about progress: steps, policy versions, checkpoints and restores, as the trainer reports them.
+
+Invariant *the version never falls*: the published policy version only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gyre.failover import commands as c
+from gyre.failover import events as e
+from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
+from gyre.failover.draft import Draft
+from gyre.failover.incidents import Fault, open_incident
+from gyre.failover.layout import JobLayout
+from gyre.failover.state import Cause, Incident, Scope
+
+
+def step_completed(
+    layout: JobLayout, draft: Draft, event: e.StepCompleted, now: float
+) -> Iterable[c.Command]:
+    if event.step > draft.job.step:
+        draft.set_job(step=event.step)
+        for key in (NO_STEP_VERTEX, NO_STEP_JOB):
+            if draft.uses.get(key):
+                draft.set_uses(key, ())
+    return ()
+
+
+def weights_published(
+    layout: JobLayout, draft: Draft, event: e.WeightsPublished, now: float
+) -> Iterable[c.Command]:
+    if event.version > draft.job.version:
+        draft.set_job(version=event.version)
+    return ()
+
+
+def checkpoint_committed(
+    layout: JobLayout, draft: Draft, event: e.CheckpointCommitted, now: float
+) -> Iterable[c.Command]:
+    if event.step > draft.job.checkpoint_step:
+        draft.set_job(checkpoint_step=event.step, checkpoint_path=event.path)
+    return ()
+
+
+def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: float) -> Iterable[c.Command]:
+    """Note where the state came from in the incident that made the restore necessary. If the optimizer's state was
+    lost, open an incident of its own."""
+    told = {
+        "source": event.source,
+        "step": event.step,
+        "checkpoint_step": event.checkpoint_step,
+        "seconds": event.seconds,
+    }
+    if event.number:
+        draft.set_job(restored={**draft.job.restored, event.role: event.number})
+    first = draft.vertices.get(f"{event.role}-0")
+    if first is None:
+        return ()
+    about = [
+        incident
+        for incident in draft.incidents.values()
+        if first.id in incident.region and not _ended_gang(layout, incident, event.gang, first.id)
+    ]
+    last = max(about, key=lambda incident: (incident.at, incident.id), default=None)
+    if last is not None and "restored" not in last.evidence:
+        draft.set_incident(replace(last, evidence={**last.evidence, "restored": told}))
+    if event.source == "instance":
+        open_incident(
+            draft,
+            first,
+            now,
+            Fault(Cause.CHECKPOINT_LOST, told),
+            scope=Scope.REGION,
+            decision=f"{event.role} goes on from the weights of policy {event.step} that instances have; what its "
+            "optimizer had learnt is lost, as run.lost_checkpoint permits",
+            recovered=True,
+        )
+    return ()
+
+
+def recorded(layout: JobLayout, draft: Draft, event: e.Event, now: float) -> Iterable[c.Command]:
+    """Nothing: the journal keeps the event, and no decision follows from it."""
+    return ()
+
+
+def _ended_gang(layout: JobLayout, incident: Incident, gang: int, first: str) -> bool:
+    """Whether the incident ended the gang with this incarnation or a later one; a gang's ranks restart together."""
+    return 0 < gang <= incident.incarnation and incident.vertex in layout.regions(first)

@@ -1,0 +1,188 @@
+"""Repairs: restart the narrowest scope that its budget still pays for; when none is left, go on with less or give up.
+
+Invariant *every repair is paid for*: each restart takes from a budget, so that no fault repeats for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gyre.config import TRAINER, Budget
+from gyre.failover import commands as c
+from gyre.failover.budget import affordable, backoff_s, within
+from gyre.failover.draft import Draft
+from gyre.failover.ending import end_job, stop_all
+from gyre.failover.incidents import Fault, open_incident
+from gyre.failover.layout import JobLayout, role_and_rank
+from gyre.failover.role_counts import set_count
+from gyre.failover.state import JobPhase, Reason, Scope, VertexPhase, VertexRecord
+from gyre.failover.vertices import TRAINER_VERTEX, announce, is_wanted, wanted
+
+
+class Rung(NamedTuple):
+    """A scope of repair, with the budget that pays for it and the key that the budget's uses are counted under."""
+
+    scope: Scope
+    key: str
+    budget: Budget
+
+
+def repair(
+    layout: JobLayout,
+    draft: Draft,
+    record: VertexRecord,
+    now: float,
+    fault: Fault,
+    ladder: Sequence[Rung] = (),
+) -> list[c.Command]:
+    """Restart the vertex, or the narrowest scope around it that can still be paid. `ladder` replaces the vertex's own
+    scopes and budgets, narrowest first."""
+    if draft.job.phase is JobPhase.STOPPING:
+        # The job is ending: a lost vertex is not replaced, and its process is stopped if it still lives.
+        if record.role == TRAINER:
+            return stop_all(draft, now)  # no step is left to wait for
+        draft.move(record.id, VertexPhase.STOPPING, now, reason=draft.job.reason)
+        return [c.StopVertex(record.id, record.incarnation)]
+    region = sorted(vertex for vertex in layout.regions(record.id) if is_wanted(draft, vertex))
+    rungs = list(ladder) or _ladder_of(layout, record, region, fault)
+    dispensable = not fault.user_code and _is_dispensable(layout, draft, record)
+    if dispensable:
+        rungs = rungs[:1]  # the job goes on without this vertex rather than start anew because of it
+    for scope, key, budget in rungs:
+        earlier = len(within(draft.uses.get(key, ()), budget, now))
+        if not pay(draft, key, budget, now):
+            continue
+        wait_s = backoff_s(earlier, layout.spec.failover)
+        # Sorted, because a state loaded from rows holds the vertices in another order than a folded one.
+        members = (
+            region if scope is not Scope.JOB else sorted((v.id for v in wanted(draft)), key=role_and_rank)
+        )
+        open_incident(
+            draft,
+            record,
+            now,
+            fault,
+            scope=scope,
+            decision=_restart_sentence(scope, record.id, members, wait_s),
+            region=tuple(members),
+        )
+        return _restart(layout, draft, members, record.id, scope, now, wait_s)
+    if dispensable:
+        return _go_on_without(layout, draft, record, now, fault)
+    return _give_up(draft, record, now, fault, rungs[-1].budget)
+
+
+def pay(draft: Draft, key: str, budget: Budget, now: float) -> bool:
+    """Take one use from the budget. Returns False if none is left."""
+    uses = draft.uses.get(key, ())
+    if not affordable(uses, budget, now):
+        return False
+    draft.set_uses(key, (*within(uses, budget, now), now))
+    return True
+
+
+def _ladder_of(layout: JobLayout, record: VertexRecord, region: list[str], fault: Fault) -> list[Rung]:
+    failover = layout.spec.failover
+    together = len(region) > 1
+    narrowest = Scope.REGION if together else Scope.VERTEX
+    if fault.user_code:
+        return [Rung(narrowest, f"user_error:{record.role}", failover.user_error)]
+    first = (
+        Rung(narrowest, f"region:{region[0]}", failover.region)
+        if together
+        else Rung(narrowest, f"vertex:{record.id}", failover.vertex)
+    )
+    return [first, Rung(Scope.JOB, "job", failover.job)]
+
+
+def _is_dispensable(layout: JobLayout, draft: Draft, record: VertexRecord) -> bool:
+    """Whether the vertex is the last of an elastic role above its minimum, and only the policy asked for it. A vertex
+    that the policy asked for carries the policy's sentence."""
+    elastic = layout.spec.roles[record.role].elastic
+    count = draft.job.roles.get(record.role, 0)
+    return bool(elastic and record.message and count > elastic.min and record.rank == count - 1)
+
+
+def _restart(
+    layout: JobLayout,
+    draft: Draft,
+    members: list[str],
+    culprit: str,
+    scope: Scope,
+    now: float,
+    wait_s: float,
+) -> list[c.Command]:
+    replaces: dict[str, int] = {}
+    reasons = {Scope.JOB: Reason.JOB_RESTARTED, Scope.REGION: Reason.REGION_RESTARTED}
+    for vertex in members:
+        record = draft.vertices[vertex]
+        replaces[vertex] = record.incarnation
+        draft.move(
+            vertex,
+            VertexPhase.STARTING,
+            now,
+            reason=Reason.RESTARTED if vertex == culprit else reasons.get(scope, Reason.RESTARTED),
+            message=record.message,
+            incarnation=record.incarnation + 1,
+            restarts=record.restarts + 1,
+            pid=0,
+            reported=0,
+        )
+    out: list[c.Command] = []
+    for region in layout.split(members):
+        out.append(
+            c.StartRegion(
+                region=region[0],
+                vertices={vertex: draft.vertices[vertex].incarnation for vertex in region},
+                replaces={vertex: replaces[vertex] for vertex in region},
+                not_before=now + wait_s if wait_s else 0.0,
+            )
+        )
+    if draft.job.trainer_started and TRAINER_VERTEX not in members:
+        out.insert(0, announce(draft))
+    return out
+
+
+def _go_on_without(
+    layout: JobLayout, draft: Draft, record: VertexRecord, now: float, fault: Fault
+) -> list[c.Command]:
+    count = record.rank
+    sentence = f"go on with {count} of {record.role}: {record.id} cannot be had"
+    open_incident(draft, record, now, fault, scope=Scope.GIVE_UP, decision=sentence, outcome="scaled away")
+    return list(set_count(layout, draft, record.role, count, now, message=sentence))
+
+
+def _give_up(draft: Draft, record: VertexRecord, now: float, fault: Fault, last: Budget) -> list[c.Command]:
+    why = (
+        "user code raised"
+        if fault.user_code
+        else f"{fault.cause.value} more than {last.max} times in {last.window_s:g} s"
+    )
+    open_incident(
+        draft,
+        record,
+        now,
+        fault,
+        scope=Scope.GIVE_UP,
+        decision="give up: every budget is spent",
+        outcome="gave up",
+    )
+    traceback = str(fault.evidence.get("traceback", "") or fault.evidence.get("stack", ""))
+    return end_job(
+        draft,
+        now,
+        outcome=JobPhase.FAILED,
+        reason=Reason.USER_ERROR if fault.user_code else Reason.BUDGET_SPENT,
+        message=f"{record.id}: {why}: {fault.evidence.get('error', fault.cause.value)}",
+        error=traceback or str(fault.evidence.get("error", "")),
+    )
+
+
+def _restart_sentence(scope: Scope, culprit: str, members: list[str], wait_s: float) -> str:
+    after = f" after {wait_s:g} s" if wait_s else ""
+    if scope is Scope.VERTEX:
+        return f"restart {culprit}{after}"
+    if scope is Scope.REGION:
+        return f"restart the region {', '.join(members)}{after}: its ranks are peers of a collective"
+    return f"restart all {len(members)} vertices{after}: the narrower budgets are spent"

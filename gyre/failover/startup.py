@@ -1,0 +1,102 @@
+"""Decisions about starts: the job is submitted, a master takes the job over, a vertex comes up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gyre.config import TRAINER
+from gyre.failover import commands as c
+from gyre.failover import events as e
+from gyre.failover.draft import Draft
+from gyre.failover.incidents import close_incidents
+from gyre.failover.layout import JobLayout
+from gyre.failover.state import Cause, Incident, JobPhase, Reason, Scope, VertexPhase, VertexRecord
+from gyre.failover.vertices import announce, current, start_commands, start_trainer, wanted
+
+
+def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: float) -> Iterable[c.Command]:
+    if draft.job.job_id:
+        return ()
+    draft.set_job(
+        job_id=event.job_id,
+        name=event.name,
+        phase=JobPhase.STARTING,
+        reason=Reason.SUBMITTED,
+        submitted_at=now,
+        roles=dict(event.roles),
+    )
+    for role, count in event.roles.items():
+        for rank in range(count):
+            draft.add_vertex(VertexRecord(f"{role}-{rank}", role, rank, since=now))
+    return start_commands(layout, draft, draft.vertices)
+
+
+def master_started(
+    layout: JobLayout, draft: Draft, event: e.MasterStarted, now: float
+) -> Iterable[c.Command]:
+    if event.epoch <= draft.job.epoch:
+        return
+    draft.set_job(
+        epoch=event.epoch,
+        master_pid=event.pid,
+        master_node=event.node,
+        master_url=event.url or draft.job.master_url,
+    )
+    if event.epoch > 1 and not draft.job.phase.ended:
+        incident = Incident(
+            id=f"master-{event.epoch}",
+            at=now,
+            vertex="master",
+            incarnation=event.epoch - 1,
+            cause=Cause.DIED,
+            scope=Scope.VERTEX,
+            decision="the master took its job over from the journal; the data plane went on",
+            recovered_at=now,
+            outcome="recovered",
+        )
+        draft.set_incident(incident)
+        if draft.job.trainer_started:
+            yield announce(draft)
+
+
+def master_hung(layout: JobLayout, draft: Draft, event: e.MasterHung, now: float) -> Iterable[c.Command]:
+    """Correct the cause in the incident that the successor opened: the old master hung, and a vertex ended it."""
+    incident = draft.incidents.get(f"master-{draft.job.epoch}")
+    if incident is not None:
+        evidence = {"error": f"silent for {event.silent_s:g} s", "stack": event.stack, "pid": event.pid}
+        draft.set_incident(
+            replace(incident, cause=Cause.SILENT, evidence=evidence, detected_after_s=event.silent_s)
+        )
+    return ()
+
+
+def vertex_started(
+    layout: JobLayout, draft: Draft, event: e.VertexStarted, now: float
+) -> Iterable[c.Command]:
+    record = current(draft, event.vertex, event.incarnation)
+    if record is None or record.phase is not VertexPhase.STARTING:
+        return
+    draft.move(
+        record.id,
+        VertexPhase.RUNNING,
+        now,
+        reason=record.reason,
+        message=record.message,
+        pid=event.pid,
+        node=event.node,
+    )
+    close_incidents(draft, now)
+    if not draft.job.trainer_started:
+        yield from first_start(draft, now)
+    elif record.role == TRAINER:
+        yield start_trainer(draft)
+    else:
+        yield announce(draft)
+
+
+def first_start(draft: Draft, now: float) -> Iterable[c.Command]:
+    """`fit()` begins when every wanted vertex runs for the first time."""
+    if not draft.job.trainer_started and all(vertex.phase is VertexPhase.RUNNING for vertex in wanted(draft)):
+        draft.set_job(trainer_started=True, started_at=now)
+        yield start_trainer(draft)
