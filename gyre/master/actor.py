@@ -25,7 +25,7 @@ def master_name(job_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MasterSettings:
-    """What a master is told at its first start, and again at every restart."""
+    """The settings that a master gets at its first start, and again at every restart."""
 
     job_id: str
     store_url: str

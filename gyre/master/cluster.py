@@ -1,4 +1,4 @@
-"""What the master asks of a cluster: one small interface between its decisions and Ray.
+"""The cluster as the master sees it: one small interface between its decisions and Ray.
 
 `RayCluster` is the real one, `gyre.testing.FakeCluster` the test double; nothing else in the master knows Ray.
 Every call has a deadline, and a death shows as `ProcessDied` at whatever call is pending.
@@ -13,7 +13,7 @@ from gyre.graph import NodeCapacity, SubGraph
 
 
 class ProcessDied(Exception):
-    """The process of a vertex is gone. `detail` is what the cluster says of its end."""
+    """The process of a vertex is gone. `detail` is what the cluster says about its end."""
 
     def __init__(self, detail: str, *, node_lost: bool = False) -> None:
         super().__init__(detail)
@@ -42,14 +42,14 @@ class Spawned:
     pid: int
     node: str
     bound: bool
-    """An earlier master had set it up already."""
+    """True if an earlier master had already set the vertex up."""
 
 
 class Cluster(Protocol):
     async def nodes(self) -> list[NodeCapacity]: ...
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
-        """Reserve a sub-graph's bundles, once. Raises CannotPlace."""
+        """Reserve a sub-graph's bundles; a second call finds them reserved. Raises CannotPlace."""
         ...
 
     async def release(self, sub_graph_id: str) -> None: ...
@@ -57,25 +57,25 @@ class Cluster(Protocol):
     async def spawn(
         self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
     ) -> Spawned:
-        """The process of this incarnation, started or found. Raises ProcessDied, NotAnswering, CannotPlace."""
+        """Start the process of this incarnation, or find it. Raises ProcessDied, NotAnswering, CannotPlace."""
         ...
 
     async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
-        """A control method of the vertex's host. Raises ProcessDied, NotAnswering, and what the host raises."""
+        """Call a control method of the vertex's host. Raises ProcessDied, NotAnswering, and what the host raises."""
         ...
 
     async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
-        """`bind` of the vertex's host, which runs on its work thread. Raises as `call`."""
+        """Call `bind` of the vertex's host, which runs on the host's work thread. Raises what `call` raises."""
         ...
 
     async def kill(self, address: Address, *, pid: int, node: str) -> None:
-        """End the process at once, also one that is stopped, and return when it is gone. Idempotent."""
+        """End the process at once, even if it is stopped by a signal, and return when it is gone. Idempotent."""
         ...
 
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
-        """What the process's threads are doing, without its help. Never raises: says what it could not see."""
+        """Stacks of the process's threads, taken without its help. Never raises: the text says what could not be seen."""
         ...
 
     async def end(self) -> None:
-        """Release everything that is the job's, and end the master's own process for good."""
+        """Release everything that belongs to the job, and end the master's own process for good."""
         ...

@@ -1,4 +1,4 @@
-"""Watches every running vertex, takes in what it reports, and names the ones that are stuck.
+"""Watches every running vertex: submits what it reports as events, and finds vertices that died or are stuck.
 
 One pending watch call per vertex does three things at once: its failure is the detection of a death, its answer
 carries progress and reports, and its silence is the detection of a hang.
@@ -38,7 +38,7 @@ from gyre.workloads.vertex.messages import Report
 _TRAINER = f"{TRAINER}-0"
 
 WATCH_PATIENCE = 1.5
-"""A watch call may take this many silence timeouts before it is made again: the suspicion comes first."""
+"""Silence timeouts after which a watch call is given up and made again: by then the silence has been noticed."""
 
 
 class DiagnosisManager:
@@ -64,11 +64,11 @@ class DiagnosisManager:
         self._condemned: set[tuple[str, int]] = set()
         self._steps = StepWatch(spec)
         self.telemetry: dict[str, dict[str, Any]] = {}
-        """What each vertex last reported, by id: version, busy, fields. Readable from any thread."""
+        """The last report of each vertex, by id: version, busy, fields. Readable from any thread."""
 
     def follow(self, state: JobState) -> None:
-        """Watch exactly the vertices that run in this state. What the trainer said last outlasts it where it has ended
-        with its job: whoever looks then is told how far it came."""
+        """Watch exactly the vertices that run in this state. The trainer's last report is kept when the trainer ends with
+        its job, so that the job's view still shows how far training came."""
         ends = state.job.phase is JobPhase.STOPPING or state.job.phase.ended
         wanted = {
             (vertex.id, vertex.incarnation): vertex
@@ -100,14 +100,14 @@ class DiagnosisManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """One pass of diagnosis over what was observed."""
+        """Make one pass of diagnosis over the observations."""
         found = []
         for suspicion in diagnose(self._observations, self._spec, self._monotonic()):
             key = (suspicion.vertex, suspicion.incarnation)
             if key not in self._condemned:
                 self._condemned.add(key)
                 found.append(suspicion)
-        # Side by side: a stopped process costs seconds until its stack is there, and a node stops many at once.
+        # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at once.
         await asyncio.gather(*(self._accuse(suspicion) for suspicion in found))
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
@@ -115,8 +115,8 @@ class DiagnosisManager:
             await self._tell_stall(stall)
 
     async def _tell_stall(self, stall: Stall) -> None:
-        """With what the trainer says that it waits for, which vertices are in a call, which policy versions they
-        serve (-1 for none), and where the trainer's threads stand."""
+        """Submit the stall. Its evidence is what the trainer waits for, which vertices are in a call, which policy
+        versions they serve (-1 for none), and the stacks of the trainer's threads."""
         trainer = self._observations.get(_TRAINER)
         stack = ""
         if trainer is not None:
@@ -175,7 +175,7 @@ class DiagnosisManager:
                 )
                 return
             except NotAnswering:
-                # The diagnosis counts the silence; here the question is only asked again.
+                # `look` measures the silence; this loop only asks again.
                 await asyncio.sleep(failover.report_interval_s)
                 continue
             except Unreadable as error:
@@ -185,8 +185,8 @@ class DiagnosisManager:
             taken, newest = await self._take_in(address, report, taken)
             writing = newest or writing
             if writing is not None:
-                # Acknowledged only once it is in the journal. While that cannot be written, the watch goes on:
-                # a full disk must not look like a vertex that fell silent.
+                # A report is acknowledged only once it is in the journal. While the journal cannot be written, the
+                # watch goes on: a full disk must not look like a vertex that fell silent.
                 await asyncio.wait([writing], timeout=failover.report_interval_s)
                 if writing.done():
                     acknowledged, writing = taken, None
@@ -215,7 +215,7 @@ class DiagnosisManager:
     async def _take_in(
         self, address: Address, report: Report, taken: int
     ) -> tuple[int, asyncio.Future[int] | None]:
-        """Submit what is new since report `taken`. Returns the newest report's number and its commit, if any."""
+        """Submit the reports after number `taken`. Returns the newest report's number and its commit, if any."""
         writing = None
         for number, kind, body in report.outbox:
             if number <= taken:
@@ -228,7 +228,7 @@ class DiagnosisManager:
         return taken, writing
 
     async def _with_room(self, advice: ScaleAdvised) -> ScaleAdvised:
-        """An advice to scale is decided with what the cluster has, which the decision cannot see."""
+        """Complete an advice to scale with the room that the cluster has, which the decision cannot see."""
         role = self._spec.roles.get(advice.role)
         if role is None or role.elastic is None:
             return advice  # it is not followed
@@ -236,12 +236,12 @@ class DiagnosisManager:
         return replace(advice, possible=await self._scheduler.room(advice.role, wanted))
 
     def _submit_report(self, address: Address, number: int, event: Event) -> asyncio.Future[int]:
-        """What cannot be decided or journaled is refused, and changes nothing. Were it to end the master, the next one
-        would be told the same again."""
+        """Submit the event. One that cannot be decided or journaled is recorded as refused and changes nothing: if it
+        ended the master, the vertex would report it to the next master again."""
         told = {"actor": address.vertex, "event_id": f"{address.vertex}/{address.incarnation}/{number}"}
         try:
             return self._context.submit(event, **told)
-        except Exception as error:  # whatever a decision runs into in what a vertex says
+        except Exception as error:  # a decision may fail in any way on what a vertex says
             traceback.print_exception(error)
             reason = f"{type(error).__name__}: {error}"
             return self._context.submit(refused(address, number, type(event).__name__, reason), **told)

@@ -1,4 +1,4 @@
-"""Starts the trainer and keeps it told: who runs, whether to pause, when to stop."""
+"""Starts the trainer, and tells it which vertices run, when to pause and when to stop."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ CALL_TIMEOUT_S = 10.0
 
 
 class Executor:
-    """Its calls are idempotent: a roster carries its serial, a start its incarnation."""
+    """Carries out the commands about the trainer. Its calls are idempotent: an announcement carries its serial, a start
+    its incarnation."""
 
     def __init__(self, cluster: Cluster, epoch: Callable[[], int]) -> None:
         self._cluster = cluster
         self._epoch = epoch
         self.told_serial = -1
-        """The newest roster that the trainer has acknowledged."""
+        """Serial of the newest announcement that the trainer has acknowledged."""
 
     async def run(self, command: Command) -> None:
-        """Raises ProcessDied and NotAnswering: the trainer is being replaced, or the reconciliation tries again."""
+        """Carry out one command. Raises ProcessDied if the trainer is gone, and will be replaced, and NotAnswering if it
+        does not answer; the reconciliation then tries again."""
         match command:
             case StartTrainer():
                 await self._call(
@@ -50,7 +52,7 @@ class Executor:
             case StopTrainer():
                 await self._call(command.incarnation, "stop_fit")
             case _:
-                raise TypeError(f"{type(command).__name__} is not for the trainer")
+                raise TypeError(f"{type(command).__name__} is not a command for the trainer")
 
     async def _call(self, incarnation: int, method: str, *args: object) -> None:
         await self._cluster.call(

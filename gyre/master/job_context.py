@@ -1,14 +1,14 @@
 """The job's state and its journal, together: the only way in which control state changes.
 
 `submit(event)` decides, and queues event, changed snapshot rows and commands as one entry for one transaction.
-Commands are handed out after their commit, in order. The state in memory may run ahead of the journal by what is
-queued; nothing outside sees that: views, commands and acknowledgements all wait for the commit.
+Commands are carried out after their commit, in order. The state in memory may be ahead of the journal by the queued
+entries; nothing outside sees the difference: views, commands and acknowledgements all wait for the commit.
 
 Invariants:
 - *decided once*: one loop thread submits, so events have one order;
 - *nothing before its commit*: no command runs and no caller hears of an event that a crash could still lose;
-- *encoded first*: the state advances only by what the journal can hold; any other event raises where it is submitted,
-  and nothing of it stays;
+- *encoded first*: the state advances only by what the journal can hold; any other event raises when it is submitted,
+  and changes nothing;
 - *a full disk loses nothing*: entries that could not be written are kept and written again, in order, while the
   data plane goes on; a journal owned by a newer epoch ends this master at once.
 """
@@ -30,7 +30,7 @@ from gyre.store import Command as StoredCommand
 from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, encode_entry
 
 RETRY_S = 1.0
-"""Between attempts to write a journal that could not be written: a full disk is emptied by people."""
+"""Pause between attempts to write the journal after a failure; long, because people have to free a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Queued:
     state: JobState
     issued: list[Issued]
     told: list[asyncio.Future[int]]
-    """Done when it is written."""
+    """Done when the entry is written."""
 
 
 def entry_of(
@@ -62,7 +62,7 @@ def entry_of(
     issued: Sequence[Issued] = (),
     done: Sequence[str] = (),
 ) -> Entry:
-    """What one transaction holds of an event: itself, the rows that its decision changed, its commands."""
+    """One event's part of a transaction: the event, the rows that its decision changed, and its commands."""
     upserts: dict[tuple[str, str], dict[str, Any]] = {}
     deletes = []
     for key in decision.changed:
@@ -89,7 +89,8 @@ def entry_of(
 
 
 class JobContext:
-    """Belongs to the control loop's thread, except what says otherwise."""
+    """The state of one job and its journal. Belongs to the control loop's thread, except for the attributes that say
+    otherwise."""
 
     def __init__(
         self,
@@ -105,11 +106,11 @@ class JobContext:
         self.coordinator = coordinator
         self.epoch = 0
         self.state = JobState()
-        """As decided: may be ahead of the journal."""
+        """The state as decided; may be ahead of the journal."""
         self.committed = JobState()
-        """As the journal has it. Readable from any thread."""
+        """The state that the journal holds. Readable from any thread."""
         self.seq = 0
-        """Of the last committed event. Readable from any thread."""
+        """Sequence number of the last committed event. Readable from any thread."""
         self.error = ""
         """Why the journal cannot be written; empty when it can. Readable from any thread."""
         self.news = threading.Condition()
@@ -129,9 +130,9 @@ class JobContext:
     # -- taking over --------------------------------------------------------------------------------
 
     def open(self, *, pid: int) -> list[Issued]:
-        """Raise the epoch, load the state, and return the commands that an earlier master left undone.
+        """Raise the epoch, load the state, and return the commands that earlier masters left undone.
 
-        The snapshot is the fold of the events by invariant; events past it, if there were any, are folded on.
+        By invariant the snapshot is the fold of the events; if there are events after the snapshot, they are folded too.
         """
         self.epoch = self.journal.take_over(now=self._clock(), pid=pid)
         rows = self.journal.snapshot()
@@ -156,9 +157,9 @@ class JobContext:
     def submit(
         self, event: Event, *, cause: str | None = None, actor: str = "master", event_id: str | None = None
     ) -> asyncio.Future[int]:
-        """Decide an event. The future is done with its seq when it is in the journal; for one that is repeated, when
-        all before it is, which holds what it repeats. Raises StoreError, and changes nothing, where the journal cannot
-        hold the event or what came of it."""
+        """Decide an event. The future is done, with the event's sequence number, when the event is in the journal; for a
+        repeated event, when everything submitted before it is, which includes the original. Raises StoreError, and
+        changes nothing, if the journal cannot hold the event or its consequences."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
         if self.coordinator.is_repeated(self.state, event):
@@ -196,7 +197,8 @@ class JobContext:
         return done
 
     def finished(self, command_id: str) -> None:
-        """The command need not be run again. Noted with the next event; until then a repetition is harmless."""
+        """Note that the command need not be run again. The note is written with the next event; until then a repetition
+        is harmless."""
         self._finished.append(command_id)
 
     # -- committing ---------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class JobContext:
             self._on_fenced(error)
             return
         if attempt != self._attempt:
-            return  # late news of an attempt whose entries have all been sent again
+            return  # the late result of an attempt whose entries have all been sent again
         self.error = str(error)
         if not self._retrying:
             self._retrying = True

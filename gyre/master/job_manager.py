@@ -1,7 +1,7 @@
-"""Carries out the commands of decisions, through the Scheduler and the Executor, and repairs what was missed.
+"""Carries out commands through the Scheduler and the Executor, and repeats what got lost.
 
-Commands run as tasks of the control loop, each at most once at a time. The reconciliation pass compares what the
-state wants with what runs and starts again what got lost between the two: it is the backstop, not the path.
+Commands run as tasks of the control loop, each at most once at a time. The reconciliation pass compares the state with
+what is under way and starts again whatever got lost in between: a backstop for the commands, not a replacement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class JobManager:
         for issued in commands:
             if issued.id in self._tasks:
                 continue
-            # Claimed now, not when the task first runs: the reconciliation must see it as under way.
+            # Marked now, not when the task first runs, so that the reconciliation sees the command as under way.
             self._claim(issued.command)
             task = asyncio.get_running_loop().create_task(self._run(issued))
             self._tasks[issued.id] = task
@@ -67,10 +67,10 @@ class JobManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def reconcile(self) -> None:
-        """Start again what the committed state wants and nothing is doing."""
+        """Start again whatever the committed state asks for and no task is doing."""
         state = self._context.committed
         if state.job.phase.ended or self._context.state is not state:
-            return  # what is still being written will be acted on by itself
+            return  # the commands of what is still being written will come by themselves
         lost: list[Command] = []
         for vertex in state.vertices.values():
             key = (vertex.id, vertex.incarnation)
@@ -136,7 +136,7 @@ class JobManager:
                 case _:
                     await self._executor.run(command)
         except (ProcessDied, NotAnswering):
-            pass  # of the trainer: its death is an event of its own, its silence is the reconciliation's
+            pass  # about the trainer: its death is an event of its own; if it is silent, the reconciliation repeats the command
         except Fenced as error:
             self._on_fault(error)
         finally:

@@ -1,4 +1,4 @@
-"""Reading the vertices' log files: `<vertex>.<incarnation>.log`, by offset, so that a follower goes on where it was."""
+"""Reader of the vertices' log files, `<vertex>.<incarnation>.log`, by offset, so that a follower continues where it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def read_logs(
     folder: Path, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
 ) -> dict[str, Any]:
-    """`chunks` in order of file name and `next`, the offset to go on from for each file.
+    """Returns `chunks` in the order of file names, and `next`, the offset to continue from in each file.
 
     At most `limit_bytes` are returned. A file that is first asked for is read from its last `limit_bytes`.
     """

@@ -1,8 +1,8 @@
 """The master: one control loop for one job.
 
-It opens the journal, raises the epoch, takes over what lives and starts what is missing, and from then on turns
-observations into events, events into decisions and decisions into calls. It holds nothing that is not in the
-journal; killed at any moment, its successor goes on from there, and the data plane does not wait for either.
+The master opens the journal, raises the epoch, takes over what lives and starts what is missing; from then on it turns
+observations into events, events into decisions and decisions into calls. It holds nothing that is not in the journal:
+if it is killed at any moment, its successor continues from the journal, and the data plane waits for neither.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ from gyre.store import JobFields, Store, open_store
 
 RECONCILE_S = 1.0
 LOOK_S = 0.25
-"""Between diagnosis passes: a fraction of the shortest sensible deadline."""
+"""Pause between diagnosis passes: a fraction of the shortest sensible deadline."""
 
 LINGER_S = 3.0
-"""How long an ended job's master still answers, so that whoever watches sees the end from it."""
+"""How long the master of an ended job still answers, so that its clients see the end."""
 
 FAULT_EXIT = 70
 CRASH_PAUSE_S = 1.0
-"""Before a master that failed ends its process and is started again: a fault that stays must not spin."""
+"""Pause before a failed master ends its process and is started again: a lasting fault must not restart it in a tight
+loop."""
 
 
 class JobMaster:
-    """Runs on one event loop; the methods of MasterApi may be called from any thread."""
+    """The master of one job. Runs on one event loop; the methods of MasterApi may be called from any thread."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class JobMaster:
     # -- the loop -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """From taking over to the job's end."""
+        """Control the job, from the take-over to its end."""
         self._loop = asyncio.get_running_loop()
         self._finished, self._news = asyncio.Event(), asyncio.Event()
         self._store = open_store(self._store_url)
@@ -103,7 +104,7 @@ class JobMaster:
         undone = self._context.open(pid=os.getpid())
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
-            # The master before died between the job's last event and what follows from it.
+            # The earlier master died after the job's last event and before carrying out its commands.
             await self._scheduler.release_all()
             await self._update_row()
             await self._cluster.end()
@@ -161,7 +162,7 @@ class JobMaster:
         )
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
-        """Of an earlier master's commands, those whose moment has not passed. The rest is reconciled."""
+        """Run the commands that an earlier master left and that are still due. The reconciliation repeats the others."""
         return [issued for issued in undone if type(issued.command).__name__ in _RESUMED]
 
     async def _control(self) -> None:
@@ -174,7 +175,7 @@ class JobMaster:
                 next_reconcile = now + RECONCILE_S
                 self._manager.reconcile()
             await self._update_row()
-            # A start is followed by its watch at once, a silence is noticed within a pass.
+            # A vertex is watched as soon as it has started; a silence is noticed within one pass.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._news.wait()
@@ -186,7 +187,7 @@ class JobMaster:
         self._news.set()
 
     async def _update_row(self) -> None:
-        """Keep the directory of jobs in step with what is committed."""
+        """Keep the job's row in the directory of jobs equal to what is committed."""
         job = self._context.committed.job
         fields: JobFields = {
             "phase": job.phase.value,
@@ -203,7 +204,7 @@ class JobMaster:
             except Fenced as error:
                 self._fenced(error)
             except GyreError as error:
-                # The journal says why, and its retry is the one that counts; this row follows it.
+                # The journal's own retry reports the reason; this row is written again after it succeeds.
                 self._context.error = self._context.error or str(error)
 
     async def _end(self) -> None:
@@ -220,7 +221,7 @@ class JobMaster:
         self._exit(0)
 
     def _fault(self, error: BaseException) -> None:
-        """A defect in the control loop. A fresh master from the journal is better than half of this one."""
+        """End this master after a defect in the control loop: a fresh master from the journal is better than half of this one."""
         if isinstance(error, Fenced):
             self._fenced(error)
             return
@@ -311,7 +312,7 @@ _RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex", "StopTrainer")
 
 
 def _port_of(url: str | None) -> int:
-    """The port of an earlier master's address, which clients may still hold; 0 where there was none."""
+    """The port of an earlier master, whose address clients may still hold; 0 if there was none."""
     if not url:
         return 0
     tail = url.rstrip("/").rpartition(":")[2]

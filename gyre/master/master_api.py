@@ -1,7 +1,7 @@
-"""What the master shows and takes, as the REST server and the command line see it.
+"""The master's interface for the REST server and the command line: reads and commands.
 
-`MasterApi` is the whole surface between the control loop and everything that asks of it: reads are of
-immutable snapshots and may come from any thread, so a slow client never slows the control loop.
+`MasterApi` is the whole surface between the control loop and its clients: reads return immutable snapshots and may come
+from any thread, so a slow client never slows the control loop.
 
 The view of a job is plain data with these keys:
 
@@ -43,20 +43,21 @@ class MasterApi(Protocol):
         ...
 
     def wait_for_events(self, *, after: int, timeout_s: float) -> bool:
-        """Blocks until an event with seq > after is committed; False where none came in time."""
+        """Blocks until an event with seq > after is committed. Returns False if none came in time."""
         ...
 
     def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
-        """`scale` (role, count), `pause`, `resume`, `stop` (reason). Returns the event's seq.
+        """Submit `scale` (role, count), `pause`, `resume` or `stop` (reason). Returns the event's seq.
 
-        Raises Conflict, NotFound or ConfigError as the coordinator says, Unreachable past the deadline.
+        Raises Conflict, NotFound or ConfigError if the coordinator refuses, Unreachable past the deadline.
         """
         ...
 
     def logs(
         self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
     ) -> dict[str, Any]:
-        """`chunks`: a list of vertex, incarnation, file, offset, text; `next`: file → offset to go on from."""
+        """Returns `chunks`, a list of vertex, incarnation, file, offset and text, and `next`, the offset to continue from
+        by file."""
         ...
 
     def metrics(self) -> bytes:
@@ -73,7 +74,7 @@ def view_of(
     store_error: str = "",
     answering: bool = True,
 ) -> View:
-    """The view of a state. `telemetry` maps vertex ids to what they last reported."""
+    """Returns the view of a state. `telemetry` holds the last report of each vertex, by id."""
     telemetry = telemetry or {}
     job = asdict(state.job)
     vertices = []

@@ -1,4 +1,4 @@
-"""A job's view as Prometheus metrics. Names carry their units; labels are few and bounded."""
+"""A job's view as Prometheus metrics. Names have units; labels are few and bounded."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Vertices are detached actors named `job/vertex/incarnation`, `max_restarts=0`, i
 outlive the master, and the control plane alone restarts them. A pending call to such an actor fails 12 ms after
 its process is killed; that is the detection of deaths.
 
-What is pinned to the Ray version in `constraints.txt` is here and nowhere else, with a contract test each.
+Everything that depends on the Ray version in `constraints.txt` is in this module, each with a contract test.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from gyre.workloads.vertex.stacks import describe_process
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
 
 TOKEN_CPU = 0.001
-"""What a bundle without a CPU reservation holds: Ray takes no empty bundle."""
+"""CPU share of a bundle that reserves no CPU: Ray refuses an empty bundle."""
 
 CONTROL_THREADS = 4
-"""Of each vertex: one for the pending watch call, the others so that it can be spoken to meanwhile."""
+"""Concurrent control calls to a vertex: one is the pending watch call, the others are for calls meanwhile."""
 
 REMOVAL_DEADLINE_S = 10.0
 
@@ -53,15 +53,15 @@ NODE_LABEL = "ray.io/node-id"
 
 
 WRITERS = (TRAINER, ROLLOUT_MANAGER)
-"""Roles that write to the store."""
+"""Roles that write to the store: their ledgers are rows in it."""
 
 
 class RayCluster:
     def __init__(
         self, job_id: str, *, device_type: str, master: Any = None, writers_stay_here: bool = False
     ) -> None:
-        """With `writers_stay_here` the trainer and the rollout manager run on the master's machine, for their ledgers
-        are a file there."""
+        """With `writers_stay_here` the trainer and the rollout manager run on the master's machine, where the file with
+        their ledgers is."""
         self._job_id = job_id
         self._writers_stay_here = writers_stay_here
         self._gpu = device_type == "GPU"
@@ -109,7 +109,7 @@ class RayCluster:
         selectors = self._selectors(sub_graph, machines)
         group = await asyncio.to_thread(self._find, name)
         if group is not None and await asyncio.to_thread(_waits_for_a_node, group):
-            # Its machine died under an earlier master; nothing lives in it any more.
+            # The group's machine died under an earlier master; no process lives in the group any more.
             await self._remove(name, group)
             group = None
         if group is None:
@@ -128,7 +128,7 @@ class RayCluster:
         self._pins[sub_graph.id] = {selector[NODE_LABEL] for selector in selectors if selector}
 
     def _selectors(self, sub_graph: SubGraph, machines: set[str]) -> list[dict[str, str]]:
-        """The machine of each bundle, as the plan has it. On a cluster of one there is nothing to choose."""
+        """Label selectors that put each bundle on the machine that the plan chose; none on a cluster of one machine."""
         out = []
         for bundle in sub_graph.bundles:
             pin = bundle.machine if bundle.machine in machines else ""
@@ -138,7 +138,7 @@ class RayCluster:
         return out
 
     async def _remove(self, name: str, group: PlacementGroup) -> None:
-        """Its name is free again when this returns."""
+        """Remove a placement group; when this returns, its name is free again."""
         await asyncio.to_thread(remove_placement_group, group)
         deadline = asyncio.get_running_loop().time() + REMOVAL_DEADLINE_S
         while await asyncio.to_thread(self._find, name) is not None:
@@ -238,7 +238,7 @@ class RayCluster:
         except (TimeoutError, GetTimeoutError):
             raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s") from None
         except ActorUnavailableError as error:
-            # A suspicion only: the connection broke, and whether the process did is not known yet.
+            # Only a suspicion: the connection broke, and the process may still live.
             raise NotAnswering(str(error)[:500]) from None
         except ActorUnschedulableError as error:
             raise CannotPlace(str(error)[:500]) from None
@@ -255,7 +255,7 @@ class RayCluster:
         except ProcessDied:
             return
         if pid:
-            # Ray asks the process to end itself, which one that is stopped cannot do.
+            # Ray asks the process to end itself, which a stopped process cannot do.
             await self._signal(pid, node)
         await asyncio.to_thread(ray.kill, actor, no_restart=True)
         self._actors.pop(address, None)
@@ -299,7 +299,7 @@ def _as_future(reference: Any) -> asyncio.Future[Any]:
 
 
 async def _within(reference: Any, timeout_s: float) -> Any:
-    """The result of a helper task, or None: its node may be gone, and its work is only a help."""
+    """Returns the result of a helper task, or None if its node is gone: callers can do without the result."""
     try:
         return await asyncio.wait_for(_as_future(reference), timeout_s)
     except (TimeoutError, RayActorError, RayTaskError, ray.exceptions.RayError):
@@ -315,11 +315,11 @@ def _own_node() -> str:
 
 
 def _kill_process(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # gone already is what was wanted
+    with contextlib.suppress(ProcessLookupError):  # the process is already gone
         os.kill(pid, signal.SIGKILL)
 
 
 def _node_of(actor: Any) -> str:
-    """The node that an actor runs on, from Ray's actor table."""
+    """Returns the node that an actor runs on, from Ray's actor table."""
     table = ray._private.state.actors(actor._actor_id.hex())
     return str(table.get("Address", {}).get("NodeID", ""))

@@ -1,11 +1,11 @@
-"""What vertices say, checked before the master believes it.
+"""Checks of what vertices report, before the master believes it.
 
-A vertex makes what it says plain data itself. The master does not rest on that: a vertex runs its user's code, and
-may have been started by another version of Gyre.
+A vertex sends plain data. The master does not rely on that: a vertex runs its user's code, and may have been started by
+another version of Gyre.
 
 Invariants:
-- *every report is an event*: of its kind where that is known, `Reported` where it is not, `ReportRefused` with the
-  reason where it is not what its kind says; so each is told once, and none stops the master;
+- *every report is an event*: an event of its kind if Gyre knows the kind, `Reported` if not, and `ReportRefused` with
+  the reason if the report does not have the fields of its kind; so each report comes once, and none stops the master;
 - *in its own name*: a vertex reports as itself, for its own incarnation.
 
 This module must not know how reports arrive, or what follows from them.
@@ -22,7 +22,7 @@ from gyre.workloads.plain_data import PLAIN_LIMIT, plain, plain_fields, plain_te
 from gyre.workloads.vertex.messages import Report
 
 LIMIT = PLAIN_LIMIT + 2**12
-"""Above the vertex's own limit: what a vertex has cut, with its notes of what is left out, is not cut again."""
+"""Limit of a report's data, above the vertex's own: what a vertex has already cut is not cut again."""
 
 EVIDENCE_LIMIT = 2**14
 """Characters of a vertex's last words that an incident keeps: the state holds up to 200 incidents."""
@@ -31,12 +31,12 @@ KIND_LIMIT = 200
 
 
 class Unreadable(Exception):
-    """A vertex's answer is no report at all. The message says what is wrong with it."""
+    """A vertex's answer is not a report. The message says what is wrong with it."""
 
 
 def read_report(answer: Any) -> Report:
-    """The answer of a watch call, with plain data in every field; kinds and bodies of its outbox are `event_of`'s to
-    read. Raises Unreadable."""
+    """Returns the answer of a watch call with plain data in every field; `event_of` reads the kinds and bodies in its
+    outbox. Raises Unreadable."""
     try:
         still_s = float(answer.still_s)
         if not math.isfinite(still_s):
@@ -56,7 +56,7 @@ def read_report(answer: Any) -> Report:
 
 
 def event_of(address: Address, number: int, kind: Any, body: Any) -> Event:
-    """The event that a vertex's report number `number` is."""
+    """Returns the event for a vertex's report number `number`."""
     name = plain_text(kind, limit=KIND_LIMIT)
     if not isinstance(kind, str) or not isinstance(body, dict):
         return refused(address, number, name, f"it is a {type(kind).__name__} with a {type(body).__name__}")
@@ -77,7 +77,7 @@ def event_of(address: Address, number: int, kind: Any, body: Any) -> Event:
 
 
 def refused(address: Address, number: int, kind: Any, reason: str) -> ReportRefused:
-    """The event that stands for a report that cannot be taken."""
+    """Returns the event that stands for a refused report."""
     name = plain_text(kind, limit=KIND_LIMIT)
     return ReportRefused(
         address.vertex, address.incarnation, name, plain_text(reason, limit=2000), report=number

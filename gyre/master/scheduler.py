@@ -1,5 +1,4 @@
-"""Starts and stops vertices: placement, processes, set-up. What it does comes as commands, what came of it goes
-back as events."""
+"""Starts and stops vertices: placement, processes, set-up. It takes commands and answers with events."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.messages import Binding, Failure
 
 PLACE_TIMEOUT_S = 60.0
-"""How long a sub-graph may wait for room: long enough for an autoscaler's node, short enough to be told."""
+"""How long a sub-graph may wait for room: long enough for an autoscaler to add a node, short enough to be reported."""
 
 CONTROL_TIMEOUT_S = 30.0
-"""For control calls that a healthy vertex answers in milliseconds, on a machine that is starting many others."""
+"""Deadline of control calls. A healthy vertex answers in milliseconds, more slowly while its machine starts many others."""
 
 
 class Scheduler:
@@ -60,25 +59,27 @@ class Scheduler:
         self._used: set[str] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
         self._gone: dict[str, int] = {}
-        """Incarnations up to here are known to have no process."""
+        """The newest incarnation of each vertex that is known to have no process, nor has any before it."""
 
     # -- plans --------------------------------------------------------------------------------------
 
     def compiled(self, roles: Mapping[str, int]) -> CompiledJob:
-        """The job compiled with so many vertices of each role. Raises GraphError where they do not fit."""
+        """Returns the job compiled with these numbers of vertices by role. Raises GraphError if they do not fit."""
         key = tuple(sorted(roles.items()))
         if key not in self._plans:
             spec = self._spec.model_copy(deep=True)
             for role, count in roles.items():
                 spec.roles[role].total = max(1, count)
                 if spec.roles[role].per_node is not None and count % (spec.roles[role].per_node or 1):
-                    spec.roles[role].per_node = None  # scaled by hand to what per_node does not divide
+                    spec.roles[
+                        role
+                    ].per_node = None  # scaled by hand to a number that per_node does not divide
             self._plans[key] = compile_job(spec)
         return self._plans[key]
 
     async def room(self, role: str, count: int) -> int:
-        """How many vertices of the role the machines that there are hold, up to `count`, beside those of other roles.
-        At least the present number: what runs has its place."""
+        """Returns how many vertices of the role, at most `count`, fit on the present machines beside the other roles.
+        The result is at least the present number, whose vertices have their places."""
         roles = self._state().job.roles
         nodes = await self._cluster.nodes()
         for number in range(count, roles.get(role, 0), -1):
@@ -88,24 +89,24 @@ class Scheduler:
         return min(count, roles.get(role, 0))
 
     async def plan(self) -> PlacementPlan:
-        """The plan for the vertices wanted now, laid onto the machines that there are."""
+        """Returns the plan for the vertices wanted now, fitted to the present machines."""
         roles = self._state().job.roles
         key = tuple(sorted(roles.items()))
         nodes = await self._cluster.nodes()
         machines = frozenset(node.node_id for node in nodes)
         known = self._fitted.get(key)
         if known is None or known[0] != machines:
-            # A plan made for other machines is laid out anew: what runs stays, what starts finds its place.
+            # The machines have changed, so the plan is fitted anew: what runs stays, what starts finds its place.
             known = self._fitted[key] = (machines, fit_to_cluster(self.compiled(roles).plan, nodes))
         return known[1]
 
     # -- starting -----------------------------------------------------------------------------------
 
     async def start_region(self, command: StartRegion) -> AsyncIterator[Event]:
-        """Kill what is replaced, spawn, rendezvous, set up. Yields each vertex's event as it comes.
+        """Kill the replaced incarnations, spawn, rendezvous, set up. Yields each vertex's event as it comes.
 
-        Waiting for the back-off or for room takes long, and the command may be overtaken meanwhile: then it ends
-        without an event, and nothing that it has started stays.
+        Waiting for the back-off or for room takes long, and a later decision may overtake the command meanwhile: then
+        the start ends without an event, and every process that it has started is killed.
         """
         await asyncio.gather(
             *(self._kill_through(vertex, incarnation) for vertex, incarnation in command.replaces.items())
@@ -179,7 +180,7 @@ class Scheduler:
     async def _spawn(
         self, address: Address, plan: PlacementPlan, command: StartRegion
     ) -> Spawned | Event | None:
-        """None where the command was overtaken while the sub-graph waited for room."""
+        """Returns None if a later decision overtook the command while the sub-graph waited for room."""
         placement = plan.placements[address.vertex]
         sub_graph = next(sub for sub in plan.sub_graphs if sub.id == placement.sub_graph)
         self._used.add(sub_graph.id)
@@ -282,7 +283,7 @@ class Scheduler:
     async def stop_vertex(self, command: StopVertex) -> Event:
         address = Address(command.vertex, command.incarnation)
         job_ends = self._state().job.phase is JobPhase.STOPPING
-        # Gone or stuck: either way the kill below is what ends it.
+        # Whether the process is gone or stuck, the kill below ends it.
         with contextlib.suppress(ProcessDied, NotAnswering):
             await self._cluster.call(
                 address,
@@ -296,8 +297,8 @@ class Scheduler:
         return VertexStopped(command.vertex, command.incarnation)
 
     async def release_all(self) -> None:
-        """Give back every place that this master or one before it may have taken, and the memory of this machine in
-        which vertices left weights."""
+        """Release every placement group that this or an earlier master may have made, and this machine's memory in which
+        vertices left weights."""
         counts = dict(self._state().job.roles)
         for vertex in self._state().vertices.values():
             counts[vertex.role] = max(counts.get(vertex.role, 0), vertex.rank + 1)
@@ -307,18 +308,18 @@ class Scheduler:
             plan = self.compiled(self._state().job.roles).plan
         names = self._used | {sub_graph.id for sub_graph in plan.sub_graphs}
         await asyncio.gather(*(self._cluster.release(name) for name in names))
-        # Of those that were killed and never came back, if it was here; elsewhere the vertices there have done it.
+        # The memory of vertices that were killed here and never came back; on other machines the vertices there free it.
         vertices = [f"{role}-{rank}" for role, count in counts.items() for rank in range(count)]
         await asyncio.to_thread(remove_left_by_job, self._directory, vertices)
 
     # -- looking ------------------------------------------------------------------------------------
 
     def remember(self, vertex: str, incarnation: int, pid: int, node: str) -> None:
-        """Where a vertex that an earlier master started runs."""
+        """Note where a vertex runs that an earlier master started."""
         self._last_seen[(vertex, incarnation)] = (pid, node)
 
     async def stacks(self, address: Address) -> str:
-        """What the vertex is doing: by its own word, or from outside where it does not answer."""
+        """Returns the vertex's stacks: its own answer, or a look from outside if it does not answer."""
         try:
             return plain_text(await self._cluster.call(address, "stacks", self._epoch(), timeout_s=1.0))
         except (ProcessDied, NotAnswering):
