@@ -67,8 +67,8 @@ class DiagnosisManager:
         """The last report of each vertex, by id: version, busy, fields. Readable from any thread."""
 
     def follow(self, state: JobState) -> None:
-        """Watch exactly the vertices that run in this state. The trainer's last report is kept when the trainer ends with
-        its job, so that the job's view still shows how far training came."""
+        """Watch exactly the vertices that run in this state. The trainer's last report is kept when the trainer ends
+        with its job, so that the job's view still shows how far training came."""
         ends = state.job.phase is JobPhase.STOPPING or state.job.phase.ended
         wanted = {
             (vertex.id, vertex.incarnation): vertex
@@ -107,7 +107,8 @@ class DiagnosisManager:
             if key not in self._condemned:
                 self._condemned.add(key)
                 found.append(suspicion)
-        # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at once.
+        # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at
+        # once.
         await asyncio.gather(*(self._accuse(suspicion) for suspicion in found))
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())

@@ -29,8 +29,8 @@ class Executor:
         """Serial of the newest announcement that the trainer has acknowledged."""
 
     async def run(self, command: Command) -> None:
-        """Carry out one command. Raises ProcessDied if the trainer is gone, and will be replaced, and NotAnswering if it
-        does not answer; the reconciliation then tries again."""
+        """Carry out one command. Raises ProcessDied if the trainer is gone, and will be replaced, and NotAnswering if
+        it does not answer; the reconciliation then tries again."""
         match command:
             case StartTrainer():
                 await self._call(

@@ -132,7 +132,8 @@ class JobContext:
     def open(self, *, pid: int) -> list[Issued]:
         """Raise the epoch, load the state, and return the commands that earlier masters left undone.
 
-        By invariant the snapshot is the fold of the events; if there are events after the snapshot, they are folded too.
+        By invariant the snapshot is the fold of the events; if there are events after the snapshot, they are folded
+        too.
         """
         self.epoch = self.journal.take_over(now=self._clock(), pid=pid)
         rows = self.journal.snapshot()
@@ -157,8 +158,8 @@ class JobContext:
     def submit(
         self, event: Event, *, cause: str | None = None, actor: str = "master", event_id: str | None = None
     ) -> asyncio.Future[int]:
-        """Decide an event. The future is done, with the event's sequence number, when the event is in the journal; for a
-        repeated event, when everything submitted before it is, which includes the original. Raises StoreError, and
+        """Decide an event. The future is done, with the event's sequence number, when the event is in the journal; for
+        a repeated event, when everything submitted before it is, which includes the original. Raises StoreError, and
         changes nothing, if the journal cannot hold the event or its consequences."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()

@@ -136,7 +136,7 @@ class JobManager:
                 case _:
                     await self._executor.run(command)
         except (ProcessDied, NotAnswering):
-            pass  # about the trainer: its death is an event of its own; if it is silent, the reconciliation repeats the command
+            pass  # the trainer's death is an event of its own; if it is silent, the reconciliation tries again
         except Fenced as error:
             self._on_fault(error)
         finally:

@@ -1,4 +1,5 @@
-"""Reader of the vertices' log files, `<vertex>.<incarnation>.log`, by offset, so that a follower continues where it was."""
+"""Reader of the vertices' log files, `<vertex>.<incarnation>.log`, by offset, so that a follower continues where it
+was."""
 
 from __future__ import annotations
 

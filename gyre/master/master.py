@@ -162,7 +162,7 @@ class JobMaster:
         )
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
-        """Run the commands that an earlier master left and that are still due. The reconciliation repeats the others."""
+        """The commands of an earlier master that are still due. The reconciliation makes good for the others."""
         return [issued for issued in undone if type(issued.command).__name__ in _RESUMED]
 
     async def _control(self) -> None:
@@ -221,7 +221,8 @@ class JobMaster:
         self._exit(0)
 
     def _fault(self, error: BaseException) -> None:
-        """End this master after a defect in the control loop: a fresh master from the journal is better than half of this one."""
+        """End this master after a defect in the control loop: a fresh master from the journal is better than half of
+        this one."""
         if isinstance(error, Fenced):
             self._fenced(error)
             return

@@ -56,8 +56,8 @@ class MasterApi(Protocol):
     def logs(
         self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
     ) -> dict[str, Any]:
-        """Returns `chunks`, a list of vertex, incarnation, file, offset and text, and `next`, the offset to continue from
-        by file."""
+        """Returns `chunks`, a list of vertex, incarnation, file, offset and text, and `next`, the offset to continue
+        from by file."""
         ...
 
     def metrics(self) -> bytes:

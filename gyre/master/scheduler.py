@@ -30,7 +30,8 @@ PLACE_TIMEOUT_S = 60.0
 """How long a sub-graph may wait for room: long enough for an autoscaler to add a node, short enough to be reported."""
 
 CONTROL_TIMEOUT_S = 30.0
-"""Deadline of control calls. A healthy vertex answers in milliseconds, more slowly while its machine starts many others."""
+"""Deadline of control calls. A healthy vertex answers in milliseconds, more slowly while its machine starts many
+others."""
 
 
 class Scheduler:
@@ -297,8 +298,8 @@ class Scheduler:
         return VertexStopped(command.vertex, command.incarnation)
 
     async def release_all(self) -> None:
-        """Release every placement group that this or an earlier master may have made, and this machine's memory in which
-        vertices left weights."""
+        """Release every placement group that this or an earlier master may have made, and this machine's memory in
+        which vertices left weights."""
         counts = dict(self._state().job.roles)
         for vertex in self._state().vertices.values():
             counts[vertex.role] = max(counts.get(vertex.role, 0), vertex.rank + 1)
@@ -308,7 +309,8 @@ class Scheduler:
             plan = self.compiled(self._state().job.roles).plan
         names = self._used | {sub_graph.id for sub_graph in plan.sub_graphs}
         await asyncio.gather(*(self._cluster.release(name) for name in names))
-        # The memory of vertices that were killed here and never came back; on other machines the vertices there free it.
+        # The memory of vertices that were killed here and never came back; on other machines the vertices there free
+        # it.
         vertices = [f"{role}-{rank}" for role, count in counts.items() for rank in range(count)]
         await asyncio.to_thread(remove_left_by_job, self._directory, vertices)
 
