@@ -10,8 +10,8 @@
         ├── EngineFailed          it could not (5xx, or an error in mid-stream): elsewhere it may work
         └── EngineProtocolError   what it sent makes no sense: nothing of that reply may be used
 
-Who catches one of these knows what to do by its class alone: move the sample and replace the engine (unreachable,
-timeout, protocol), move the sample (failed), or give the request up (refused).
+The class alone says what to do: move the sample and replace the engine (unreachable, timeout, protocol), move the
+sample (failed), or give the request up (refused).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Requests that an engine must never be sent: it would not refuse them but die, and every other sample with it.
 
-Seen of SGLang 0.5.23: a token id that the model has no embedding of ends its scheduler, and the server with it (with
-several tensor-parallel ranks it is taken for a token without a meaning instead); `min_p` above 0 ends it in
-deterministic inference, which is how Gyre starts it so that seeds count. Either is refused here, with RequestUnsafe,
-before the engine hears of it.
+SGLang 0.5.23 dies of two. A token id that the model has no embedding for ends its scheduler, and with it the server
+(several tensor-parallel ranks take it for a token without meaning instead). `min_p` above 0 ends it in deterministic
+inference, which is how Gyre starts it so that seeds count. Both are refused here, with RequestUnsafe, before they are
+sent.
 
 This module must not know which engine it is, or how a request is sent.
 """

@@ -32,7 +32,7 @@ from gyre.engines.limits import RequestLimits
 _GUARD = Path(__file__).with_name("process_guard.py")
 _TAIL_BYTES = 64 * 1024
 _LOOK_S = (0.05, 1.0)
-"""How often readiness is asked: at first, and at most. An engine takes from a second to minutes to start."""
+"""Pauses between two questions whether it is ready: the first, and the longest. A start takes a second to minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ Stage = Literal["auto", "device", "pinned", "host"]
 memory, or no nearer than it is."""
 
 _NOTHING = base64.b64encode(b"\x80\x04].").decode()
-"""An empty list as SGLang wants its tensors: pickled. What is to be loaded is told over the loader's own socket."""
+"""An empty list, pickled, as SGLang wants its tensors. The loader hears over its own socket what to load."""
 
 _FLUSHES = 3
 """Times that a cache is flushed before the load is given up: a request may come in between."""
@@ -65,7 +65,7 @@ _TORCH_DTYPES = {saved: name for name, (saved, _) in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class LoadableVersion:
-    """A version on this machine, as the loader is told of it.
+    """A version on this machine, as the loader's messages describe it.
 
     `files` are absolute paths. A tensor is (name, torch's dtype, shape, number of its file, offset, bytes); a chunk is
     (number of its file, offset, bytes, checksum): xxh3-64 or xxh3-128 in hexadecimal.

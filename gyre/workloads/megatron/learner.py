@@ -327,7 +327,7 @@ class MegatronLearner(TorchLearner):
         }
 
     def _metadata(self) -> dict[str, Any]:
-        """What belongs to a state beside its tensors; the same on every rank."""
+        """The part of a state that is not tensors; the same on every rank."""
         return {
             "step": self.step,
             "trained": self.trained,
@@ -336,7 +336,7 @@ class MegatronLearner(TorchLearner):
         }
 
     def _take(self, metadata: dict[str, Any]) -> None:
-        """The weights are those of this metadata now; drops what was accumulated."""
+        """Stand where the metadata of restored weights says; drops what was accumulated."""
         self.step = metadata["step"]
         self.trained = [(start, end) for start, end in metadata["trained"]]
         self._metrics = metadata["metrics"]

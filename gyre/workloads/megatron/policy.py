@@ -39,7 +39,7 @@ from gyre.workloads.megatron.steps.packing import Pass
 from gyre.workloads.torch.errors import NotFinite
 
 Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
-"""Of a pass, its log-probs and entropies `[n]`: a summed loss, and whatever is to be returned of it."""
+"""From a pass, its log-probs and entropies `[n]`: a summed loss, and whatever is to be returned with it."""
 
 ValueLoss = Callable[[Pass, Tensor], tuple[Tensor, Any]]
 """The same of a pass and its values `[n]`."""

@@ -1,4 +1,4 @@
-"""The light default integrations, in plain torch: a small decoder, sampling, GRPO, and the workloads around them.
+"""The light default integrations, in plain torch: actor, critic, reference, reward model, and rollouts without a plane.
 
 They run the demo, the tests and the chaos suite on CPUs, and are the reference that heavier integrations are
 compared with. Exports are resolved on first use, so that naming this package does not import torch.

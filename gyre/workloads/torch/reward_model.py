@@ -75,7 +75,7 @@ def reward_model_folder(config: Mapping[str, Any]) -> Path:
 
 
 def scored_tokens(groups: Sequence[Group], vocab: int) -> list[TokenRow]:
-    """Of every sample, in the order of groups and samples, a row whose one predicted token follows all of its own.
+    """A row for every sample, in the order of groups and samples, whose one predicted token follows all of its own.
 
     Raises ConfigError for a token beyond the `vocab` tokens of the reward model.
     """
