@@ -119,9 +119,6 @@ class OpenGroups:
                 self._queue(sample)
         return opened
 
-    def find(self, purpose: str, group_id: int) -> GroupRequest | None:
-        return self._by_group.get((purpose, group_id))
-
     def close(self, purpose: str, ids: Iterable[int]) -> list[tuple[str, int, int]]:
         """Forget these groups: the trainer has them. Unknown ones were closed before. Returns what still runs of them
         and is to be cancelled: (instance, row, lease)."""

@@ -1,8 +1,8 @@
 """The tokens of all samples on their way, by row: a few large arrays instead of many small objects.
 
 A report brings some tokens for each of hundreds of samples. They are scattered into pages of 256 tokens in one
-operation, and a sample's are put together once, when it is whole. Nothing of it is an object of its own that the
-garbage collector would have to look at.
+operation, and a sample's tokens are put together once, when its group is complete. None of this is an object of its own
+that the garbage collector would have to look at.
 
 Invariants:
 - *pages are owned*: each page is free or belongs to one row, and a row has as many as its length needs;

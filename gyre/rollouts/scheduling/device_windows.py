@@ -15,7 +15,7 @@ the longest sample takes the step's end beyond that point, generating locally fo
 is between as early as the other samples allow and as late as training allows.
 
 Invariants:
-- *nobody waits for nobody*: nothing left to generate ends the window; no remote instance means until done;
+- *no idle wait*: the window ends when nothing is left to generate, and lasts until then where no remote instance is;
 - *nothing tuned*: rates and times are measured, and no constant here has a model's size in it;
 - *closed loop*: each plan starts from what is left now, so that errors of earlier plans do not add up;
 - *damped*: measurements are averaged over time, and a plan within the noise of the one before is the one before.
@@ -40,20 +40,20 @@ class WindowSettings:
     deadband_share: float = 0.05
     """An end that moves by less than this share of what is left of the window does not move."""
     reopen_switches: float = 3.0
-    """After the hand-over, local engines start again only for a window of so many times the switch's duration."""
+    """After the hand-over, local engines start again only for a window of this many times the switch's duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowState:
-    """What is known at `now_s`, as a clock of the caller's tells it."""
+    """What is known at `now_s`, by the caller's clock."""
 
     now_s: float
     tokens_left: float
-    """Predicted, of all unfinished samples: local, remote and queued."""
+    """Predicted for all unfinished samples: local, remote and queued."""
     samples_left: int
-    """Unfinished ones."""
+    """Unfinished samples."""
     longest_left_tokens: float
-    """Predicted, of that sample which will have most left."""
+    """Predicted for the sample that has most left."""
     sample_tokens_s: float
     """How fast one sample grows on a remote instance; 0 before measured."""
     local_tokens_s: float
@@ -63,18 +63,18 @@ class WindowState:
     train_s: float
     """Predicted duration of training everything of this step that is not trained yet."""
     last_train_s: float = 0.0
-    """And of the part of it that can begin only when the last sample is there."""
+    """Predicted duration of the part of it that can begin only when the last sample is there."""
     switch_s: float = 0.0
-    """From generating to training, or back."""
+    """Duration of a switch from generating to training, or back."""
     generating: bool = True
-    """Local engines are open. False: they have handed over."""
+    """Whether local engines generate; False once they have handed over."""
     planned_until_s: float | None = None
     """What was planned before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Local engines generate until `until_s`: now or earlier is not (any longer), `UNTIL_DONE` is to the end."""
+    """Local engines generate until `until_s`. A time that is past means that they do not; `UNTIL_DONE`, to the end."""
 
     until_s: float
     reason: str
@@ -134,10 +134,7 @@ def _best_s(state: WindowState) -> tuple[float, str]:
 
 
 class Smoothed:
-    """An average over time of measurements that come at any interval: the newest weighs `1 - exp(-dt / over_s)`.
-
-    A change that is no noise (instances came or went) is told by `scale`, and takes effect at once.
-    """
+    """An average over time of measurements that come at any interval: the newest weighs `1 - exp(-dt / over_s)`."""
 
     def __init__(self, over_s: float) -> None:
         self.over_s = over_s
@@ -158,13 +155,9 @@ class Smoothed:
         self._at_s = now_s
         return self._value
 
-    def scale(self, factor: float) -> None:
-        if self._value is not None:
-            self._value *= factor
-
 
 class TrainTime:
-    """How long training takes, from what was measured: a rate, as a decayed ratio of sums."""
+    """Predicts how long training takes from a measured rate: a ratio of sums whose old terms fade."""
 
     def __init__(self, *, half_life: float = 16.0) -> None:
         """`half_life`: after how many further measurements one counts half."""
@@ -177,5 +170,5 @@ class TrainTime:
         self._seconds = self._seconds * self._keep + seconds
 
     def predict_s(self, tokens: float) -> float:
-        """0 before anything was measured: the first window then is as long as if training were instant."""
+        """Returns 0 before anything was measured: the first window is as long as if training were instant."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0

@@ -1,8 +1,8 @@
 """How many rollout instances a role of `elastic(min, max)` should have.
 
-More, while the trainer's GPUs spend their time on anything but training; fewer, while instances stand idle. How many
-is computed, not felt for: the share of a step that is to be won or given back, by the rate of one instance. What an
-earlier change of the number was expected to win is compared with what it won: where the longest sample or the
+The policy asks for more while the trainer's GPUs spend their time on anything but training, and for fewer while
+instances stand idle. It computes how many: the share of a step that is to be won or given back, by the rate of one
+instance. It compares what an earlier change was expected to win with what it won: where the longest sample or the
 trainer bounds the step, further instances cost and bring nothing.
 
 Invariants:
@@ -29,15 +29,15 @@ class ElasticSettings:
     idle_share: float = 0.20
     """Share of a step for which instances may stand idle."""
     evidence: int = 3
-    """So many observations in a row have to say the same."""
+    """This many observations in a row have to say the same."""
     up_cooldown_s: float = 60.0
     down_cooldown_s: float = 300.0
     up_factor: float = 2.0
-    """At most so many times the instances at once."""
+    """One change multiplies the instances by at most this."""
     worth: float = 0.25
     """More instances are worth having if they won this share of what was expected of them."""
     plateau_s: float = 1800.0
-    """For how long a number beyond which nothing was won is remembered."""
+    """How long the policy remembers a number beyond which nothing was won."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max or self.max < 1:
@@ -46,22 +46,22 @@ class ElasticSettings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Of one step, or of the last minute where there are no steps."""
+    """What was seen in one step, or in the last minute where there are no steps."""
 
     instances: int
-    """That are there or starting, and not those that drain."""
+    """Instances that are there or starting, without those that drain."""
     starting: int = 0
-    """Of them."""
+    """Those of them that are starting."""
     others: int = 0
-    """That do the same work and are not the policy's to have: they joined by themselves, and leave so."""
+    """Instances that do the same work and are not the policy's: they joined by themselves, and leave by themselves."""
     trainer_wait_share: float = 0.0
-    """Of the time: the trainer waited for samples."""
+    """Share of the time in which the trainer waited for samples."""
     local_share: float = 0.0
-    """And generated itself, instead of training."""
+    """Share of the time in which it generated itself, instead of training."""
     idle_share: float = 0.0
-    """Of the time: the instances had nothing to do, on average."""
+    """Share of the time in which an instance had nothing to do, on average."""
     queued_tokens: float = 0.0
-    """Predicted, of samples that no instance has."""
+    """Predicted tokens of samples that no instance has."""
     rate_tokens_s: float = 0.0
     """What the instances make together."""
 
@@ -74,7 +74,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class _Raise:
-    """An earlier scaling up, to see what came of it."""
+    """An earlier raise, kept to see what came of it."""
 
     after: int
     lack: float
@@ -103,7 +103,7 @@ class ElasticPolicy:
             self._changed(now)
             return Scale(1, "No instance is there, and samples wait.")
 
-        self._judge(observation, now)
+        self._check_last_raise(observation, now)
         lack = observation.trainer_wait_share + observation.local_share
         target = self._target(observation, lack)
         says = (target > count) - (target < count)
@@ -140,7 +140,7 @@ class ElasticPolicy:
         return count
 
     def _is_behind(self, observation: Observation) -> bool:
-        """The queue takes the instances long: idleness was that of some, or of a moment."""
+        """Whether the queue will take the instances long, so that only some of them were idle, or only for a moment."""
         return observation.queued_tokens > observation.rate_tokens_s * self.settings.up_cooldown_s
 
     def _up(self, observation: Observation, lack: float, target: int, now: float) -> Scale:
@@ -154,8 +154,8 @@ class ElasticPolicy:
             f" generated {observation.local_share:.0%}); {target} instances instead of {count} make up for it.",
         )
 
-    def _judge(self, observation: Observation, now: float) -> None:
-        """Did the last raise win what was expected of it? Asked once the new instances had time to show."""
+    def _check_last_raise(self, observation: Observation, now: float) -> None:
+        """Whether the last raise won what was expected of it is looked at once the new instances had time to show."""
         if self._plateau is not None and now - self._plateau_at >= self.settings.plateau_s:
             self._plateau = None
         raised = self._raised
@@ -163,7 +163,7 @@ class ElasticPolicy:
             return
         self._raised = None
         if observation.instances < raised.after:
-            return  # It never had them.
+            return  # the instances never came
         lack = observation.trainer_wait_share + observation.local_share
         if raised.lack - lack < self.settings.worth * (raised.lack - raised.expected_lack):
             self._plateau, self._plateau_at = raised.after, now

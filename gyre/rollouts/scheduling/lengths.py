@@ -22,13 +22,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _GROWTH = 1.08
-"""Of a bucket's width over the one before: lengths are told apart to 8 %."""
+"""A bucket's width over the one before: lengths are told apart to 8 %."""
 
 _BUCKETS = 200
 """1.08 ** 199 is 4.5 million tokens; what is longer counts as that long."""
 
 _PRIOR_SAMPLES = 1.0
-"""What the prior weighs against finished samples."""
+"""Weight of the prior, in finished samples."""
 
 _LAZIEST_REBUILD = 64
 _HEAVIEST = 1e12
@@ -39,7 +39,7 @@ _EDGES = [_GROWTH**index - 1.0 for index in range(_BUCKETS + 1)]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is left of unfinished samples, taken together."""
+    """What is left to generate of unfinished samples, taken together."""
 
     tokens_left: float
     samples_left: int
@@ -48,25 +48,20 @@ class Outlook:
 
 
 class LengthModel:
-    """`half_life_samples`: after how many further samples one counts half."""
+    """A sample counts half after `half_life_samples` further ones."""
 
     def __init__(self, *, half_life_samples: float = 4096.0) -> None:
         if half_life_samples <= 0:
             raise ValueError(f"a half-life of {half_life_samples} samples; give one above zero")
         self._inflation = 2.0 ** (1.0 / half_life_samples)
         self._weight = 1.0
-        """Of the next sample. It grows, instead of all earlier ones shrinking."""
+        """Weight of the next sample. It grows, instead of all earlier weights shrinking."""
         self._weights = [0.0] * _BUCKETS
         self._unread = 0
         self._count = 0
         self._surviving = [0.0] * (_BUCKETS + 1)
         """How many, in units of the newest sample, got past each edge."""
         self._area = [0.0] * (_BUCKETS + 1)
-
-    @property
-    def count(self) -> int:
-        """Samples observed in all."""
-        return self._count
 
     def observe(self, length: int) -> None:
         """A sample ended with `length` tokens, by itself or at its limit."""
@@ -109,7 +104,8 @@ class LengthModel:
         return min(blended, float(left))
 
     def outlook(self, unfinished: Iterable[tuple[int, int]]) -> Outlook:
-        """Of samples given as `(done_tokens, max_new_tokens)`. Those of about the same length are asked about once."""
+        """The outlook of samples given as `(done_tokens, max_new_tokens)`. Those of about the same length are predicted
+        together."""
         alike: dict[tuple[int, int], tuple[int, int]] = {}
         for done, limit in unfinished:
             key = (done.bit_length() << 4 | done >> max(done.bit_length() - 4, 0), limit)
@@ -134,7 +130,7 @@ class LengthModel:
         return height, self._area[index + 1] + (height + below) / 2.0 * reach
 
     def _read(self) -> None:
-        """Bring the curve up to date, often while little is known and then every so many samples."""
+        """Bring the curve up to date: often while little is known, later once in many samples."""
         if not self._unread or (
             self._unread < self._count // 16 and self._unread < _LAZIEST_REBUILD and self._count > 16
         ):

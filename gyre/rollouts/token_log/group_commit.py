@@ -1,9 +1,9 @@
-"""When the rollout manager writes its ledger: a thread that writes one batch after another.
+"""Group commit of the rollout manager's ledger: one thread writes one batch after another.
 
 Invariants:
-- *grouped*: what happens within an interval is one transaction; sooner where a whole group waits for it, and at once
-  where nothing can come that would go with it;
-- *in order*: one batch is written at a time, and is told as committed before the next is collected.
+- *grouped*: what happens within an interval is one transaction. The interval is cut short where a complete group waits
+  for it, and ends at once where nothing can come that would go with it;
+- *in order*: one batch is written at a time, and the loop hears of its commit before the next is collected.
 
 This module must not know what is in a batch.
 """
@@ -22,14 +22,15 @@ Collected = TypeVar("Collected")
 
 
 def _give_way() -> None:
-    """The ledger's thread may be late by a few milliseconds, the loop may not, and they may share a core."""
+    """Lower the priority of the ledger's thread: it may be late by milliseconds, the loop may not, and they may share a
+    core."""
     with contextlib.suppress(OSError, AttributeError):  # where threads have no priorities of their own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 class GroupCommit(Generic[Collected]):
-    """`collect` gives what is to be written, None for nothing; `write` writes it, on the ledger's thread; `committed`
-    is told on the loop."""
+    """`collect` returns what is to be written, None for nothing; `write` writes it, on the ledger's thread; `committed`
+    is called on the loop afterwards."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class GroupCommit(Generic[Collected]):
         self._soon.set()
 
     def now(self) -> None:
-        """And somebody waits for it."""
+        """There is something that somebody waits for."""
         self._now.set()
         self._soon.set()
 
     def at_once(self) -> None:
-        """And there is nothing to wait for that could go with it."""
+        """There is something that somebody waits for, and nothing can come that could go with it."""
         self._at_once.set()
         self.now()
 
@@ -88,7 +89,7 @@ class GroupCommit(Generic[Collected]):
             self._committed(batch)
 
     async def last(self) -> None:
-        """What is left, after `run` was ended."""
+        """Write what is left, after `run` has ended."""
         if (batch := self._collect()) is not None:
             await asyncio.get_running_loop().run_in_executor(self.thread, self._write, batch)
 

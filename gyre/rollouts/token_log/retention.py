@@ -35,17 +35,17 @@ class Retention:
         self._watched.setdefault(int(keys.max()), []).append(seq)
 
     def extend(self, seq: int, rows: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
-        """And something of these."""
+        """The delta holds something of these samples as well."""
         more_rows, more_keys = self._samples[seq]
         self._samples[seq] = np.concatenate((more_rows, rows)), np.concatenate((more_keys, keys))
 
     def join(self, seq: int, row: int, key: int) -> None:
-        """And something of this one."""
+        """The delta holds something of this sample as well."""
         if not (self._samples[seq][1] == key).any():
             self.extend(seq, np.array([row], np.uint32), np.array([key]))
 
     def closed(self, key: int, key_of: NDArray[np.int64]) -> list[int]:
-        """The sample is closed; `key_of` are the keys by row as they are now. Deltas that nobody needs any more."""
+        """The sample is closed; `key_of` are the keys by row as they are now. Returns the deltas that nobody needs."""
         gone = []
         for seq in self._watched.pop(key, ()):
             rows, keys = self._samples[seq]

@@ -59,7 +59,7 @@ class FleetWithSessions(Fleet):
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = AgentSessions(self.book)
+        self.registry = AgentSessions(self.open_groups)
         self.late: list[AgentSession] = []
 
     def dial(self, agent: SimAgent) -> None:
@@ -71,7 +71,7 @@ class FleetWithSessions(Fleet):
                 before.connection.closing = True
             self.late.append(before)
         connection: Any = SimpleNamespace(closing=False)
-        number = self.book.instances[agent.name].number
+        number = self.open_groups.instances[agent.name].number
         session = AgentSession(hello, connection, number, 0.0, 0.0)
         session.draining = agent.draining
         self.registry[agent.name] = session
@@ -92,7 +92,7 @@ class FleetWithSessions(Fleet):
     @rule(name=NAMES, died=st.sampled_from(["", "connection_lost"]))
     def lose(self, name: str, died: str) -> None:
         super().lose(name, died)
-        if name not in self.book.instances and (session := self.registry.pop(name, None)) is not None:
+        if name not in self.open_groups.instances and (session := self.registry.pop(name, None)) is not None:
             self.late.append(session)
 
     @rule(name=NAMES)
@@ -104,14 +104,14 @@ class FleetWithSessions(Fleet):
     @rule()
     def restart(self) -> None:
         super().restart()
-        self.registry = AgentSessions(self.book)
+        self.registry = AgentSessions(self.open_groups)
         self.late = []
 
     @rule(limit=st.none() | st.integers(1, 3))
     def assign(self, limit: int | None) -> None:
         self.registry.admit(lambda session: DeviceUse.OWN, handover=False)
-        for name, instance in self.book.instances.items():
-            able = self.can(name) and self.book.bounds.admit(instance.version)
+        for name, instance in self.open_groups.instances.items():
+            able = self.can(name) and self.open_groups.bounds.admit(instance.version)
             assert instance.admitted == able, (name, self.registry[name].not_admitted)
         super().assign(limit)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Held, Keep
-from tests.rollouts.core.test_groups import SimAgent, asked, book_with, join, picture, report
+from tests.rollouts.core.test_groups import SimAgent, asked, groups_with, join, picture, report
 
 LIMIT = 1000
 
@@ -28,7 +28,7 @@ def claim(sample: InFlightSample, **other: Any) -> Held:
 
 def working(samples: int = 6) -> tuple[OpenGroups, list[InFlightSample]]:
     """All at instance "a", with ten tokens each."""
-    groups = book_with("a")
+    groups = groups_with("a")
     requests = groups.open(asked(samples, limit=LIMIT))
     groups.assign()
     found = [request.samples[0] for request in requests]

@@ -1,4 +1,4 @@
-"""The book against a fleet that does anything: joins, cuts, crashes, engine deaths, drains, moves, restarts.
+"""The open groups against a fleet that does anything: joins, cuts, crashes, engine deaths, drains, moves, restarts.
 
 The agents here generate nothing; what they call a token is a hash of everything before it, of the policy's version
 and of who made it. So a sample that was put together from pieces that do not belong together shows.
@@ -217,18 +217,18 @@ class Rows:
     newest: int = 0
     served: int = 0
 
-    def book(self, epoch: int) -> OpenGroups:
-        book = OpenGroups(epoch=epoch)
-        book.newest_version = self.newest
-        book.promote(self.served)
-        book.restore(self.counters, dict(sorted(self.groups.items())), sorted(self.deltas.items()))
-        return book
+    def restored(self, epoch: int) -> OpenGroups:
+        open_groups = OpenGroups(epoch=epoch)
+        open_groups.newest_version = self.newest
+        open_groups.promote(self.served)
+        open_groups.restore(self.counters, dict(sorted(self.groups.items())), sorted(self.deltas.items()))
+        return open_groups
 
 
-def picture(book: OpenGroups) -> dict[str, Any]:
+def picture(open_groups: OpenGroups) -> dict[str, Any]:
     """Everything that a restart must bring back."""
     return {
-        "account": {k: v for k, v in book.counters().items() if not k.startswith("next_")},
+        "account": {k: v for k, v in open_groups.counters().items() if not k.startswith("next_")},
         "samples": {
             state.key: (
                 state.length,
@@ -241,10 +241,10 @@ def picture(book: OpenGroups) -> dict[str, Any]:
                 state.record,
                 state.evidence,
             )
-            for state in book.samples()
+            for state in open_groups.samples()
         },
-        "left": {number: ticket.left for number, ticket in book.requests.items()},
-        "missing": book.missing_tokens(),
+        "left": {number: request.left for number, request in open_groups.requests.items()},
+        "missing": open_groups.missing_tokens(),
     }
 
 
@@ -256,7 +256,7 @@ class Fleet(RuleBasedStateMachine):
         super().__init__()
         self.epoch = 1
         self.rows = Rows()
-        self.book = self.rows.book(1)
+        self.open_groups = self.rows.restored(1)
         self.agents: dict[str, SimAgent] = {}
         self.sessions: dict[int, SimAgent] = {}
         self.pending: dict[str, list[tuple[int, Any]]] = {}
@@ -293,12 +293,12 @@ class Fleet(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def ask(self, n: int, limit: int, groups: int, newer: bool, again: bool) -> None:
-        if len(self.book.requests) > 8:
+        if len(self.open_groups.requests) > 8:
             return
         first = max(0, self.next_group - 1) if again else self.next_group
         asked = [Group(first + i, np.arange(1, 4 + (first + i) % 3, dtype=np.int32)) for i in range(groups)]
         self.next_group = max(self.next_group, first + groups)
-        self.book.open(
+        self.open_groups.open(
             Request(
                 purpose="train",
                 groups=pack_groups(asked),
@@ -308,32 +308,34 @@ class Fleet(RuleBasedStateMachine):
                 min_version=self.version + 1 if newer else max(0, self.version - 1),
             )
         )
-        for name in self.book.instances:  # what is required may have risen
-            self.book.admit(name, able=self.can(name))
+        for name in self.open_groups.instances:  # what is required may have risen
+            self.open_groups.admit(name, able=self.can(name))
 
     @precondition(lambda self: self.ready)
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
         purpose, group_id = self.ready.pop(data.draw(st.integers(0, len(self.ready) - 1)))
-        for name, row, lease in self.book.close(purpose, [group_id]):
+        for name, row, lease in self.open_groups.close(purpose, [group_id]):
             raise AssertionError(f"{(name, row, lease)} still runs of a whole group")
 
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         """The trainer does not want a group any more that is not whole."""
-        open_ids = [ticket.group.id for ticket in self.book.requests.values() if ticket.left]
+        open_ids = [request.group.id for request in self.open_groups.requests.values() if request.left]
         if open_ids and data.draw(st.integers(0, 5)) == 0:
-            self.book.cancelled += self.book.close("train", [data.draw(st.sampled_from(open_ids))])
+            self.open_groups.cancelled += self.open_groups.close(
+                "train", [data.draw(st.sampled_from(open_ids))]
+            )
             self.cancel()
 
     @rule()
     def publish(self) -> None:
         if self.version < 6:
             self.version += 1
-            self.book.newest_version = self.version
-            self.book.promote(self.version)
-            for name in self.book.instances:
-                self.book.admit(name, able=self.can(name))
+            self.open_groups.newest_version = self.version
+            self.open_groups.promote(self.version)
+            for name in self.open_groups.instances:
+                self.open_groups.admit(name, able=self.can(name))
 
     # -- the fleet ---
 
@@ -350,22 +352,22 @@ class Fleet(RuleBasedStateMachine):
         self.dial(agent)
 
     def dial(self, agent: SimAgent) -> None:
-        keep = self.book.join(agent.hello())
+        keep = self.open_groups.join(agent.hello())
         self.pending[agent.name] = []
-        self.sessions[self.book.instances[agent.name].number] = agent
+        self.sessions[self.open_groups.instances[agent.name].number] = agent
         agent.welcomed(keep)
-        self.book.instances[agent.name].version = agent.version
-        self.book.admit(agent.name, able=self.can(agent.name))
+        self.open_groups.instances[agent.name].version = agent.version
+        self.open_groups.admit(agent.name, able=self.can(agent.name))
         self.cancel()
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
         """The newest policy, in place."""
         agent = self.agents.get(name)
-        if agent is not None and agent.connected and agent.name in self.book.instances:
+        if agent is not None and agent.connected and agent.name in self.open_groups.instances:
             agent.version = self.version
-            self.book.serve(name, self.version)
-            self.book.admit(name, able=self.can(name))
+            self.open_groups.serve(name, self.version)
+            self.open_groups.admit(name, able=self.can(name))
 
     @rule(name=NAMES)
     def cut(self, name: str) -> None:
@@ -373,16 +375,16 @@ class Fleet(RuleBasedStateMachine):
         if agent is not None and agent.connected:
             agent.connected = False
             self.pending[name] = []
-            if name in self.book.instances:
-                self.book.admit(name, able=False)
+            if name in self.open_groups.instances:
+                self.open_groups.admit(name, able=False)
 
     @rule(name=NAMES, died=st.sampled_from(["", "connection_lost"]))
     def lose(self, name: str, died: str) -> None:
         """Its grace is over, or it was silent for too long; or it left in order."""
-        if name in self.book.instances and (agent := self.agents.get(name)) is not None:
+        if name in self.open_groups.instances and (agent := self.agents.get(name)) is not None:
             agent.connected = False
             self.pending[name] = []
-            self.book.leave(name, died=died)
+            self.open_groups.leave(name, died=died)
 
     @rule(name=NAMES)
     def redial(self, name: str) -> None:
@@ -413,7 +415,7 @@ class Fleet(RuleBasedStateMachine):
                 self.incarnations += 1
                 agent = SimAgent(name, self.makers[self.incarnations % len(self.makers)], self.incarnations)
                 self.agents[name] = agent
-            if not agent.connected or name not in self.book.instances:
+            if not agent.connected or name not in self.open_groups.instances:
                 self.dial(agent)
             if agent.version < 0:
                 self.load(name)
@@ -446,7 +448,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(data=st.data(), how=st.sampled_from(["fails", "kills"]))
     def curse(self, data: st.DataObject, how: str) -> None:
-        keys = sorted(state.key for state in self.book.samples() if not state.finish)
+        keys = sorted(state.key for state in self.open_groups.samples() if not state.finish)
         if keys and not self.cursed:
             self.cursed[data.draw(st.sampled_from(keys))] = how
 
@@ -481,7 +483,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=NAMES, data=st.data())
     def report(self, name: str, data: st.DataObject) -> None:
         agent = self.agents.get(name)
-        if agent is not None and agent.connected and name in self.book.instances:
+        if agent is not None and agent.connected and name in self.open_groups.instances:
             whole = data.draw(st.booleans())
             self.hear(
                 agent, agent.report(lambda sim: None if whole or sim.end else data.draw(st.integers(0, 8)))
@@ -493,28 +495,28 @@ class Fleet(RuleBasedStateMachine):
     def hear(self, agent: SimAgent, data: bytes) -> None:
         frame = decode(data)
         assert isinstance(frame, Progress)
-        self.send(self.book.progress(agent.name, frame))
-        assert self.book.missing_tokens() == 0
+        self.send(self.open_groups.progress(agent.name, frame))
+        assert self.open_groups.missing_tokens() == 0
 
     @rule(name=NAMES, data=st.data())
     def replay(self, name: str, data: st.DataObject) -> None:
         """A frame comes a second time, after later ones, or as if from another instance."""
         agent = self.agents.get(name)
-        if agent is None or not agent.connected or name not in self.book.instances or not agent.frames:
+        if agent is None or not agent.connected or name not in self.open_groups.instances or not agent.frames:
             return
         at = data.draw(st.integers(0, len(agent.frames) - 1))
-        to = data.draw(st.sampled_from(sorted(self.book.instances)))
-        before = {state.key: (state.length, state.lease) for state in self.book.samples()}
+        to = data.draw(st.sampled_from(sorted(self.open_groups.instances)))
+        before = {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        reported = self.book._store.write_buffer._sessions
-        ack = reported.get(self.book.instances[to].number)
-        assert not self.book.progress(to, frame)
+        reported = self.open_groups._store.write_buffer._sessions
+        ack = reported.get(self.open_groups.instances[to].number)
+        assert not self.open_groups.progress(to, frame)
         if ack is not None:
-            reported[self.book.instances[to].number] = ack
+            reported[self.open_groups.instances[to].number] = ack
         else:
-            reported.pop(self.book.instances[to].number)
-        assert before == {state.key: (state.length, state.lease) for state in self.book.samples()}
+            reported.pop(self.open_groups.instances[to].number)
+        assert before == {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
 
     @rule(name=NAMES)
     def engine_dies(self, name: str) -> None:
@@ -524,10 +526,10 @@ class Fleet(RuleBasedStateMachine):
             agent.version = -1
             for sim in agent.samples.values():
                 sim.end = sim.end or "died"
-            if agent.connected and name in self.book.instances:
+            if agent.connected and name in self.open_groups.instances:
                 for _ in range(7):
                     self.hear(agent, agent.report(lambda sim: None))
-                self.book.engine_died(name)
+                self.open_groups.engine_died(name)
 
     @rule(name=NAMES, data=st.data())
     def request_fails(self, name: str, data: st.DataObject) -> None:
@@ -539,10 +541,10 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=NAMES)
     def drain(self, name: str) -> None:
         agent = self.agents.get(name)
-        if agent is not None and agent.connected and name in self.book.instances:
+        if agent is not None and agent.connected and name in self.open_groups.instances:
             agent.read()
             agent.draining = True
-            self.book.admit(name, able=False)
+            self.open_groups.admit(name, able=False)
             for sim in agent.samples.values():
                 sim.end = sim.end or "released"
 
@@ -550,20 +552,20 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(limit=st.none() | st.integers(1, 3))
     def assign(self, limit: int | None) -> None:
-        self.send(self.book.assign(limit))
+        self.send(self.open_groups.assign(limit))
 
     def send(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
         for name, (prompts, works) in given.items():
             assert self.can(name)
             known = {prompt.ticket: prompt for prompt in prompts}
             for work in works:
-                state = self.book.sample(work.key)
+                state = self.open_groups.sample(work.key)
                 assert state is not None
                 identity = (work.key, state.resets)
                 assert identity not in self.finished, "a finished sample is generated again"
                 assert len(work.prior) // 4 >= self.committed_lengths.get(identity, 0)
                 assert state.request.min_version <= self.agents[name].version <= self.version
-                needed = self.book.last_delta(state) if work.prior else 0
+                needed = self.open_groups.last_delta(state) if work.prior else 0
                 self.tell(name, (known[work.ticket], work), needed)
 
     def tell(self, name: str, frame: Any, needed: int = 0) -> None:
@@ -575,31 +577,36 @@ class Fleet(RuleBasedStateMachine):
             self.agents[name].inbox.append(frame)
 
     def cancel(self) -> None:
-        cancelled, self.book.cancelled = self.book.cancelled, []
+        cancelled, self.open_groups.cancelled = self.open_groups.cancelled, []
         for name, _, lease in cancelled:
             self.tell(name, lease)
 
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
-        held = [s for name in self.book.instances for s in self.book.held_by(name) if not s.placed.recalled]
-        targets = [i.name for i in self.book.instances.values() if i.accepting]
+        held = [
+            s
+            for name in self.open_groups.instances
+            for s in self.open_groups.held_by(name)
+            if not s.placed.recalled
+        ]
+        targets = [i.name for i in self.open_groups.instances.values() if i.accepting]
         if not held or not targets:
             return
         state = data.draw(st.sampled_from(sorted(held, key=lambda s: s.key)))
         target = data.draw(st.sampled_from(targets))
         if target == state.instance or state.deaths:
             return
-        self.book.placement.migrate(state.placed, self.book.instances[target], 0.0)
+        self.open_groups.placement.migrate(state.placed, self.open_groups.instances[target], 0.0)
         assert state.instance is not None
         self.tell(state.instance, state.lease)
 
     @rule()
     def commit(self) -> None:
-        before = picture(self.book)
-        batch = self.book.take_batch()
+        before = picture(self.open_groups)
+        batch = self.open_groups.take_batch()
         rows = self.rows
         rows.counters = batch.counters
-        rows.newest, rows.served = self.book.newest_version, self.book.served_version
+        rows.newest, rows.served = self.open_groups.newest_version, self.open_groups.served_version
         rows.groups |= batch.opened
         for seq, body in batch.encoded():
             assert seq not in rows.deltas
@@ -610,14 +617,14 @@ class Fleet(RuleBasedStateMachine):
             rows.deltas.pop(seq)
         if batch.deltas:
             self.committed_seq = batch.deltas[-1].seq
-        restored = self.rows.book(self.epoch + 1)
+        restored = self.rows.restored(self.epoch + 1)
         after = picture(restored)
-        assert before == after, "the fold is not the book"
-        self.committed_lengths = {(s.key, s.resets): s.length for s in self.book.samples()}
-        self.finished |= {(s.key, s.resets) for s in self.book.samples() if s.finish}
+        assert before == after, "the fold is not the state"
+        self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
+        self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
         for number, seq in batch.sessions.items():
             agent = self.sessions[number]
-            instance = self.book.instances.get(agent.name)
+            instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:
                 agent.acknowledged(seq)
         for name, waiting in self.pending.items():
@@ -626,13 +633,13 @@ class Fleet(RuleBasedStateMachine):
                 if self.agents[name].connected:
                     self.agents[name].inbox.append(frame)
         for number in batch.complete:
-            ticket = self.book.requests.get(number)
-            if ticket is not None:
-                self.check(ticket.samples)
+            request = self.open_groups.requests.get(number)
+            if request is not None:
+                self.check(request.samples)
                 self.seen["groups"] += 1
-                ticket.complete()  # its version runs cover its tokens, or this raises
-                if (ticket.purpose, ticket.group.id) not in self.ready:
-                    self.ready.append((ticket.purpose, ticket.group.id))
+                request.complete()  # its version runs cover its tokens, or this raises
+                if (request.purpose, request.group.id) not in self.ready:
+                    self.ready.append((request.purpose, request.group.id))
 
     def check(self, states: list[InFlightSample]) -> None:
         """Each token is what an agent that had exactly the tokens before it made with that policy."""
@@ -655,7 +662,7 @@ class Fleet(RuleBasedStateMachine):
         self.epoch += 1
         self.seen["restarts"] += 1
         self.seen["restarts while held"] += any(agent.samples for agent in self.agents.values())
-        self.book = self.rows.book(self.epoch)
+        self.open_groups = self.rows.restored(self.epoch)
         self.version = self.rows.newest
         # A policy is durable before anybody hears of it, so nobody has a newer one.
         for agent in self.agents.values():
@@ -672,55 +679,57 @@ class Fleet(RuleBasedStateMachine):
         self.sessions = {}
         self.committed_seq = max(self.rows.deltas, default=0)
         self.ready = [
-            (ticket.purpose, ticket.group.id) for ticket in self.book.requests.values() if not ticket.left
+            (request.purpose, request.group.id)
+            for request in self.open_groups.requests.values()
+            if not request.left
         ]
 
     # -- what always holds ---
 
     @invariant()
     def the_account_is_exact(self) -> None:
-        assert self.book.missing_tokens() == 0
-        assert set(self.book.account.discarded) <= {"superseded", "poison", "withdrawn"}
+        assert self.open_groups.missing_tokens() == 0
+        assert set(self.open_groups.account.discarded) <= {"superseded", "poison", "withdrawn"}
 
     @invariant()
     def every_sample_is_in_one_place(self) -> None:
-        book = self.book
-        for state in book.samples():
-            holders = [i.name for i in book.instances.values() if state.key in i.held]
+        open_groups = self.open_groups
+        for state in open_groups.samples():
+            holders = [i.name for i in open_groups.instances.values() if state.key in i.held]
             placed = state.placed
             queued = placed.queue_key is not None
             places = [
                 *holders,
                 *(["queue"] if queued else []),
-                *(["early"] if state.key in book._early else []),
-                *(["suspect"] if state.key in book._suspects else []),
-                *(["given up"] if state.key in book.given_up else []),
+                *(["early"] if state.key in open_groups._early else []),
+                *(["suspect"] if state.key in open_groups._suspects else []),
+                *(["given up"] if state.key in open_groups.given_up else []),
             ]
             assert len(places) == (0 if state.finish else 1), (places, state.finish, state.key)
             assert state.instance == (holders[0] if holders else None)
-            counted = [i for i in book.instances.values() if state.key in i.counted]
+            counted = [i for i in open_groups.instances.values() if state.key in i.counted]
             assert counted == ([placed.counted_at] if placed.counted_at is not None else [])
             assert (placed.counted_at is None) == (placed.holder is None)
             assert placed.recalled or placed.destination is None
 
     @invariant()
     def final_suspects_are_apart(self) -> None:
-        for instance in self.book.instances.values():
+        for instance in self.open_groups.instances.values():
             assert instance.on_trial is None or instance.on_trial.key in instance.held
             assert instance.on_trial is None or not instance.has_room
 
     def teardown(self) -> None:
         """And in the end, with one agent that works, everything that can be finished is."""
         self.cursed.clear()
-        for name in list(self.book.instances):
-            self.book.leave(name)
+        for name in list(self.open_groups.instances):
+            self.open_groups.leave(name)
         self.makers = [*self.makers, 99]
         self.agents = {"z": SimAgent("z", 99, 0)}
         self.pending = {}
         if self.version < 7:
             self.version = 7
-            self.book.newest_version = 7
-            self.book.promote(7)
+            self.open_groups.newest_version = 7
+            self.open_groups.promote(7)
         self.dial(self.agents["z"])
         self.load("z")
         for _ in range(400):
@@ -729,13 +738,17 @@ class Fleet(RuleBasedStateMachine):
             self.generate("z", 50)
             agent = self.agents["z"]
             self.hear(agent, agent.report(lambda sim: None))
-            if all(state.finish or state.key in self.book.given_up for state in self.book.samples()):
+            if all(
+                state.finish or state.key in self.open_groups.given_up for state in self.open_groups.samples()
+            ):
                 break
-        assert all(state.finish or state.key in self.book.given_up for state in self.book.samples())
+        assert all(
+            state.finish or state.key in self.open_groups.given_up for state in self.open_groups.samples()
+        )
         self.commit()
-        assert self.book.missing_tokens() == 0
-        self.seen["reset"] += self.book.account.samples_quarantined
-        self.seen["discarded"] += sum(self.book.account.discarded.values())
+        assert self.open_groups.missing_tokens() == 0
+        self.seen["reset"] += self.open_groups.account.samples_quarantined
+        self.seen["discarded"] += sum(self.open_groups.account.discarded.values())
         SEEN.update(self.seen)
 
 
@@ -767,30 +780,30 @@ def asked(groups: int, n: int = 1, limit: int = 1000, **other: Any) -> Request:
     )
 
 
-def book_with(*names: str, slots: int = 32) -> OpenGroups:
-    book = OpenGroups(epoch=1)
-    book.newest_version = 5
-    book.promote(0)
+def groups_with(*names: str, slots: int = 32) -> OpenGroups:
+    open_groups = OpenGroups(epoch=1)
+    open_groups.newest_version = 5
+    open_groups.promote(0)
     for name in names:
-        join(book, name, slots)
-    return book
+        join(open_groups, name, slots)
+    return open_groups
 
 
-def join(book: OpenGroups, name: str, slots: int = 32) -> None:
+def join(open_groups: OpenGroups, name: str, slots: int = 32) -> None:
     hello = SimAgent(name, 0, 0).hello()
-    book.join(msgspec.structs.replace(hello, max_running=slots, kv_tokens=1 << 30))
-    book.serve(name, book.served_version)
+    open_groups.join(msgspec.structs.replace(hello, max_running=slots, kv_tokens=1 << 30))
+    open_groups.serve(name, open_groups.served_version)
 
 
 def report(
-    book: OpenGroups,
+    open_groups: OpenGroups,
     name: str,
     grown: dict[InFlightSample, int],
     ends: dict[InFlightSample, str] | None = None,
 ) -> list[InFlightSample]:
     some = sorted(grown, key=lambda state: state.row)
     total = sum(grown.values())
-    return book.progress(
+    return open_groups.progress(
         name,
         Progress(
             1,
@@ -806,76 +819,78 @@ def report(
     )
 
 
-def die(book: OpenGroups, name: str) -> None:
-    report(book, name, {}, dict.fromkeys(book.held_by(name), "died"))
-    book.engine_died(name)
-    book.serve(name, book.served_version)
+def die(open_groups: OpenGroups, name: str) -> None:
+    report(open_groups, name, {}, dict.fromkeys(open_groups.held_by(name), "died"))
+    open_groups.engine_died(name)
+    open_groups.serve(name, open_groups.served_version)
 
 
-def all_samples(book: OpenGroups) -> Iterator[InFlightSample]:
-    return book.samples()
+def all_samples(open_groups: OpenGroups) -> Iterator[InFlightSample]:
+    return open_groups.samples()
 
 
 def test_what_takes_a_whole_machine_down_is_found_too() -> None:
     """Sample 0 ends agent, engine and machine at once, each time under another name."""
-    book = book_with("m0", "m1")
-    tickets = book.open(asked(24, limit=200))
-    poison = tickets[0].samples[0]
+    open_groups = groups_with("m0", "m1")
+    requests = open_groups.open(asked(24, limit=200))
+    poison = requests[0].samples[0]
     machines = 2
     for _ in range(2000):
-        book.assign()
-        for name in list(book.instances):
-            held = list(book.held_by(name))
+        open_groups.assign()
+        for name in list(open_groups.instances):
+            held = list(open_groups.held_by(name))
             if poison in held:
-                book.leave(name, died="its machine or agent was lost (connection_lost)")
-                join(book, f"m{machines}")
+                open_groups.leave(name, died="its machine or agent was lost (connection_lost)")
+                join(open_groups, f"m{machines}")
                 machines += 1
             elif held:
                 ends = {state: "length" for state in held if state.length + 20 >= 200}
-                report(book, name, {state: min(20, 200 - state.length) for state in held}, ends)
-        if poison.key in book.given_up and all(s.finish for s in book.samples() if s is not poison):
+                report(open_groups, name, {state: min(20, 200 - state.length) for state in held}, ends)
+        if poison.key in open_groups.given_up and all(
+            s.finish for s in open_groups.samples() if s is not poison
+        ):
             break
-    assert set(book.given_up) == {poison.key}
-    assert {state.key for state in book.quarantined} == {poison.key}
+    assert set(open_groups.given_up) == {poison.key}
+    assert {state.key for state in open_groups.quarantined} == {poison.key}
     assert machines - 2 <= QUARANTINE_AFTER * (MOST_RESETS + 1)
     assert all("connection_lost" in text for text in poison.evidence)
 
 
 def test_machines_that_go_by_themselves_set_nothing_aside() -> None:
     """Preempted every hundred tokens, without notice."""
-    book = book_with("m0")
-    book.open(asked(16, limit=1000))
+    open_groups = groups_with("m0")
+    open_groups.open(asked(16, limit=1000))
     for turn in range(1, 200):
-        book.assign()
-        (name,) = book.instances
-        held = list(book.held_by(name))
+        open_groups.assign()
+        (name,) = open_groups.instances
+        held = list(open_groups.held_by(name))
         if not held:
             break
         ends = {state: "length" for state in held if state.length + 20 >= 1000}
-        report(book, name, {state: min(20, 1000 - state.length) for state in held}, ends)
+        report(open_groups, name, {state: min(20, 1000 - state.length) for state in held}, ends)
         if turn % 5 == 0:
-            book.leave(name, died="connection_lost")
-            join(book, f"m{turn}")
-    assert all(state.finish for state in book.samples())
-    assert book.account.samples_quarantined == 0
+            open_groups.leave(name, died="connection_lost")
+            join(open_groups, f"m{turn}")
+    assert all(state.finish for state in open_groups.samples())
+    assert open_groups.account.samples_quarantined == 0
 
 
 def test_who_comes_back_after_a_cut_had_not_died() -> None:
-    book = book_with("a")
-    (ticket,) = book.open(asked(1))
-    (state,) = ticket.samples
+    open_groups = groups_with("a")
+    (request,) = open_groups.open(asked(1))
+    (state,) = request.samples
     for _ in range(2 * QUARANTINE_AFTER):
-        book.assign()
+        open_groups.assign()
         lease = state.lease
-        book.leave("a", died="connection_lost")
+        open_groups.leave("a", died="connection_lost")
         assert state.deaths == 1
         hello = SimAgent("a", 0, 0).hello()
         held = [Held(key=state.key, lease=lease, start=0, length=state.length)]
-        book.join(msgspec.structs.replace(hello, held=held, kv_tokens=1 << 30))
-        book.serve("a", 0)
+        open_groups.join(msgspec.structs.replace(hello, held=held, kv_tokens=1 << 30))
+        open_groups.serve("a", 0)
         assert state.instance == "a"
         assert state.deaths == 0
-    assert book.missing_tokens() == 0
+    assert open_groups.missing_tokens() == 0
 
 
 def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
@@ -883,25 +898,25 @@ def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
     rows: tuple[dict[str, Any], dict[int, bytes], dict[int, bytes]] = ({}, {}, {})
     counters, groups, deltas = rows
     for term in range(1, QUARANTINE_AFTER + 1):
-        book = OpenGroups(epoch=term)
-        book.newest_version = 5
-        book.promote(0)
-        book.restore(counters, groups, sorted(deltas.items()))
+        open_groups = OpenGroups(epoch=term)
+        open_groups.newest_version = 5
+        open_groups.promote(0)
+        open_groups.restore(counters, groups, sorted(deltas.items()))
         if term == 1:
-            book.open(asked(1))
-        (state,) = book.samples()
-        join(book, "a")
-        book.assign()
+            open_groups.open(asked(1))
+        (state,) = open_groups.samples()
+        join(open_groups, "a")
+        open_groups.assign()
         assert state.deaths == term - 1
         assert len(state.evidence) == term - 1
-        die(book, "a")
-        batch = book.take_batch()
+        die(open_groups, "a")
+        batch = open_groups.take_batch()
         counters |= batch.counters
         groups |= batch.opened
         deltas |= dict(batch.encoded())
         for gone in batch.forgotten:
             deltas.pop(gone, None)
-    assert book.account.samples_quarantined == 1
+    assert open_groups.account.samples_quarantined == 1
     assert len(state.evidence) == QUARANTINE_AFTER
 
 
@@ -909,119 +924,123 @@ def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
 def test_poison_is_found_and_no_innocent_neighbour_is_set_aside(names: str) -> None:
     """Sample 0 kills any engine at once; all others would finish. Only it is set aside, again and again, until its
     group is given up; every other finishes with all tokens that it ever had."""
-    book = book_with(*names)
-    tickets = book.open(asked(24, limit=200))
-    poison = tickets[0].samples[0]
+    open_groups = groups_with(*names)
+    requests = open_groups.open(asked(24, limit=200))
+    poison = requests[0].samples[0]
     engine_deaths = 0
     for _ in range(2000):
-        book.assign()
+        open_groups.assign()
         for name in names:
-            held = list(book.held_by(name))
+            held = list(open_groups.held_by(name))
             if poison in held:
                 engine_deaths += 1
-                die(book, name)
+                die(open_groups, name)
                 continue
             if held:
                 ends = {state: "length" for state in held if state.length + 20 >= 200}
-                report(book, name, {state: min(20, 200 - state.length) for state in held}, ends)
-        assert book.missing_tokens() == 0
-        for instance in book.instances.values():
-            assert sum(state.deaths >= QUARANTINE_AFTER - 1 for state in book.held_by(instance.name)) <= 1
-        if poison.key in book.given_up and all(s.finish for s in book.samples() if s is not poison):
+                report(open_groups, name, {state: min(20, 200 - state.length) for state in held}, ends)
+        assert open_groups.missing_tokens() == 0
+        for instance in open_groups.instances.values():
+            assert (
+                sum(state.deaths >= QUARANTINE_AFTER - 1 for state in open_groups.held_by(instance.name)) <= 1
+            )
+        if poison.key in open_groups.given_up and all(
+            s.finish for s in open_groups.samples() if s is not poison
+        ):
             break
-    assert set(book.given_up) == {poison.key}
-    assert {state.key for state in book.quarantined} == {poison.key}
-    assert book.account.samples_quarantined == MOST_RESETS + 1
+    assert set(open_groups.given_up) == {poison.key}
+    assert {state.key for state in open_groups.quarantined} == {poison.key}
+    assert open_groups.account.samples_quarantined == MOST_RESETS + 1
     assert engine_deaths <= QUARANTINE_AFTER * (MOST_RESETS + 1)
-    assert not book.account.discarded["superseded"]
+    assert not open_groups.account.discarded["superseded"]
     assert len(poison.evidence) == QUARANTINE_AFTER
     assert all("said so" in text for text in poison.evidence)
 
 
 def test_engines_that_die_by_themselves_set_nothing_aside() -> None:
     """An engine that dies every hundred tokens, whatever it runs: everybody gets on, so nobody is to blame."""
-    book = book_with("a")
-    book.open(asked(16, limit=1000))
+    open_groups = groups_with("a")
+    open_groups.open(asked(16, limit=1000))
     for turn in range(1, 200):
-        book.assign()
-        held = list(book.held_by("a"))
+        open_groups.assign()
+        held = list(open_groups.held_by("a"))
         if not held:
             break
         ends = {state: "length" for state in held if state.length + 20 >= 1000}
-        report(book, "a", {state: min(20, 1000 - state.length) for state in held}, ends)
+        report(open_groups, "a", {state: min(20, 1000 - state.length) for state in held}, ends)
         if turn % 5 == 0:
-            die(book, "a")
-    assert all(state.finish for state in book.samples())
-    assert book.account.samples_quarantined == 0
-    assert book.account.generated == 16 * 1000
+            die(open_groups, "a")
+    assert all(state.finish for state in open_groups.samples())
+    assert open_groups.account.samples_quarantined == 0
+    assert open_groups.account.generated == 16 * 1000
 
 
 def test_a_suspect_that_gets_further_than_where_it_died_is_cleared() -> None:
-    book = book_with("a")
-    (ticket,) = book.open(asked(1))
-    (state,) = ticket.samples
+    open_groups = groups_with("a")
+    (request,) = open_groups.open(asked(1))
+    (state,) = request.samples
     for _ in range(2):
-        book.assign()
-        die(book, "a")
+        open_groups.assign()
+        die(open_groups, "a")
     assert state.deaths == QUARANTINE_AFTER - 1
-    book.assign()
-    assert book.instances["a"].on_trial is state.placed
-    report(book, "a", {state: CLEARED_AFTER_TOKENS + 1})
+    open_groups.assign()
+    assert open_groups.instances["a"].on_trial is state.placed
+    report(open_groups, "a", {state: CLEARED_AFTER_TOKENS + 1})
     assert state.deaths == 0
-    assert book.instances["a"].on_trial is None
+    assert open_groups.instances["a"].on_trial is None
 
 
 def test_a_request_that_fails_is_tried_elsewhere_first() -> None:
-    book = book_with("a", "b")
-    (ticket,) = book.open(asked(1))
-    (state,) = ticket.samples
+    open_groups = groups_with("a", "b")
+    (request,) = open_groups.open(asked(1))
+    (state,) = request.samples
     tried = []
     for _ in range(QUARANTINE_AFTER):
-        book.assign()
+        open_groups.assign()
         assert state.instance is not None
         tried.append(state.instance)
-        report(book, state.instance, {}, {state: "failed"})
+        report(open_groups, state.instance, {}, {state: "failed"})
     assert all(one != next_ for one, next_ in pairwise(tried))
-    assert book.account.samples_quarantined == 1
+    assert open_groups.account.samples_quarantined == 1
 
 
 def test_work_is_given_for_its_policy_only() -> None:
     """What needs version 1 waits for it, what came before does not wait, and an old instance gets nothing then."""
-    book = book_with("a")
-    (later,) = book.open(asked(1, min_version=1))
-    (now,) = book.open(msgspec.structs.replace(asked(1, min_version=0), purpose="other"))
-    book.assign()
+    open_groups = groups_with("a")
+    (later,) = open_groups.open(asked(1, min_version=1))
+    (now,) = open_groups.open(msgspec.structs.replace(asked(1, min_version=0), purpose="other"))
+    open_groups.assign()
     assert now.samples[0].instance == "a"
     assert later.samples[0].instance is None
-    book.promote(1)
-    book.admit("a")
-    book.assign()
+    open_groups.promote(1)
+    open_groups.admit("a")
+    open_groups.assign()
     assert later.samples[0].instance is None
-    book.serve("a", 1)
-    book.assign()
+    open_groups.serve("a", 1)
+    open_groups.assign()
     assert later.samples[0].instance == "a"
 
 
 def test_a_pinned_request_that_comes_too_late_is_refused_and_an_open_one_is_not() -> None:
-    book = book_with("a")
-    book.open(asked(1, pinned=True))
-    book.promote(3)
-    assert book.open(asked(1, pinned=True)) == []
+    open_groups = groups_with("a")
+    open_groups.open(asked(1, pinned=True))
+    open_groups.promote(3)
+    assert open_groups.open(asked(1, pinned=True)) == []
     with pytest.raises(FrameError) as caught:
-        book.open(asked(2, pinned=True))
+        open_groups.open(asked(2, pinned=True))
     assert caught.value.details["reason"] == "pinned_late"
-    assert len(book.requests) == 1
+    assert len(open_groups.requests) == 1
 
 
 def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> None:
-    book = book_with("a")
-    (ticket,) = book.open(asked(1, limit=10))
-    (state,) = ticket.samples
-    book.assign()
-    report(book, "a", {state: 10})
-    book.leave("a")
+    open_groups = groups_with("a")
+    (request,) = open_groups.open(asked(1, limit=10))
+    (state,) = request.samples
+    open_groups.assign()
+    report(open_groups, "a", {state: 10})
+    open_groups.leave("a")
     assert state.finish == "length"
-    assert book.take_batch().complete == [ticket.number]
+    assert open_groups.take_batch().complete == [request.number]
 
 
 @pytest.mark.parametrize(
@@ -1037,26 +1056,26 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
     ],
 )
 def test_a_request_that_nobody_can_generate_is_refused_whole(group: Group, sampling: dict[str, Any]) -> None:
-    book = book_with("a")
+    open_groups = groups_with("a")
     good = Group(7, np.array([1], np.int32))
     request = Request(
         purpose="train", groups=pack_groups([good, group]), n=1, sampling=sampling, seed=1, min_version=0
     )
     with pytest.raises(FrameError) as caught:
-        book.open(request)
+        open_groups.open(request)
     assert caught.value.details["reason"] == "invalid"
-    assert not book.requests
-    assert not book.is_dirty
+    assert not open_groups.requests
+    assert not open_groups.is_dirty
 
 
 def test_impossible_progress_is_refused_and_changes_nothing() -> None:
-    book = book_with("a", "b")
-    (ticket,) = book.open(asked(1, limit=10))
-    (state,) = ticket.samples
-    book.assign()
+    open_groups = groups_with("a", "b")
+    (request,) = open_groups.open(asked(1, limit=10))
+    (state,) = request.samples
+    open_groups.assign()
     assert state.instance is not None
-    report(book, state.instance, {state: 4})
-    kept = picture(book)
+    report(open_groups, state.instance, {state: 4})
+    kept = picture(open_groups)
 
     def sent(**changed: Any) -> Progress:
         columns = {
@@ -1081,50 +1100,52 @@ def test_impossible_progress_is_refused_and_changes_nothing() -> None:
     }
     for code, frame in wrong.items():
         with pytest.raises(FrameError) as caught:
-            book.progress(state.instance, frame)
+            open_groups.progress(state.instance, frame)
         assert caught.value.details["reason"] == code
-        assert picture(book) == kept
+        assert picture(open_groups) == kept
     for end, code in (
         (End(1 << 20, 1, "stop", "", ()), "unknown_row"),
         (End(state.row, state.lease, "stop", "", ((6, 4),)), "unknown_version"),
     ):
         with pytest.raises(FrameError) as caught:
-            book.progress(state.instance, sent(ends=[end]))
+            open_groups.progress(state.instance, sent(ends=[end]))
         assert caught.value.details["reason"] == code
-        assert picture(book) == kept
+        assert picture(open_groups) == kept
 
 
 def test_version_runs_that_the_engine_tells_in_the_end_are_the_ones_kept() -> None:
     """Over two instances and an update in place; and the same after a restart."""
-    book = book_with("a")
-    (ticket,) = book.open(asked(1, limit=100))
-    (state,) = ticket.samples
-    book.assign()
-    report(book, "a", {state: 6})
-    book.leave("a")
-    join(book, "b")
-    book.assign()
-    report(book, "b", {state: 10})
+    open_groups = groups_with("a")
+    (request,) = open_groups.open(asked(1, limit=100))
+    (state,) = request.samples
+    open_groups.assign()
+    report(open_groups, "a", {state: 6})
+    open_groups.leave("a")
+    join(open_groups, "b")
+    open_groups.assign()
+    report(open_groups, "b", {state: 10})
     end = End(state.row, state.lease, "stop", "", ((0, 3), (2, 5), (3, 2)))
-    book.progress("b", Progress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
+    open_groups.progress("b", Progress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
     assert state.runs == [[0, 0, 9], [2, 9, 14], [3, 14, 16]]
-    batch = book.take_batch()
+    batch = open_groups.take_batch()
     rows = Rows(batch.counters, batch.opened, dict(batch.encoded()), 5, 0)
-    assert picture(rows.book(2)) == picture(book)
+    assert picture(rows.restored(2)) == picture(open_groups)
 
 
 def test_a_sample_that_was_given_up_is_not_taken_back() -> None:
-    book = book_with("a", "b")
-    (ticket,) = book.open(asked(1))
-    (state,) = ticket.samples
+    open_groups = groups_with("a", "b")
+    (request,) = open_groups.open(asked(1))
+    (state,) = request.samples
     for _ in range(QUARANTINE_AFTER + MOST_RESETS):
-        book.assign()
+        open_groups.assign()
         assert state.instance is not None
-        report(book, state.instance, {}, {state: "failed"})
-    assert state.key in book.given_up
+        report(open_groups, state.instance, {}, {state: "failed"})
+    assert state.key in open_groups.given_up
     hello = SimAgent("a", 0, 0).hello()
     assert (
-        book.join(msgspec.structs.replace(hello, held=[Held(key=state.key, lease=9, start=0, length=5)]))
+        open_groups.join(
+            msgspec.structs.replace(hello, held=[Held(key=state.key, lease=9, start=0, length=5)])
+        )
         == []
     )
     assert state.instance is None

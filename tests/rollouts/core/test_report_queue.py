@@ -23,12 +23,12 @@ VERSION = 2
 
 
 def opened(groups: int = 16) -> OpenGroups:
-    """A book whose samples are all given out; the same each time."""
-    book = OpenGroups(epoch=1)
-    book.newest_version = VERSION
-    book.promote(VERSION)
+    """Open groups whose samples are all given out; the same each time."""
+    open_groups = OpenGroups(epoch=1)
+    open_groups.newest_version = VERSION
+    open_groups.promote(VERSION)
     for name in INSTANCES:
-        book.join(
+        open_groups.join(
             Hello(
                 protocol=1,
                 instance=name,
@@ -39,8 +39,8 @@ def opened(groups: int = 16) -> OpenGroups:
                 kv_tokens=1 << 20,
             )
         )
-        book.serve(name, VERSION)
-    book.open(
+        open_groups.serve(name, VERSION)
+    open_groups.open(
         Request(
             purpose="train",
             groups=pack_groups([Group(number, np.arange(3, dtype=np.int32)) for number in range(groups)]),
@@ -50,13 +50,13 @@ def opened(groups: int = 16) -> OpenGroups:
             min_version=0,
         )
     )
-    book.assign()
-    return book
+    open_groups.assign()
+    return open_groups
 
 
-def report_of(book: OpenGroups, name: str, seq: int, draw: random.Random) -> Progress:
+def report_of(open_groups: OpenGroups, name: str, seq: int, draw: random.Random) -> Progress:
     """Something of what the instance has, mostly as it should be."""
-    held = sorted(book.held_by(name), key=lambda state: state.row)
+    held = sorted(open_groups.held_by(name), key=lambda state: state.row)
     some = [state for state in held if draw.random() < 0.7]
     rows = [state.row for state in some]
     leases = [state.lease for state in some]
@@ -100,23 +100,23 @@ def report_of(book: OpenGroups, name: str, seq: int, draw: random.Random) -> Pro
     )
 
 
-def seen(book: OpenGroups) -> Any:
-    """All that a book says of its samples and its account."""
+def seen(open_groups: OpenGroups) -> Any:
+    """all that open groups say of its samples and its account."""
     return (
-        book.account.counters(),
+        open_groups.account.counters(),
         {
             state.key: (state.tokens()[0].tolist(), state.tokens()[1].tolist(), state.runs, state.lease)
-            for state in book.samples()
+            for state in open_groups.samples()
         },
-        {name: one.generated_tokens for name, one in book.instances.items()},
-        {name: book.instances[name].rate_tokens_s for name in INSTANCES},
-        {name: book.instances[name].outstanding_tokens for name in INSTANCES},
-        book.missing_tokens(),
+        {name: one.generated_tokens for name, one in open_groups.instances.items()},
+        {name: open_groups.instances[name].rate_tokens_s for name in INSTANCES},
+        {name: open_groups.instances[name].outstanding_tokens for name in INSTANCES},
+        open_groups.missing_tokens(),
     )
 
 
-def restored(book: OpenGroups) -> Any:
-    batch = book.take_batch()
+def restored(open_groups: OpenGroups) -> Any:
+    batch = open_groups.take_batch()
     again = OpenGroups(epoch=2)
     again.newest_version = VERSION
     again.restore(batch.counters, batch.opened, batch.encoded())
@@ -154,14 +154,16 @@ def test_the_seeds_above_try_whatever_can_be_wrong() -> None:
     found = set()
     for seed in range(25):
         draw = random.Random(seed)
-        book = opened()
+        open_groups = opened()
         for turn in range(1, 9):
             for name in INSTANCES:
                 try:
-                    book.progress(name, unpack(encode(report_of(book, name, turn, draw))).unfold())  # type: ignore[union-attr]
+                    open_groups.progress(
+                        name, unpack(encode(report_of(open_groups, name, turn, draw))).unfold()
+                    )  # type: ignore[union-attr]
                 except FrameError as error:
                     found.add(error.details["reason"])
-        found |= {reason for reason, tokens in book.account.discarded.items() if tokens}
+        found |= {reason for reason, tokens in open_groups.account.discarded.items() if tokens}
     assert found >= {
         "gap",
         "too_long",
@@ -173,9 +175,9 @@ def test_the_seeds_above_try_whatever_can_be_wrong() -> None:
     }
 
 
-def plain(book: OpenGroups, name: str, seq: int) -> Report:
+def plain(open_groups: OpenGroups, name: str, seq: int) -> Report:
     """One token for each sample that the instance has."""
-    held = sorted(book.held_by(name), key=lambda state: state.row)
+    held = sorted(open_groups.held_by(name), key=lambda state: state.row)
     report = unpack(
         encode(
             Progress(
@@ -195,48 +197,48 @@ def plain(book: OpenGroups, name: str, seq: int) -> Report:
 
 
 def test_what_is_sound_is_taken_in_by_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = opened()
+    open_groups = opened()
     passes: list[Any] = []
-    many = book.progress_of_many
+    many = open_groups.progress_of_many
 
     def counted(names: Any, *rest: Any) -> bool:
         passes.append(names)
         return many(names, *rest)
 
-    monkeypatch.setattr(book, "progress_of_many", counted)
-    monkeypatch.setattr(book, "progress", None)
-    taken_in = ReportQueue(book, lambda name, error: pytest.fail(f"{name}: {error}"))
+    monkeypatch.setattr(open_groups, "progress_of_many", counted)
+    monkeypatch.setattr(open_groups, "progress", None)
+    taken_in = ReportQueue(open_groups, lambda name, error: pytest.fail(f"{name}: {error}"))
     for name in INSTANCES:
-        taken_in.add(name, plain(book, name, 1))
+        taken_in.add(name, plain(open_groups, name, 1))
     assert not passes
     taken_in.take_in()
     assert passes == [INSTANCES]
-    assert book.account.generated == book.in_flight_tokens == 64
+    assert open_groups.account.generated == open_groups.in_flight_tokens == 64
 
 
 def test_no_more_waits_than_a_freed_slot_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_queue, "MOST_ROWS", 20)
-    book = opened()
-    taken_in = ReportQueue(book, lambda name, error: None)
+    open_groups = opened()
+    taken_in = ReportQueue(open_groups, lambda name, error: None)
     for name in INSTANCES:
-        taken_in.add(name, plain(book, name, 1))
+        taken_in.add(name, plain(open_groups, name, 1))
         assert sum(map(taken_in.has, INSTANCES)) * 5 < 20 + 5
-    assert book.account.generated > 32
+    assert open_groups.account.generated > 32
 
 
 def test_one_instance_s_report_can_be_taken_in_before_the_others() -> None:
-    book = opened()
-    taken_in = ReportQueue(book, lambda name, error: pytest.fail(f"{name}: {error}"))
+    open_groups = opened()
+    taken_in = ReportQueue(open_groups, lambda name, error: pytest.fail(f"{name}: {error}"))
     for name in INSTANCES[:3]:
-        taken_in.add(name, plain(book, name, 1))
+        taken_in.add(name, plain(open_groups, name, 1))
     taken_in.take_in_of("r1")
     assert not taken_in.has("r1")
-    assert all(state.length == 1 for state in book.held_by("r1"))
-    assert all(state.length == 0 for state in book.held_by("r0"))
-    first = next(iter(book.held_by("r1")))
+    assert all(state.length == 1 for state in open_groups.held_by("r1"))
+    assert all(state.length == 0 for state in open_groups.held_by("r0"))
+    first = next(iter(open_groups.held_by("r1")))
     ended = empty_progress(2)
     ended.ends.append(End(first.row, first.lease, "stop", "", ()))
-    book.progress("r1", ended)
+    open_groups.progress("r1", ended)
     taken_in.take_in()
-    assert all(state.length == 1 for state in book.held_by("r0"))
-    assert book.missing_tokens() == 0
+    assert all(state.length == 1 for state in open_groups.held_by("r0"))
+    assert open_groups.missing_tokens() == 0

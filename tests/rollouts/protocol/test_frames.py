@@ -374,11 +374,11 @@ def test_fuzz_decode_refuses_or_gives_a_frame() -> None:
     assert refused > FUZZED // 8
 
 
-def live_book() -> tuple[OpenGroups, list[Work]]:
-    book = OpenGroups(epoch=1)
-    book.newest_version = 3
-    book.promote(3)
-    book.open(
+def live_groups() -> tuple[OpenGroups, list[Work]]:
+    open_groups = OpenGroups(epoch=1)
+    open_groups.newest_version = 3
+    open_groups.promote(3)
+    open_groups.open(
         Request(
             purpose="train",
             groups=pack_groups([Group(index, np.arange(1, 4, dtype=np.int32)) for index in range(4)]),
@@ -389,22 +389,24 @@ def live_book() -> tuple[OpenGroups, list[Work]]:
         )
     )
     for name in ("r0", "r1"):
-        book.join(msgspec.structs.replace(HELLO, instance=name, max_running=3, held=[]))
-        book.serve(name, 3)
-    return book, [work for _, works in book.assign().values() for work in works if book.instances]
+        open_groups.join(msgspec.structs.replace(HELLO, instance=name, max_running=3, held=[]))
+        open_groups.serve(name, 3)
+    return open_groups, [
+        work for _, works in open_groups.assign().values() for work in works if open_groups.instances
+    ]
 
 
-def test_fuzz_frames_thrown_at_a_live_book_leave_its_account_exact() -> None:
+def test_fuzz_frames_thrown_at_live_groups_leave_its_account_exact() -> None:
     """Whatever comes from a peer that may join: the account stays exact, and what others generated is untouched."""
     draw = random.Random(2)
-    book, _ = live_book()
+    open_groups, _ = live_groups()
     taken = refused = 0
     tokens = np.arange(64, dtype=np.int32)
     for turn in range(FUZZED // 2):
-        name = draw.choice(list(book.instances))
-        held = sorted(book.held_by(name), key=lambda state: state.row)
-        other = next((one for one in book.instances if one != name), None)
-        before = {s.key: (s.length, s.lease) for s in book.held_by(other)} if other is not None else {}
+        name = draw.choice(list(open_groups.instances))
+        held = sorted(open_groups.held_by(name), key=lambda state: state.row)
+        other = next((one for one in open_groups.instances if one != name), None)
+        before = {s.key: (s.length, s.lease) for s in open_groups.held_by(other)} if other is not None else {}
         some = draw.sample(held, min(len(held), draw.randrange(1, 4))) if held else []
         some.sort(key=lambda state: state.row)
         counts = [draw.randrange(1, 5) for _ in some]
@@ -426,21 +428,21 @@ def test_fuzz_frames_thrown_at_a_live_book_leave_its_account_exact() -> None:
             frame = decode(mutated(data, draw) if turn % 4 else data)
             if not isinstance(frame, Progress):
                 continue
-            book.progress(name, frame)
+            open_groups.progress(name, frame)
             taken += 1
         except FrameError as error:
             _has_code(error)
             refused += 1
         if other is not None:
-            assert before == {s.key: (s.length, s.lease) for s in book.held_by(other)}
+            assert before == {s.key: (s.length, s.lease) for s in open_groups.held_by(other)}
         if turn % 16 == 0:
-            assert book.missing_tokens() == 0
-            book.assign()
-            batch = book.take_batch()
+            assert open_groups.missing_tokens() == 0
+            open_groups.assign()
+            batch = open_groups.take_batch()
             batch.encoded()
-        if all(state.finish for state in book.samples()) or book.given_up:
-            assert book.missing_tokens() == 0
-            book, _ = live_book()
-    assert book.missing_tokens() == 0
+        if all(state.finish for state in open_groups.samples()) or open_groups.given_up:
+            assert open_groups.missing_tokens() == 0
+            open_groups, _ = live_groups()
+    assert open_groups.missing_tokens() == 0
     assert taken > FUZZED // 20
     assert refused > FUZZED // 20
