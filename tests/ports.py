@@ -6,13 +6,13 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from gyre.workloads.vertex.host import _free_port
+from gyre.workloads.vertex.host import free_port as port_of
 
 
 def free_port() -> int:
     """One to listen on, of 127.0.0.1, below those that Linux gives to whoever asks for any: until somebody listens
     there, it is nobody's but by an unlikely draw."""
-    return _free_port("127.0.0.1")
+    return port_of("127.0.0.1")
 
 
 @contextlib.contextmanager

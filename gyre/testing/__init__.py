@@ -6,12 +6,19 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
+    "ContractBroken": "contracts",
     "FakeCluster": "fake_cluster",
     "FakeTrainer": "fake_cluster",
     "FaultInjector": "faults",
     "InProcessCollective": "in_process",
     "InProcessJob": "in_process",
     "InProcessTransport": "in_process",
+    "check_actor": "contracts",
+    "check_critic": "contracts",
+    "check_engine": "contracts",
+    "check_reference": "contracts",
+    "check_reward": "contracts",
+    "check_rollout": "contracts",
     "collective_of": "in_process",
     "VirtualClock": "clock",
     "VirtualTimeLoop": "clock",

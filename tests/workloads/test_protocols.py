@@ -71,7 +71,6 @@ def test_the_calls_are_found() -> None:
         "restore",
         "restore_from_memory",
         "restore_weights",
-        "score",
         "state",
         "warm_start",
     }
@@ -87,8 +86,6 @@ def test_what_the_trainer_calls_by_name_is_declared(
 ) -> None:
     assert method in EVERY, f"{path.name}:{line} calls {method}(), which no protocol has"
     known = set(EVERY[method].parameters)
-    if method == "score":
-        known |= {"step", "index"}  # offered to operators, which need not name them
     assert set(keywords) <= known, f"{path.name}:{line} passes {keywords} to {method}"
 
 

@@ -103,7 +103,7 @@ class VertexHost:
         self._hear(epoch)
         if self._address is None:
             host = _own_address()
-            self._address = (host, _free_port(host))
+            self._address = (host, free_port(host))
         return self._address
 
     def watch(
@@ -201,7 +201,7 @@ class VertexHost:
                 if isinstance(workload, BaseWorkload):
                     workload.context = context
                 else:
-                    _offer(workload, context)
+                    offer_context(workload, context)
                 self._bind_runtime(binding, workload, context)
                 if callable(getattr(workload, "setup", None)):
                     workload.setup()
@@ -269,7 +269,7 @@ class VertexHost:
             failed = True
             try:
                 function = getattr(self._workload, method)
-                value = function(*args, **_accepted(function, kwargs))
+                value = function(*args, **accepted(function, kwargs))
                 failed = False
                 return "ok", value
             except (Exception, SystemExit) as error:  # told to the caller, who decides
@@ -300,7 +300,7 @@ class VertexHost:
             return self.call(term, method, *args, **kwargs)
         try:
             function = getattr(self._workload, method)
-            return "ok", function(*args, **_accepted(function, kwargs))
+            return "ok", function(*args, **accepted(function, kwargs))
         except (Exception, SystemExit) as error:  # as in `call`
             return "error", failure_of(error, module=type(self._workload).__module__)
 
@@ -407,7 +407,7 @@ class VertexHost:
                 self.report("MasterHung", {"vertex": self.vertex, **found})
 
 
-def _accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Offered arguments lose their prefix and stay only where the signature names them."""
     if not any(key.startswith("_gyre_") for key in kwargs):
         return kwargs
@@ -420,7 +420,7 @@ def _accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _offer(workload: Any, context: WorkloadContext) -> None:
+def offer_context(workload: Any, context: WorkloadContext) -> None:
     """A plain class sees its place in the job too, where it has not set those names itself."""
     for name in ("config", "rank", "world_size", "local_rank", "role"):
         if not hasattr(workload, name):
@@ -465,7 +465,7 @@ def redirect_output(path: Path) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
     """One that nobody listens on now, and that no outgoing connection is given before the rendezvous listens there,
     which on a busy machine is many seconds later."""
     for port in random.sample(RENDEZVOUS_PORTS, 64):

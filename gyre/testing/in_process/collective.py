@@ -1,0 +1,70 @@
+"""A stand-in for Gloo between ranks that are threads of one process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+from gyre.workloads.base import WorkloadContext
+
+
+class InProcessCollective:
+    """The ranks of one generation of a gang. Every rank makes the same calls in the same order."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._condition = threading.Condition()
+        self._values: dict[int, Any] = {}
+        self._gathered: list[Any] = []
+        self._round = 0
+        self._broken = False
+
+    def exchange(self, rank: int, value: Any, *, timeout_s: float = 30.0) -> list[Any]:
+        """Every rank's value in rank order. Raises ConnectionError where a peer was killed or did not come, as
+        Gloo does; the collective is of no use after that."""
+        with self._condition:
+            entered = self._round
+            self._values[rank] = value
+            if len(self._values) == self.world_size and not self._broken:
+                self._gathered = [self._values[peer] for peer in range(self.world_size)]
+                self._values = {}
+                self._round += 1
+                self._condition.notify_all()
+            else:
+                self._condition.wait_for(lambda: self._broken or self._round > entered, timeout_s)
+            if self._round == entered:
+                self.break_off()
+                raise ConnectionError("Connection closed by peer")
+            return self._gathered
+
+    def break_off(self) -> None:
+        """A rank is dead: everybody who waits, and everybody who comes later, is told."""
+        with self._condition:
+            self._broken = True
+            self._condition.notify_all()
+
+
+_COLLECTIVES: dict[int, InProcessCollective] = {}
+"""Those of gangs that live, by the port that their ranks are told."""
+_PORTS = itertools.count(1)
+
+
+def open_collective(world_size: int) -> tuple[int, InProcessCollective]:
+    """A new one, and the port by which `collective_of` finds it."""
+    port, collective = next(_PORTS), InProcessCollective(world_size)
+    _COLLECTIVES[port] = collective
+    return port, collective
+
+
+def close_collective(port: int) -> None:
+    """Its gang is dead: everybody who waits in it is told. Safe to repeat."""
+    if (collective := _COLLECTIVES.pop(port, None)) is not None:
+        collective.break_off()
+
+
+def collective_of(context: WorkloadContext) -> InProcessCollective:
+    """The collective of a workload that runs in an InProcessJob; one of its own where its gang has one rank."""
+    if context.world_size == 1 or context.master_port is None:
+        return InProcessCollective(context.world_size)
+    return _COLLECTIVES[context.master_port]

@@ -1,0 +1,139 @@
+"""Calls from a trainer to vertices in the same process: what is sent is pickled, and the dead answer nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from gyre.testing.in_process.host import InProcessHost, Killed, Moments, Outcome
+from gyre.testing.in_process.pickled import Packed, pack, unpack
+from gyre.testing.in_process.vertex import InProcessVertex, lost
+from gyre.workloads.vertex.messages import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A value that was pickled once, for many calls."""
+
+    packed: Packed
+
+
+class InProcessTransport:
+    """Calls the living vertices that `find` knows. `term` is the trainer's incarnation, as in Ray's transport."""
+
+    def __init__(
+        self,
+        find: Callable[[str, int], InProcessVertex | None],
+        term: int,
+        *,
+        moments: Moments | None = None,
+    ) -> None:
+        self._find = find
+        self._term = term
+        self._moments = moments or Moments()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._open: set[Future[Outcome]] = set()
+
+    def submit(
+        self,
+        vertex: str,
+        incarnation: int,
+        method: str,
+        *args: Any,
+        bundle: Any = None,
+        control: bool = False,
+        **kwargs: Any,
+    ) -> Future[Outcome]:
+        """See `gyre.workloads.vertex.transport.Transport`. Raises Killed once closed, and what makes arguments
+        unpicklable."""
+        packed = pack((args, kwargs))
+
+        def call(host: InProcessHost) -> Outcome:
+            given, named = unpack(packed)
+            if control:
+                return host.control_call(self._term, method, *given, **named)
+            if bundle is not None:
+                return host.call_with_weights(self._term, unpack(bundle.packed), method, *given, **named)
+            return host.call(self._term, method, *given, **named)
+
+        out = self._send(vertex, incarnation, call)
+        self._moments.reached(vertex, method, "sent")
+        return out
+
+    def settle(self, vertex: str, incarnation: int) -> Future[Outcome]:
+        return self._send(vertex, incarnation, lambda host: host.settle(self._term))
+
+    def standing(self, vertex: str, incarnation: int) -> Future[Outcome]:
+        """Answered in the caller's thread, for the vertex's own may be inside of a call; also while it hangs."""
+        return self._send(vertex, incarnation, lambda host: host.standing(self._term), beside=True)
+
+    def _send(
+        self,
+        vertex: str,
+        incarnation: int,
+        call: Callable[[InProcessHost], Outcome],
+        *,
+        beside: bool = False,
+    ) -> Future[Outcome]:
+        out: Future[Outcome] = Future()
+        with self._lock:
+            if self._closed:
+                raise Killed
+            self._open.add(out)
+        found = self._find(vertex, incarnation)
+        if found is None or (beside and found.dead):
+            self._end(out, error=lost(vertex, incarnation))
+            return out
+        if beside:
+            self._end(out, value=unpack(_sendable(call(found.host))))
+            return out
+
+        def finish(inner: Future[Any]) -> None:
+            error = inner.exception()
+            if error is not None:
+                self._end(out, error=error)
+            else:
+                self._end(out, value=unpack(inner.result()))
+
+        found.submit(lambda: _sendable(call(found.host))).add_done_callback(finish)
+        return out
+
+    def share(self, value: Any) -> Shared:
+        return Shared(pack(value))
+
+    def close(self) -> None:
+        """The caller is dead: what it waits for ends with Killed, and so does each further call."""
+        with self._lock:
+            self._closed = True
+            waiting, self._open = self._open, set()
+        for future in waiting:
+            with contextlib.suppress(Killed):  # from callbacks that look at the outcome at once
+                future.set_exception(Killed())
+
+    def _end(self, future: Future[Outcome], *, value: Any = None, error: BaseException | None = None) -> None:
+        with self._lock:
+            known = future in self._open
+            self._open.discard(future)
+        if not known:
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+
+def _sendable(outcome: Outcome) -> Packed:
+    try:
+        return pack(outcome)
+    except Exception as error:  # whatever an object's own pickling raises
+        failure = Failure(
+            error=f"what it returned cannot be sent: {type(error).__name__}: {error}",
+            traceback="",
+            user_code=True,
+        )
+        return pack(("error", failure))

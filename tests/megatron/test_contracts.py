@@ -1,0 +1,58 @@
+"""Megatron's classes keep their contracts, on one rank with a Gloo group of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.testing.contracts import check_reward
+from gyre.workloads.torch.reward_model import TorchRewardModel
+from tests.megatron import work
+from tests.megatron.test_hugging_face import FAMILIES
+from tests.megatron.test_reward_model import write_reward_model
+from tests.megatron.work import CONFIG
+from tests.rank_pool import RankPool
+
+PPO = {"loss": {"adv_estimator": "gae"}}
+
+
+def check(rank: int, ranks: int, port: int, name: str, config: dict[str, Any], directory: Path) -> None:
+    from gyre.testing import contracts
+    from gyre.workloads import megatron
+    from gyre.workloads.torch.actor import TorchActor
+    from tests.workloads.torch_workloads import bind
+
+    if name == "actor":
+        contracts.check_actor(megatron.MegatronActor, config=config, directory=directory, publishes=True)
+    elif name == "critic":
+        policy = bind(TorchActor(), config).export_weights(version=0)
+        contracts.check_critic(megatron.MegatronCritic, config=config, directory=directory, policy=policy)
+    elif name == "reference":
+        contracts.check_reference(megatron.MegatronReference, config=config)
+    else:
+        contracts.check_reward(megatron.MegatronRewardModel, config=config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("actor", {}), ("actor", {"megatron": {"memory_checkpoint_share": 0.5}}), ("critic", PPO)],
+    ids=["actor", "actor with states in memory", "critic"],
+)
+def test_a_learner_in_megatron_keeps_its_contract(
+    pool: RankPool, name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    pool.run(check, 1, name, {**CONFIG, **changes}, tmp_path)
+
+
+def test_a_reference_in_megatron_keeps_its_contract(pool: RankPool, tmp_path: Path) -> None:
+    folder = work.write_folder(tmp_path / "policy", FAMILIES["qwen3"])
+    pool.run(check, 1, "reference", {**CONFIG, "megatron": {"model_path": str(folder)}}, tmp_path)
+
+
+def test_reward_models_keep_their_contract(pool: RankPool, tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path / "rm", "qwen3")
+    config = {**CONFIG, "reward_model": {"path": str(folder)}}
+    pool.run(check, 1, "reward", config, tmp_path)
+    check_reward(TorchRewardModel, config=config)
