@@ -10,29 +10,13 @@ import pytest
 from gyre.testing.contracts import check_reward
 from gyre.workloads.torch.reward_model import TorchRewardModel
 from tests.megatron import work
+from tests.megatron.contract_work import check
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.test_reward_model import write_reward_model
 from tests.megatron.work import CONFIG
 from tests.rank_pool import RankPool
 
 PPO = {"loss": {"adv_estimator": "gae"}}
-
-
-def check(rank: int, ranks: int, port: int, name: str, config: dict[str, Any], directory: Path) -> None:
-    from gyre.testing import contracts
-    from gyre.workloads import megatron
-    from gyre.workloads.torch.actor import TorchActor
-    from tests.workloads.torch_workloads import bind
-
-    if name == "actor":
-        contracts.check_actor(megatron.MegatronActor, config=config, directory=directory, publishes=True)
-    elif name == "critic":
-        policy = bind(TorchActor(), config).export_weights(version=0)
-        contracts.check_critic(megatron.MegatronCritic, config=config, directory=directory, policy=policy)
-    elif name == "reference":
-        contracts.check_reference(megatron.MegatronReference, config=config)
-    else:
-        contracts.check_reward(megatron.MegatronRewardModel, config=config)
 
 
 @pytest.mark.parametrize(

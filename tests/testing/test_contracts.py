@@ -41,7 +41,12 @@ def export() -> Callable[[int], tuple[dict[str, Any], bytes]]:
 
 @pytest.mark.parametrize("optim", [{}, {"epochs": 2, "mini_batches": 2}], ids=["one update", "several"])
 def test_the_torch_actor_keeps_its_contract(tmp_path: Path, optim: dict[str, Any]) -> None:
-    check_actor(TorchActor, config={**CONFIG, "optim": optim}, directory=tmp_path, publishes=True)
+    check_actor(
+        TorchActor,
+        config={**CONFIG, "optim": CONFIG.get("optim", {}) | optim},
+        directory=tmp_path,
+        publishes=True,
+    )
 
 
 def test_the_torch_critic_keeps_its_contract(export: Any) -> None:
