@@ -64,7 +64,7 @@ async def manager_main(options: Row) -> None:
     partial.rename(endpoint)
     log.write("Listening", port=port, term=options["term"])
     while not stopped.is_set():
-        book = manager.book
+        book = manager.groups
         log.write(
             "state",
             generated=book.account.generated,
@@ -75,7 +75,7 @@ async def manager_main(options: Row) -> None:
         )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), 0.1)
-    log.write("Stopping", missing=manager.book.missing_tokens())
+    log.write("Stopping", missing=manager.groups.missing_tokens())
     await manager.stop()
     store.close()
 

@@ -154,7 +154,7 @@ class Plane:
             if line == "stop":
                 break
             say(self.answer(line, manager))
-        missing = manager.book.missing_tokens()
+        missing = manager.groups.missing_tokens()
         await manager.stop()
         store.close()
         say({"missing_tokens": missing})
@@ -174,7 +174,7 @@ class Plane:
     def answer(self, line: str, manager: MeasuredManager) -> dict[str, Any]:
         if line == "reset":
             manager.figures = Figures()
-            manager.figures.generated = manager.book.account.generated
+            manager.figures.generated = manager.groups.account.generated
             self.events.clear()
             return {}
         if line == "checkpoint":
@@ -186,7 +186,7 @@ class Plane:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         seconds = time.monotonic() - figures.began
         cpu = usage.ru_utime + usage.ru_stime - figures.usage.ru_utime - figures.usage.ru_stime
-        generated = manager.book.account.generated - figures.generated
+        generated = manager.groups.account.generated - figures.generated
         wal = Path(f"{self.database}-wal")
         return {
             "seconds": seconds,
@@ -205,9 +205,9 @@ class Plane:
             "db_mib": self.database.stat().st_size / 2**20,
             "wal_mib": wal.stat().st_size / 2**20 if wal.exists() else 0.0,
             "written_bytes": disk_bytes() - figures.written,
-            "in_flight": sum(len(instance.held) for instance in manager.book.instances.values()),
-            "queued": len(manager.book.placement.queue),
-            "samples_delivered": manager.book.account.samples_delivered,
+            "in_flight": sum(len(instance.held) for instance in manager.groups.instances.values()),
+            "queued": len(manager.groups.placement.queue),
+            "samples_delivered": manager.groups.account.samples_delivered,
             "events": self.events[-1000:] if self.options.get("events") else [],
         }
 

@@ -139,7 +139,7 @@ class Plane:
                 session.connection.transport.abort()  # type: ignore[attr-defined]
         if manager.trainer.connection is not None:
             manager.trainer.connection.transport.abort()  # type: ignore[union-attr]
-        manager.book.take_batch()
+        manager.groups.take_batch()
         manager.weights.changed = False
         await manager.stop()
 
@@ -192,7 +192,7 @@ class Plane:
         return [fields for told, fields in self.events if told == kind]
 
     def exact(self) -> None:
-        assert self.manager.book.missing_tokens() == 0
+        assert self.manager.groups.missing_tokens() == 0
         assert not self.fatal
 
 

@@ -1,11 +1,11 @@
-"""Whole groups on their way from the rollout manager to the trainer.
+"""Complete groups on their way from the rollout manager to the trainer.
 
 Invariants:
-- *delivered until taken*: a group that is whole stays here until the trainer says that it is in its ledger, and goes
+- *delivered until taken*: a group that is complete stays here until the trainer says that it is in its ledger, and goes
   to each trainer that attaches;
 - *asked again, answered again*: a trainer lays aside what it did not ask for; it gets it once more when it does;
 - *delivered in full*: a group that no frame can hold goes in several, one after another;
-- *a window*: no more is on its way than the trainer reads; what is whole beyond it waits here, as it does in the
+- *a window*: no more is on its way than the trainer reads; what is complete beyond it waits here, as it does in the
   manager's ledger.
 
 This module must not know who generated a group.
@@ -27,7 +27,7 @@ PORTION_BYTES = 4 << 20
 """Of one frame, well below the frame limit; a group that is larger goes in several."""
 
 WINDOW_BYTES = 32 << 20
-"""On their way to the trainer."""
+"""Most bytes that are on their way to the trainer."""
 
 
 _BYTES_A_TOKEN = 8
@@ -44,13 +44,13 @@ class _Portion(NamedTuple):
 
 
 class Delivery:
-    """`open_tickets` are the book's, by number: one that was closed is not delivered."""
+    """`open_requests` are those of the open groups, by number: a group that was closed is not delivered."""
 
-    def __init__(self, open_tickets: dict[int, GroupRequest]) -> None:
-        self._tickets = open_tickets
+    def __init__(self, open_requests: dict[int, GroupRequest]) -> None:
+        self._requests = open_requests
         self._trainer: Connection | None = None
         self._ready: dict[str, dict[int, GroupRequest]] = defaultdict(dict)
-        """Whole groups in the ledger that the trainer has not taken, by purpose and group."""
+        """Complete groups in the ledger that the trainer has not taken, by purpose and group."""
         self._outbox: dict[int, GroupRequest] = {}
         """Of these, what goes to the trainer that is attached, and which of them it was sent."""
         self._sent: set[int] = set()
@@ -58,24 +58,24 @@ class Delivery:
         """The rest of a group that is too large for one frame; nothing else is sent before it."""
 
     def attached(self, trainer: Connection | None) -> None:
-        """Another trainer, which was sent nothing yet; or none."""
+        """Another trainer has attached, which was sent nothing yet; or None: the trainer left."""
         self._trainer = trainer
         if trainer is not None:
             self._outbox, self._sent, self._parts = {}, set(), deque()
 
-    def whole(self, tickets: Iterable[GroupRequest]) -> None:
-        """The ledger has these."""
-        open_ones = [ticket for ticket in tickets if ticket.number in self._tickets]
-        for ticket in open_ones:
-            self._ready[ticket.purpose][ticket.group.id] = ticket
+    def complete(self, requests: Iterable[GroupRequest]) -> None:
+        """The ledger has these groups, complete: deliver them."""
+        open_ones = [request for request in requests if request.number in self._requests]
+        for request in open_ones:
+            self._ready[request.purpose][request.group.id] = request
         self._deliver(open_ones)
 
     def holds(self, purpose: str) -> bool:
-        """Whether anything of it is whole and not taken."""
+        """Whether anything of it is complete and not taken."""
         return purpose in self._ready
 
     def again(self, purpose: str, ids: Iterable[int]) -> None:
-        """The trainer asks for these groups: those that are whole go out now, also if they were sent before. So does
+        """The trainer asks for these groups: those that are complete go out now, also if they were sent before. So does
         the rest of the purpose that was not: an earlier trainer may have had it, and this one says so."""
         ready = self._ready.get(purpose, {})
         self._sent.difference_update(ready[group_id].number for group_id in ids if group_id in ready)
@@ -84,13 +84,15 @@ class Delivery:
     def taken(self, purpose: str, ids: Iterable[int]) -> None:
         ready = self._ready.get(purpose, {})
         for group_id in ids:
-            if (ticket := ready.pop(group_id, None)) is not None:
-                self._sent.discard(ticket.number)
+            if (request := ready.pop(group_id, None)) is not None:
+                self._sent.discard(request.number)
         if not ready:
             self._ready.pop(purpose, None)
 
-    def _deliver(self, tickets: list[GroupRequest]) -> None:
-        self._outbox.update({ticket.number: ticket for ticket in tickets if ticket.number not in self._sent})
+    def _deliver(self, requests: list[GroupRequest]) -> None:
+        self._outbox.update(
+            {request.number: request for request in requests if request.number not in self._sent}
+        )
         self.pump()
 
     def pump(self) -> None:
@@ -104,13 +106,13 @@ class Delivery:
     def _next_portion(self) -> _Portion | None:
         groups: list[Group] = []
         purpose, size = "", 0
-        for number, ticket in list(self._outbox.items()):
-            if number not in self._tickets:
+        for number, request in list(self._outbox.items()):
+            if number not in self._requests:
                 del self._outbox[number]
                 continue
-            if groups and ticket.purpose != purpose:
+            if groups and request.purpose != purpose:
                 continue
-            purpose, group = ticket.purpose, ticket.complete()
+            purpose, group = request.purpose, request.complete()
             group_bytes = _BYTES_A_TOKEN * group.token_count
             if groups and size + group_bytes > PORTION_BYTES:
                 break

@@ -2,7 +2,7 @@
 
 The trainer lends its devices while it has nothing to train (`LendDevices`), and holds its micro-batches until they
 are handed back (`DevicesReturned`). `plan_window` says from measured rates until when. At a window's end what runs on
-local instances is called back and goes on elsewhere from its last token; then their engines give their memory back, and
+local instances is recalled and goes on elsewhere from its last token; then their engines give their memory back, and
 only then the trainer hears of it.
 
     closed ── LendDevices ──▶ open ── planned end, nothing left, ReclaimDevices, trainer gone ──▶ closing
@@ -45,14 +45,14 @@ from gyre.rollouts.protocol.frames import (
 from gyre.rollouts.scheduling.device_windows import Smoothed, Window, WindowSettings, WindowState, plan_window
 
 PLAN_EVERY_S = 0.5
-"""What is left is summed up over all samples for it: a few milliseconds for ten thousand."""
+"""How often a window is planned anew. A plan sums up what all samples have left: some milliseconds for ten thousand."""
 
 CLOSE_WITHIN_S = 10.0
-"""For a local instance to give its samples back and to fall asleep. An engine does in well under a second."""
+"""What a local instance may take to give its samples back and to fall asleep; an engine takes well under a second."""
 
 TOGETHER_S = 0.25
-"""What an instance that has woken and loaded waits for the others to do so. They do the same at the same time: within
-some hundredths of a second of each other, and one that takes longer is not what the trainer should wait for."""
+"""How long an instance that has woken and loaded waits for the others. All do the same at the same time, within some
+hundredths of a second of each other; the trainer should not wait for one that takes longer."""
 
 TRAINER_AWAY_S = 3.0
 """A trainer that is gone for longer wants its devices when it is back: it brings its ranks up on them."""
@@ -66,18 +66,18 @@ class _Lent:
     """Tokens that had been delivered when the devices were lent."""
 
 
-class LocalWindows:
-    """`sessions` and `book` are the manager's. `tell(session, frame)`, `call_back(states)`, `lose(session, reason)`,
+class DeviceSharing:
+    """`sessions` and `groups` are the manager's. `tell(session, frame)`, `recall(states)`, `lose(session, reason)`,
     `refresh(session)` (send it what it lacks, and compute its admission again) and `answer(frame)` (to the trainer) do
     what they say; `on_event(kind, fields)` is told what people should know."""
 
     def __init__(
         self,
-        book: OpenGroups,
+        groups: OpenGroups,
         sessions: Mapping[str, AgentSession],
         *,
         tell: Callable[[AgentSession, Frame], None],
-        call_back: Callable[[Iterable[InFlightSample]], None],
+        recall: Callable[[Iterable[InFlightSample]], None],
         lose: Callable[[AgentSession, str], None],
         refresh: Callable[[AgentSession], None],
         answer: Callable[[Frame], None],
@@ -89,10 +89,10 @@ class LocalWindows:
         self.settings = settings or WindowSettings()
         self.window: Window | None = None
         """The plan; None while closed or closing."""
-        self._book = book
+        self._groups = groups
         self._sessions = sessions
         self._tell = tell
-        self._call_back = call_back
+        self._recall = recall
         self._lose = lose
         self._refresh = refresh
         self._answer = answer
@@ -159,7 +159,7 @@ class LocalWindows:
         self._gone_at = None
         if self._lent is not None and self._lent.frame.window == frame.window:
             return
-        self._lent = _Lent(frame, now, self._book.account.delivered)
+        self._lent = _Lent(frame, now, self._groups.account.delivered)
         if not self._locals():
             self._hand_back(now, "there is no local instance")
             return
@@ -177,7 +177,7 @@ class LocalWindows:
                     window=window, begun=True, arrived_tokens=0, train_s_per_token=0.0, last_share=0.0
                 ),
                 now,
-                self._book.account.delivered,
+                self._groups.account.delivered,
             )
         self._close(now, "the trainer needs its devices")
 
@@ -217,10 +217,10 @@ class LocalWindows:
         """Samples that it had ended."""
         if self.window is not None:
             self._passed("last_ended_s", now)
-            if not any(one.held for one in self._book.instances.values()) and self._is_done():
+            if not any(one.held for one in self._groups.instances.values()) and self._is_done():
                 self.look(now)
         elif self._closing_since is not None and session.hello.local:
-            instance = self._book.instances.get(session.name)
+            instance = self._groups.instances.get(session.name)
             if instance is not None and not instance.held:
                 self._put_to_sleep(now)
 
@@ -240,7 +240,7 @@ class LocalWindows:
             for session in self._locals()
             if session.connection is not None
             and not session.draining
-            and self._book.instances[session.name].version >= 0
+            and self._groups.instances[session.name].version >= 0
         ]
         ready = [session for session in waking if not session.resting and session.loading is None]
         if ready and self._ready_since is None:
@@ -279,10 +279,10 @@ class LocalWindows:
 
     def _is_done(self) -> bool:
         """All is generated: the trainer waits for nothing but its devices."""
-        return next(self._book.unfinished(), None) is None
+        return next(self._groups.unfinished(), None) is None
 
     def _measure(self, now: float) -> None:
-        rate = sum(s.rate_tokens_s for s in self._locals() if self._book.instances[s.name].held)
+        rate = sum(s.rate_tokens_s for s in self._locals() if self._groups.instances[s.name].held)
         if rate > 0:
             self._local_rate.observe(rate, now)
 
@@ -319,19 +319,19 @@ class LocalWindows:
         )
 
     def _state(self, lent: _Lent, now: float) -> WindowState:
-        book = self._book
-        unfinished = [(state.length, state.request.max_new_tokens) for state in book.unfinished()]
-        outlook = book.placement.load.lengths.outlook(unfinished)
+        groups = self._groups
+        unfinished = [(state.length, state.request.max_new_tokens) for state in groups.unfinished()]
+        outlook = groups.placement.load.lengths.outlook(unfinished)
         remote = [
             name
             for name, session in self._sessions.items()
-            if not session.hello.local and book.instances[name].accepting
+            if not session.hello.local and groups.instances[name].accepting
         ]
         frame = lent.frame
         train_tokens = (
             frame.arrived_tokens
-            + (book.account.delivered - lent.delivered)
-            + book.in_flight_tokens
+            + (groups.account.delivered - lent.delivered)
+            + groups.in_flight_tokens
             + outlook.tokens_left
         )
         train_s = frame.train_s_per_token * train_tokens
@@ -342,9 +342,9 @@ class LocalWindows:
             tokens_left=outlook.tokens_left,
             samples_left=outlook.samples_left,
             longest_left_tokens=outlook.longest_left_tokens,
-            sample_tokens_s=max((book.instances[name].sample_tokens_s for name in remote), default=0.0),
+            sample_tokens_s=max((groups.instances[name].sample_tokens_s for name in remote), default=0.0),
             local_tokens_s=self._local_rate.value,
-            remote_tokens_s=sum(book.instances[name].rate_tokens_s for name in remote),
+            remote_tokens_s=sum(groups.instances[name].rate_tokens_s for name in remote),
             train_s=train_s,
             last_train_s=train_s * frame.last_share,
             switch_s=self._switch_s.value,
@@ -377,23 +377,23 @@ class LocalWindows:
 
     def _made(self) -> int:
         return sum(
-            self._book.instances[s.name].generated_tokens
+            self._groups.instances[s.name].generated_tokens
             for s in self._locals()
-            if s.name in self._book.instances
+            if s.name in self._groups.instances
         )
 
     def _put_to_sleep(self, now: float) -> None:
         late = self._closing_since is not None and now - self._closing_since > CLOSE_WITHIN_S
         busy = 0
         for session in self._locals():
-            instance = self._book.instances.get(session.name)
+            instance = self._groups.instances.get(session.name)
             if session.resting == "asleep" or instance is None:
                 continue
             if instance.held:
                 if late:
                     self._lose(session, "window_not_closed")
                     continue
-                self._call_back(self._book.held_by(session.name))
+                self._recall(self._groups.held_by(session.name))
             elif session.connection is None or session.loading is not None:
                 pass  # it is lost, or has loaded, within deadlines of their own
             elif instance.version < 0:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.manager.device_sharing import LocalWindows
+from gyre.rollouts.manager.device_sharing import DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
@@ -70,7 +70,7 @@ class InstanceLifecycle:
         commits: GroupCommit[WriteBatch],
         *,
         epoch: int,
-        windows: Callable[[], LocalWindows],
+        windows: Callable[[], DeviceSharing],
         settings: Callable[[], ManagerSettings],
         reject: Callable[[Connection, FrameError], None],
         on_event: Callable[[str, dict[str, Any]], None],

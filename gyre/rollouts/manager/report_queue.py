@@ -1,4 +1,4 @@
-"""Reports on their way into the book: those that nobody waits for are collected, and taken in together.
+"""Reports on their way into the open groups: those that nobody waits for are collected and taken in together.
 
 Invariants:
 - *in order*: of one instance at most one report waits, and it is taken before anything else of that instance is;
@@ -25,8 +25,8 @@ MOST_ROWS = 512
 class ReportQueue:
     """`refused(name, error)` is told of an instance whose report cannot be."""
 
-    def __init__(self, book: OpenGroups, refused: Callable[[str, FrameError], None]) -> None:
-        self._book = book
+    def __init__(self, groups: OpenGroups, refused: Callable[[str, FrameError], None]) -> None:
+        self._groups = groups
         self._refused = refused
         self._waiting: dict[str, Report] = {}
         self._rows = 0
@@ -35,34 +35,34 @@ class ReportQueue:
         return name in self._waiting
 
     def add(self, name: str, report: Report) -> None:
-        """Of an instance in the book of which none waits; the report has samples, and ends none."""
+        """Collect a report that has samples and ends none, of an instance of which no report waits."""
         self._waiting[name] = report
         self._rows += len(report.columns[0]) >> 2
         if len(self._waiting) >= MOST_REPORTS or self._rows >= MOST_ROWS:
             self.take_in()
 
     def take_in(self) -> None:
-        """All that waits."""
+        """Take in all that waits."""
         if self._waiting:
             waiting, self._waiting, self._rows = self._waiting, {}, 0
             self._take(list(waiting), list(waiting.values()))
 
     def take_in_of(self, name: str) -> None:
-        """What waits of this instance."""
+        """Take in what waits of this instance."""
         if (report := self._waiting.pop(name, None)) is not None:
             self._rows -= len(report.columns[0]) >> 2
             self._take([name], [report])
 
     def _take(self, names: Sequence[str], reports: Sequence[Report]) -> None:
-        """All in one pass; where one does not fit, each half by itself."""
+        """Take all in one pass; where one does not fit, take each half by itself."""
         if len(names) > 1:
             joined = join_columns([report.columns for report in reports])
-            if isinstance(joined, ColumnFault) or not self._book.progress_of_many(names, reports, joined):
+            if isinstance(joined, ColumnFault) or not self._groups.progress_of_many(names, reports, joined):
                 half = len(names) // 2
                 self._take(names[:half], reports[:half])
                 self._take(names[half:], reports[half:])
             return
         try:
-            self._book.progress(names[0], reports[0].unfold())
+            self._groups.progress(names[0], reports[0].unfold())
         except FrameError as error:
             self._refused(names[0], error)

@@ -33,7 +33,7 @@ from gyre.errors import GyreError
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
 from gyre.rollouts.manager.delivery import Delivery
-from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, LocalWindows
+from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
 from gyre.rollouts.manager.policy_push import PolicyPush
@@ -41,7 +41,7 @@ from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
-from gyre.rollouts.manager.status import book_status, instance_status
+from gyre.rollouts.manager.status import groups_status, instance_status
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, unpack
 from gyre.rollouts.protocol.fields import FrameError, refuse
@@ -74,8 +74,8 @@ class RolloutManager:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ManagerSettings()
-        self.book = OpenGroups(epoch=term)
-        self.sessions = AgentSessions(self.book)
+        self.groups = OpenGroups(epoch=term)
+        self.sessions = AgentSessions(self.groups)
         self.weights = PolicyVersions()
         self.refused = 0
         """Requests and frames that were refused."""
@@ -95,11 +95,13 @@ class RolloutManager:
             interval_s=self.settings.commit_interval_s,
             urgent_s=self.settings.urgent_commit_s,
         )
-        self._reports = ReportQueue(self.book, lambda name, error: self.instances.report_refused(name, error))
+        self._reports = ReportQueue(
+            self.groups, lambda name, error: self.instances.report_refused(name, error)
+        )
         self._autoscaler = Autoscaler(self.settings.elastic) if self.settings.elastic is not None else None
-        self._delivery = Delivery(self.book.requests)
+        self._delivery = Delivery(self.groups.requests)
         self.dispatch = Dispatch(
-            self.book,
+            self.groups,
             self.sessions,
             devices=lambda session: self.windows.device_use(session),
             handover=lambda: self.settings.update_mode == "handover",
@@ -109,7 +111,7 @@ class RolloutManager:
         )
         self.policies = PolicyPush(
             self.weights,
-            self.book,
+            self.groups,
             self.sessions,
             self.dispatch,
             may_load=lambda session: self.windows.may_load(session),
@@ -117,7 +119,7 @@ class RolloutManager:
             now=now,
         )
         self.trainer = TrainerSession(
-            self.book,
+            self.groups,
             self.weights,
             self._delivery,
             self.dispatch,
@@ -130,7 +132,7 @@ class RolloutManager:
             now=now,
         )
         self.instances = InstanceLifecycle(
-            self.book,
+            self.groups,
             self.sessions,
             self.weights,
             self.dispatch,
@@ -145,11 +147,11 @@ class RolloutManager:
             on_event=on_event,
             now=now,
         )
-        self.windows = LocalWindows(
-            self.book,
+        self.windows = DeviceSharing(
+            self.groups,
             self.sessions,
             tell=self.dispatch.tell,
-            call_back=self.dispatch.recall,
+            recall=self.dispatch.recall,
             lose=self.instances.lost,
             refresh=self.instances.refresh,
             answer=self.trainer.answer,
@@ -190,16 +192,16 @@ class RolloutManager:
     def _restore(self, rows: RolloutRows) -> None:
         counters = rows.counters
         self.weights.restore(counters)
-        self.book.newest_version = self.weights.newest
+        self.groups.newest_version = self.weights.newest
         if self.weights.served is not None:
-            self.book.promote(self.weights.served.version)
-        self.book.restore(counters, rows.groups, rows.deltas)
+            self.groups.promote(self.weights.served.version)
+        self.groups.restore(counters, rows.groups, rows.deltas)
         self.dispatch.committed_seq = max((seq for seq, _ in rows.deltas), default=0)
         self.policies.promote()
         self.trainer.tell_failures()
         # Whole groups were told to nobody yet; they go out when the trainer attaches.
         self._commits.now()
-        if any(not state.finish for state in self.book.samples()):
+        if any(not state.finish for state in self.groups.samples()):
             self.dispatch.hold_until = self._now() + self.settings.restart_grace_s
 
     def _take_over(self) -> RolloutRows:
@@ -342,9 +344,9 @@ class RolloutManager:
 
     def _batch(self) -> WriteBatch | None:
         self._reports.take_in()
-        if not self.book.is_dirty and not self.weights.changed:
+        if not self.groups.is_dirty and not self.weights.changed:
             return None
-        batch = self.book.take_batch()
+        batch = self.groups.take_batch()
         batch.counters |= self.weights.take_counters()
         return batch
 
@@ -363,8 +365,8 @@ class RolloutManager:
         if batch.deltas:
             self.dispatch.committed_seq = batch.deltas[-1].seq
         self.instances.committed(batch)
-        complete = [one for number in batch.complete if (one := self.book.requests.get(number)) is not None]
-        self._delivery.whole(complete)
+        complete = [one for number in batch.complete if (one := self.groups.requests.get(number)) is not None]
+        self._delivery.complete(complete)
         if self.weights.committed(batch.counters) or any(request.pinned for request in complete):
             self.policies.promote()
 
@@ -386,9 +388,9 @@ class RolloutManager:
             return
         own = f"{self.settings.role}-"
         here = [s for s in self.sessions.values() if not s.draining and not s.hello.local]
-        serving = [one for s in here if (one := self.book.instances.get(s.name)) and one.version >= 0]
+        serving = [one for s in here if (one := self.groups.instances.get(s.name)) and one.version >= 0]
         placed = sum(one.name.startswith(own) and one.name[len(own) :].isdecimal() for one in serving)
-        placement = self.book.placement
+        placement = self.groups.placement
         fleet = Fleet(
             placed=placed,
             others=len(serving) - placed,
@@ -446,8 +448,8 @@ class RolloutManager:
         return {
             "epoch": self._term,
             "version": self.weights.newest,
-            "served_version": self.book.served_version,
-            **book_status(self.book),
+            "served_version": self.groups.served_version,
+            **groups_status(self.groups),
             "refused": self.refused,
             "local_window": self.windows.status(self._now()),
             "instances": [
@@ -458,7 +460,7 @@ class RolloutManager:
                     checksum=self.weights.checksum_of(instance.version),
                 )
                 for session in self.sessions.values()
-                if (instance := self.book.instances.get(session.name)) is not None
+                if (instance := self.groups.instances.get(session.name)) is not None
             ],
         }
 

@@ -22,17 +22,17 @@ from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import Frame, Hello
 
 AT_ONCE_BYTES = 16 << 10
-"""A frame up to this size is written by who sends it, where nothing waits before it: a quarter of what a transport
-holds before it asks to wait."""
+"""Largest frame that its sender writes itself, where nothing waits before it: a quarter of what a transport holds
+before it asks to wait."""
 
 SEND_LIMIT_BYTES = 256 << 20
-"""Waiting for one peer that does not read; beyond it the connection is cut and the peer dials again."""
+"""Most bytes that wait for a peer that does not read; beyond them the connection is cut, and the peer dials again."""
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One connection. A small frame is written at once where the peer reads; what is large, or has to wait for that, is
-    queued, and a task of its own writes it."""
+    """One connection of a peer. A small frame is written at once where the peer reads; a large one, and one that would
+    have to wait, is queued, and a task of its own writes it."""
 
     socket: web.WebSocketResponse
     name: str

@@ -12,21 +12,21 @@ from gyre.rollouts.manager.sessions import AgentSession
 from gyre.rollouts.scheduling.fleet import Instance
 
 
-def book_status(book: OpenGroups) -> dict[str, Any]:
+def groups_status(groups: OpenGroups) -> dict[str, Any]:
     """Samples, and the account in tokens."""
-    account = book.account
+    account = groups.account
     return {
-        "queued": book.queued,
-        "open_groups": len(book.requests),
+        "queued": groups.queued,
+        "open_groups": len(groups.requests),
         "account": {
             "generated": account.generated,
             "delivered": account.delivered,
-            "in_flight": book.in_flight_tokens,
+            "in_flight": groups.in_flight_tokens,
             "discarded": dict(account.discarded),
-            "missing": book.missing_tokens(),
+            "missing": groups.missing_tokens(),
         },
         "samples_set_aside": account.samples_quarantined,
-        "samples_given_up": len(book.given_up),
+        "samples_given_up": len(groups.given_up),
     }
 
 

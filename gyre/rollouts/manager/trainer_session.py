@@ -17,7 +17,7 @@ from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.autoscaler import Autoscaler
 from gyre.rollouts.manager.delivery import Delivery
-from gyre.rollouts.manager.device_sharing import LocalWindows
+from gyre.rollouts.manager.device_sharing import DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
@@ -61,7 +61,7 @@ class TrainerSession:
         commits: GroupCommit[WriteBatch],
         autoscaler: Autoscaler | None,
         *,
-        windows: Callable[[], LocalWindows],
+        windows: Callable[[], DeviceSharing],
         on_event: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
     ) -> None:
@@ -165,14 +165,14 @@ class TrainerSession:
         for state in aside:
             self._on_event("SampleSetAside", {**_description(state), "evidence": list(state.evidence)})
         for state in list(self._groups.given_up.values()):
-            ticket = state.request
-            if self.connection is None or ticket.number in self._failures_told:
+            request = state.request
+            if self.connection is None or request.number in self._failures_told:
                 continue
-            self._failures_told.add(ticket.number)
+            self._failures_told.add(request.number)
             said = "; ".join(state.evidence) or "see the events of its instances"
-            message = f"Group {ticket.group.id} cannot be generated; sample {state.index} failed: {said}"
+            message = f"Group {request.group.id} cannot be generated; sample {state.index} failed: {said}"
             self.connection.send(
-                Failed(purpose=ticket.purpose, ids=[ticket.group.id], message=message[:MESSAGE_CHARS])
+                Failed(purpose=request.purpose, ids=[request.group.id], message=message[:MESSAGE_CHARS])
             )
 
     def give_up_pinned(self, frame: LoadFailed) -> None:
@@ -185,9 +185,11 @@ class TrainerSession:
             return
         message = f"Version {served.version} is to be had nowhere any more: {frame.error}"
         if served.version < self._versions.durable:
-            for ticket in self._groups.pinned_to(served.version):
-                ids = [ticket.group.id]
-                self.connection.send(Failed(purpose=ticket.purpose, ids=ids, message=message[:MESSAGE_CHARS]))
+            for request in self._groups.pinned_to(served.version):
+                ids = [request.group.id]
+                self.connection.send(
+                    Failed(purpose=request.purpose, ids=ids, message=message[:MESSAGE_CHARS])
+                )
 
 
 def _description(state: InFlightSample) -> dict[str, Any]:

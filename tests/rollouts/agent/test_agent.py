@@ -98,7 +98,7 @@ class Crew:
         await until(able, 20.0)
 
     async def generated(self, tokens: int) -> None:
-        await until(lambda: self.plane.manager.book.account.generated >= tokens, 20.0)
+        await until(lambda: self.plane.manager.groups.account.generated >= tokens, 20.0)
 
     def cut(self, name: str) -> None:
         peer = self.plane.manager.sessions[name].connection
@@ -134,7 +134,7 @@ async def all_groups(trainer: ScriptedTrainer, count: int, purpose: str = "train
 
 
 def all_longer_than(plane: Plane, length: int, *, count: int) -> bool:
-    lengths = [state.length for state in plane.manager.book.samples()]
+    lengths = [state.length for state in plane.manager.groups.samples()]
     return len(lengths) == count and min(lengths) > length
 
 
@@ -198,7 +198,7 @@ async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: C
     groups = await all_groups(trainer, 3)
     assert bits(groups) == calm
     assert agent.incarnation == incarnation
-    assert plane.manager.book.account.discarded == {}
+    assert plane.manager.groups.account.discarded == {}
     if hurt in ("cut", "manager dies"):
         joined = plane.told("InstanceJoined")[-1]
         assert joined["kept"] == joined["held"] > 0
@@ -225,8 +225,8 @@ async def test_nothing_that_was_generated_is_generated_again_when_an_engine_dies
     made = agent.tokens
     await plane.start()
     crew.away = False
-    await until(lambda: plane.manager.book.account.generated >= made, 10.0)
-    assert next(state.length for state in plane.manager.book.samples()) >= made
+    await until(lambda: plane.manager.groups.account.generated >= made, 10.0)
+    assert next(state.length for state in plane.manager.groups.samples()) >= made
     await until(lambda: plane.told("EngineDied"))
     await crew.serving("a")
     plane.end_restart_grace()
@@ -235,7 +235,7 @@ async def test_nothing_that_was_generated_is_generated_again_when_an_engine_dies
     await trainer.ask([0], limit=100)
     (group,) = (await all_groups(trainer, 1)).values()
     assert len(group.samples[0].token_ids) == 100
-    assert plane.manager.book.account.generated == 100
+    assert plane.manager.groups.account.generated == 100
 
 
 async def test_a_drain_hands_over_within_a_second_also_when_the_engine_hangs(crew: Crew) -> None:
@@ -251,16 +251,16 @@ async def test_a_drain_hands_over_within_a_second_also_when_the_engine_hangs(cre
     crew.start("b", 0.002)
     await crew.serving("b")
     crew.tell("a", "hang")
-    assert plane.manager.book.instances["a"].held
+    assert plane.manager.groups.instances["a"].held
     with within(1.0):
         agent.drain("a notice", 5.0)
         agent.drain("and again", 5.0)
-        await until(lambda: "a" not in plane.manager.sessions or not plane.manager.book.instances["a"].held)
+        await until(lambda: "a" not in plane.manager.sessions or not plane.manager.groups.instances["a"].held)
     assert bits(await all_groups(trainer, 3)) == calm
     crew.take_back("a", "hang")
     await asyncio.wait_for(crew.tasks["a"], 15.0)
     assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drained"]
-    assert plane.manager.book.account.discarded == {}
+    assert plane.manager.groups.account.discarded == {}
 
 
 async def test_a_drained_agent_waits_for_the_manager_before_it_forgets(crew: Crew) -> None:
@@ -279,7 +279,7 @@ async def test_a_drained_agent_waits_for_the_manager_before_it_forgets(crew: Cre
     assert not crew.tasks["a"].done()
     await plane.start()
     await asyncio.wait_for(crew.tasks["a"], 15.0)
-    assert [state.length for state in plane.manager.book.samples()] == [made]
+    assert [state.length for state in plane.manager.groups.samples()] == [made]
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract", "handover"])
@@ -506,7 +506,7 @@ async def test_a_request_that_no_engine_takes_is_told_and_harms_no_other(crew: C
     )
     failed = await trainer.wire.expect(Failed, 10.0)
     assert failed.ids == [7]
-    assert plane.manager.book.account.samples_quarantined >= 4
+    assert plane.manager.groups.account.samples_quarantined >= 4
     assert not plane.told("EngineDied")
     assert not crew.tasks["a"].done()
 
@@ -551,7 +551,7 @@ async def test_a_notice_drains_and_ends_well(crew: Crew, how: str) -> None:
     await asyncio.wait_for(work, 10.0)
     (told,) = plane.told("InstanceDraining")
     assert ("SIGTERM" if how == "signal" else "notice") in told["reason"]
-    (state,) = plane.manager.book.samples()
+    (state,) = plane.manager.groups.samples()
     assert state.length >= 10
     assert not list((crew.tmp_path / "cache").iterdir())
 

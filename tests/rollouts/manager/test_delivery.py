@@ -45,7 +45,7 @@ async def test_a_group_larger_than_a_frame_arrives_in_parts(
                 )
             samples = await agent.work(30)
             for sample in samples:
-                group_id = plane.manager.book.sample(sample.work.key).request.group.id  # type: ignore[union-attr]
+                group_id = plane.manager.groups.sample(sample.work.key).request.group.id  # type: ignore[union-attr]
                 row = sample.work.row
                 await agent.report({row: lengths[group_id]}, {row: "stop"})
             await until(lambda: came.keys() == {0, 1, 2})

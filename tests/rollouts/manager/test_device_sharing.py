@@ -11,7 +11,7 @@ import pytest
 
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
-from gyre.rollouts.manager.device_sharing import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, LocalWindows
+from gyre.rollouts.manager.device_sharing import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, DeviceSharing
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
 from gyre.rollouts.protocol.frames import (
     Asleep,
@@ -50,11 +50,11 @@ class World:
         """Instances that do not do what they are told."""
         self.grown: dict[int, float] = {}
         self.seq = 0
-        self.windows = LocalWindows(
+        self.windows = DeviceSharing(
             self.book,
             self.sessions,
             tell=self._tell,
-            call_back=self._call_back,
+            recall=self._recall,
             lose=self._lose,
             refresh=self._refresh,
             answer=self.answers.append,
@@ -75,7 +75,7 @@ class World:
         del self.sessions[session.name]
         self.book.leave(session.name)
 
-    def _call_back(self, states: Iterable[InFlightSample]) -> None:
+    def _recall(self, states: Iterable[InFlightSample]) -> None:
         for state in list(states):
             if state.instance in self.stuck:
                 continue
@@ -448,11 +448,11 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     world.run(2.0)
     held = len(world.book.instances["local-0"].held)
     assert held == 4
-    fresh = LocalWindows(
+    fresh = DeviceSharing(
         world.book,
         world.sessions,
         tell=world._tell,
-        call_back=world._call_back,
+        recall=world._recall,
         lose=world._lose,
         refresh=world._refresh,
         answer=world.answers.append,
@@ -468,11 +468,11 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     world.lend()
     world.run(5.0)
     assert fresh.is_open
-    again = LocalWindows(
+    again = DeviceSharing(
         world.book,
         world.sessions,
         tell=world._tell,
-        call_back=world._call_back,
+        recall=world._recall,
         lose=world._lose,
         refresh=world._refresh,
         answer=world.answers.append,

@@ -169,7 +169,7 @@ async def test_a_joined_peer_that_breaks_the_protocol_is_cut_and_its_samples_go_
             (theirs, *_) = await other.work(1)
             bad.samples[theirs.work.row] = theirs
             await bad.report({theirs.work.row: 3})  # its lease, from another instance: discarded, no more
-            await until(lambda: plane.manager.book.account.discarded["superseded"] == 3)
+            await until(lambda: plane.manager.groups.account.discarded["superseded"] == 3)
             await bad.wire.send(b"")
         case _:
             await bad.report({row: 1}, version=3)
@@ -476,7 +476,7 @@ async def test_a_failed_load_is_told_and_given_again_after_a_while(
     await until(lambda: plane.told("WeightsRefused"))
     assert plane.told("WeightsRefused")[0]["error"] == "a byte was flipped"
     await trainer.ask([0])
-    await until(lambda: plane.manager.book.queued == 1)
+    await until(lambda: plane.manager.groups.queued == 1)
     await until(lambda: plane.manager.status()["instances"][0]["not_admitted"] == "policy_refused")
     assert (await agent.back(version=-1, checksum="")).weights is None  # not by a redial either
     await until(lambda: plane.manager.status()["instances"][0]["not_admitted"] == "policy_refused")
@@ -537,7 +537,7 @@ async def test_a_short_cut_moves_nothing(plane: Plane) -> None:
     await trainer.ask([0])
     (sample,) = await agent.work(1)
     await agent.report({sample.work.row: 5})
-    await until(lambda: plane.manager.book.account.generated == 5)
+    await until(lambda: plane.manager.groups.account.generated == 5)
     agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
     other = await plane.working("b")
     await until(lambda: plane.manager.sessions["a"].connection is None)
@@ -560,20 +560,20 @@ async def test_after_a_long_cut_the_sample_comes_back_to_who_has_more(plane: Pla
     await trainer.ask([0])
     (sample,) = await agent.work(1)
     await agent.report({sample.work.row: 5})
-    await until(lambda: plane.manager.book.account.generated == 5)
+    await until(lambda: plane.manager.groups.account.generated == 5)
     agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
     other = await plane.working("b")
     (theirs,) = await other.work(1)
     assert theirs.tokens == [1, 2, 3, 4, 5]
     await other.report({theirs.work.row: 2})
-    await until(lambda: plane.manager.book.account.generated == 7)
+    await until(lambda: plane.manager.groups.account.generated == 7)
     sample.tokens += list(range(6, 21))
     (keep,) = (await agent.back()).keep
     assert keep.known == 7
     assert (await other.wire.expect(Cancel)).rows == [(theirs.work.row, theirs.work.lease)]
     # What the other made meanwhile is counted, and changes nothing.
     await other.report({theirs.work.row: 3}, {theirs.work.row: "released"})
-    await until(lambda: plane.manager.book.account.discarded["superseded"] == 3)
+    await until(lambda: plane.manager.groups.account.discarded["superseded"] == 3)
     agent.samples[keep.row].tokens = list(range(1, 8))
     await agent.report({keep.row: 3}, {keep.row: "stop"})
     assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == list(range(1, 11))
@@ -619,14 +619,14 @@ async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gon
         await trainer.ask([0])
         (sample,) = await first.work(1)
         await first.report({sample.work.row: 5})
-        await until(lambda: plane.manager.book.account.generated == 5)
+        await until(lambda: plane.manager.groups.account.generated == 5)
         first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
         await until(lambda: plane.manager.sessions["a"].connection is None)
         second = ScriptedAgent(plane, "a", incarnation="2")
         await second.dial()
         (left,) = plane.told("InstanceLeft")
         assert (left["instance"], left["reason"], left["moved"], left["tokens"]) == ("a", "replaced", 1, 5)
-        (state,) = plane.manager.book.samples()
+        (state,) = plane.manager.groups.samples()
         assert state.deaths == 1  # it may have been the sample that took the machine down
         await second.load()
         (again,) = await second.work(1)
@@ -641,7 +641,7 @@ async def test_a_restarted_agent_of_the_same_name_gets_the_work_from_the_last_to
     await trainer.ask([0])
     (sample,) = await agent.work(1)
     await agent.report({sample.work.row: 5})
-    await until(lambda: plane.manager.book.account.generated == 5)
+    await until(lambda: plane.manager.groups.account.generated == 5)
     again = ScriptedAgent(plane, "a", incarnation="2")
     assert (await again.dial()).keep == []
     await again.load()
@@ -657,7 +657,7 @@ async def test_a_silent_agent_is_left_and_may_come_back(tmp_path: Path) -> None:
         await trainer.ask([0])
         (sample,) = await agent.work(1)
         await agent.report({sample.work.row: 3})
-        await until(lambda: plane.manager.book.account.generated == 3)
+        await until(lambda: plane.manager.groups.account.generated == 3)
         plane.change(silence_timeout_s=0.1)
         await agent.wire.closed()
         plane.change(silence_timeout_s=60.0)  # whoever comes now may take its time
@@ -666,10 +666,10 @@ async def test_a_silent_agent_is_left_and_may_come_back(tmp_path: Path) -> None:
         (theirs,) = await other.work(1)
         assert theirs.tokens == [1, 2, 3]
         await other.report({theirs.work.row: 1}, {theirs.work.row: "stop"})
-        await until(lambda: plane.manager.book.account.generated == 4)
+        await until(lambda: plane.manager.groups.account.generated == 4)
         sample.tokens += list(range(4, 9))
         assert (await agent.back()).keep == []  # it is finished: no token of it is made again
-        assert plane.manager.book.account.discarded["superseded"] == 5
+        assert plane.manager.groups.account.discarded["superseded"] == 5
         plane.exact()
 
 
@@ -680,7 +680,7 @@ async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tm
         agent = await plane.working("a")
         manager = plane.manager
         await until(
-            lambda: plane.told("WeightsLoaded") and not (manager.book.is_dirty or manager.weights.changed)
+            lambda: plane.told("WeightsLoaded") and not (manager.groups.is_dirty or manager.weights.changed)
         )
         await asyncio.get_running_loop().run_in_executor(manager._commits.thread, lambda: None)
         await asyncio.sleep(0.01)  # what was being written has been counted
@@ -704,7 +704,7 @@ async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tm
 async def test_no_instance_at_all_is_normal(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.ask([0, 1], n=2)
-    await until(lambda: plane.manager.book.queued == 4)
+    await until(lambda: plane.manager.groups.queued == 4)
     status, _ = await plane.get("/v1/status")
     assert status == 200
     await trainer.publish(0)
@@ -840,7 +840,7 @@ async def test_a_pinned_request_for_a_version_that_nobody_has_any_more_fails(pla
     await until(lambda: len(plane.told("WeightsRefused")) == 1)
     await trainer.wire.nothing(Failed)  # the first one has it
     await holder.wire.socket.close()
-    await until(lambda: "a" not in plane.manager.book.instances)
+    await until(lambda: "a" not in plane.manager.groups.instances)
     assert (await other.wire.expect(Weights)).version == 0  # told again after a while
     await other.wire.send(LoadFailed(version=0, error="nobody has the manifest"))
     failed = await trainer.wire.expect(Failed)
@@ -893,7 +893,7 @@ async def test_an_engine_that_dies_is_told_with_its_last_words_and_its_samples_g
         (again,) = await agent.work(1)
         if again.tokens == [1, 2, 3, 4]:
             break
-    assert plane.manager.book.account.discarded == {}
+    assert plane.manager.groups.account.discarded == {}
 
 
 async def test_a_sample_that_fails_everywhere_is_set_aside_with_its_evidence_and_told_in_the_end(
@@ -929,11 +929,11 @@ async def test_a_sample_that_fails_everywhere_is_set_aside_with_its_evidence_and
     aside = plane.told("SampleSetAside")
     assert len(aside) == 4
     assert aside[0]["prompt"] == [7, 8]
-    assert plane.manager.book.account.discarded == {"poison": 6}
+    assert plane.manager.groups.account.discarded == {"poison": 6}
     # And not delivered as if it were data; the trainer may give it up.
     assert not any(isinstance(frame, Assign) for frame in trainer.wire.seen)
     await trainer.wire.send(Taken(purpose="train", ids=[5]))
-    await until(lambda: not plane.manager.book.requests)
+    await until(lambda: not plane.manager.groups.requests)
 
 
 async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Path) -> None:
@@ -996,12 +996,12 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
     samples = await agent.work(2)
     one, two = (sample.work.row for sample in samples)
     await agent.acknowledged(await agent.report({one: 4, two: 2}))
-    await until(lambda: not plane.manager.book.is_dirty)
+    await until(lambda: not plane.manager.groups.is_dirty)
     kept = {sample.work.key: list(sample.tokens) for sample in samples}
     # These come in, and are gone with the manager before they are committed.
     plane.manager._write = lambda batch: time.sleep(0.05)  # type: ignore[method-assign]
     await agent.report({one: 3, two: 1})
-    await until(lambda: plane.manager.book.account.generated == 10)
+    await until(lambda: plane.manager.groups.account.generated == 10)
     await plane.kill()
     with pytest.raises((aiohttp.ClientError, AssertionError)):
         await agent.back()
@@ -1032,8 +1032,8 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
     await trainer.wire.send(Taken(purpose="train", ids=[0, 1]))
     await until(lambda: not plane.store.load().groups)
     assert plane.store.load().deltas == []
-    assert plane.manager.book.account.delivered == 14
-    assert plane.manager.book.account.samples_delivered == 2
+    assert plane.manager.groups.account.delivered == 14
+    assert plane.manager.groups.account.samples_delivered == 2
 
 
 async def test_after_a_restart_nothing_is_given_out_before_its_holder_had_time_to_come(plane: Plane) -> None:
@@ -1076,7 +1076,7 @@ async def test_a_sample_goes_on_elsewhere_after_its_tokens_are_committed(plane: 
     await trainer.ask([0])
     (sample,) = await agent.work(1)
     other = await plane.working("b")
-    await until(lambda: not plane.manager.book.is_dirty)
+    await until(lambda: not plane.manager.groups.is_dirty)
     write = plane.manager._store.write
 
     def slow(*args: Any, **named: Any) -> None:
@@ -1109,7 +1109,7 @@ async def test_a_newer_manager_fences_the_older_one(plane: Plane) -> None:
     with pytest.raises(Fenced):
         await RolloutManager(plane.store, term=6, token=TOKEN).start("127.0.0.1", 0)
     await newer.stop()
-    plane.manager.book.take_batch()
+    plane.manager.groups.take_batch()
 
 
 async def test_a_port_that_is_taken_may_be_tried_again_elsewhere(plane: Plane) -> None:
@@ -1126,9 +1126,9 @@ async def test_a_port_that_is_taken_may_be_tried_again_elsewhere(plane: Plane) -
         with pytest.raises(OSError, match="in use"):
             await manager.start("127.0.0.1", taken.getsockname()[1])
         await manager.start("127.0.0.1", 0)
-    assert [state.length for state in manager.book.samples()] == [4, 0, 0, 0]
-    assert manager.book.missing_tokens() == 0
-    assert manager.book.queued == 4
+    assert [state.length for state in manager.groups.samples()] == [4, 0, 0, 0]
+    assert manager.groups.missing_tokens() == 0
+    assert manager.groups.queued == 4
     await manager.stop()
     plane.term = 50
     await plane.start()

@@ -92,7 +92,7 @@ async def test_a_trainer_dials_again_and_asks_again(plane: Plane) -> None:
             seed=1,
             min_version=0,
         )
-        await until(lambda: plane.manager.book.queued == 1)
+        await until(lambda: plane.manager.groups.queued == 1)
 
 
 async def test_a_manager_that_takes_the_connection_and_says_nothing_is_dialled_again(
