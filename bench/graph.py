@@ -20,7 +20,7 @@ from typing import Any
 
 from gyre.config import JobSpec, parse_job
 from gyre.graph import CompiledJob, EdgeKind, NodeCapacity, compile_job, fit_to_cluster
-from gyre.graph.placement import plan_placement
+from gyre.graph.placement_plan import plan_placement
 
 SIZES = (100, 1_000, 10_000, 100_000)
 BASELINE_LIMIT = 2_000
@@ -90,7 +90,6 @@ def measure(vertices: int, repeat: int) -> dict[str, Any]:
         "plan_s": seconds(lambda: plan_placement(compiled.spec), repeat),
         "fit_s": seconds(lambda: fit_to_cluster(compiled.plan, machines), repeat),
         "region_s": seconds(lambda: [compiled.graph.region(vertex) for vertex in some], repeat) / len(some),
-        "impact_s": seconds(lambda: [compiled.graph.impact(vertex) for vertex in some], 1) / len(some),
         "networkx_s": seconds(lambda: materialised(compiled), 1) if vertices <= BASELINE_LIMIT else None,
     }
 
@@ -137,7 +136,6 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         ("plan alone", "plan_s"),
         ("fit", "fit_s"),
         ("region", "region_s"),
-        ("impact", "impact_s"),
         ("networkx", "networkx_s"),
     ]
     print("".join(f"{title:>14}" for title, _ in columns))

@@ -1,8 +1,7 @@
 """Failover: events, state, and the pure decisions between them."""
 
 from gyre.failover.coordinator import Decision, FailoverCoordinator
-from gyre.failover.diagnosis import Observation, Suspicion, diagnose
-from gyre.failover.replay import Difference, differences, fold, story
+from gyre.failover.folding import Difference, differences, fold, story
 from gyre.failover.stall import Stall, StepWatch
 from gyre.failover.state import (
     Cause,
@@ -18,6 +17,7 @@ from gyre.failover.state import (
     rows_of,
     state_from,
 )
+from gyre.failover.suspicions import Observation, Suspicion, diagnose
 
 __all__ = [
     "Cause",

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
-from gyre.failover.diagnosis import Observation
 from gyre.failover.state import JobPhase, JobState
+from gyre.failover.suspicions import Observation
 
 STEPS_REMEMBERED = 16
 """Steps whose slowest sets the limit: enough for one with an evaluation or a checkpoint to be among them."""

@@ -1,8 +1,8 @@
 """The job as a graph: recipes, compilation, validation, regions, sub-graphs, placement. All of it pure."""
 
-from gyre.graph.cluster import NodeCapacity, fit_to_cluster
+from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster
 from gyre.graph.compile import CompiledJob, compile_job
-from gyre.graph.execution import ExecutionGraph, Impact
+from gyre.graph.execution import ExecutionGraph
 from gyre.graph.model import (
     DURABLE,
     Bundle,
@@ -16,7 +16,7 @@ from gyre.graph.model import (
     Vertex,
     VertexPlacement,
 )
-from gyre.graph.placement import plan_placement
+from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
 from gyre.graph.rollout_roles import elastic_of, local_roles
@@ -32,7 +32,6 @@ __all__ = [
     "Edge",
     "EdgeKind",
     "ExecutionGraph",
-    "Impact",
     "NodeCapacity",
     "Operator",
     "PlacementPlan",

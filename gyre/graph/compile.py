@@ -30,7 +30,7 @@ from gyre.graph.dataflow import Imbalance, repetition_vector
 from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
-from gyre.graph.placement import plan_placement
+from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import ROLLOUT_INSTANCE, recipe_named
 from gyre.graph.validate import (
     check_affinity,

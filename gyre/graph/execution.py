@@ -1,4 +1,4 @@
-"""The execution graph: every instance of every role, and what a failure of one of them reaches.
+"""The execution graph: every instance of every role, and the region that restarts with each.
 
 Invariants:
 - *implicit edges*: edges are kept once per pair of roles, never once per pair of vertices, so building is linear
@@ -7,26 +7,16 @@ Invariants:
   non-durable edges joins them;
 - *immutable*: scaling gives a new graph (`with_ranks`), the old one stays as it was.
 
-This module must not know where vertices stand (`placement`) or whether they live (`failover`).
+This module must not know where vertices stand (`placement_plan`) or whether they live (`failover`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from gyre.errors import NotFound, nearest
 from gyre.graph.model import DURABLE, Dcg, Edge, EdgeKind, Vertex
-
-
-@dataclass(frozen=True, slots=True)
-class Impact:
-    """What the loss of a vertex means: `restarts` includes the vertex itself; the two sets are disjoint."""
-
-    vertex: str
-    restarts: frozenset[str]
-    waits: frozenset[str]
 
 
 class ExecutionGraph:
@@ -121,16 +111,6 @@ class ExecutionGraph:
                 done.add(id(shared))
                 result.append(shared)
         return tuple(result)
-
-    def impact(self, vertex_id: str) -> Impact:
-        """The region that restarts, and the neighbours over durable edges that wait for it."""
-        restarts = self.region(vertex_id)
-        role = self.vertex(vertex_id).role
-        waiting: dict[str, None] = {}
-        for inside in self._region_roles.get(role, (role,)):
-            for sides in (self._sources[inside], self._targets[inside]):
-                waiting.update(dict.fromkeys(other for other, kinds in sides.items() if kinds & DURABLE))
-        return Impact(vertex_id, restarts, frozenset(self._ids(waiting)) - restarts)
 
     @cached_property
     def _region_roles(self) -> dict[str, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 Each check raises GraphError at the first thing that is wrong, naming the path in the job, what was given, what was
 expected, and the nearest known name. The checks that need no placement stand here; whether everything fits
-on the nodes is found by `placement`, which says required and available.
+on the nodes is found by `placement_plan`, which says required and available.
 
 This module must not import the user's classes: what it knows of them is what the job says.
 """

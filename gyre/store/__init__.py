@@ -7,7 +7,7 @@
     journal.append(epoch, [Entry(seq=1, ...)])
 
 It knows nothing of graphs, events' meanings or phases: bodies are plain JSON. The invariants stand in the
-modules that hold them: `engine` (transactions, errors), `tables`, `journal`, `writer`, `directory`, `ledger`.
+modules that hold them: `database` (transactions, errors), `tables`, `journal`, `writer`, `directory`, `ledger`.
 """
 
 from gyre.store.directory import JobFields, JobRow, Store, open_store

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, text,
 
 from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, nearest
 from gyre.store import tables
-from gyre.store.engine import Database, Fault, is_unique_violation, open_database
+from gyre.store.database import Database, Fault, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
 from gyre.store.rollouts import RolloutStore

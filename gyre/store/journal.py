@@ -24,7 +24,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, upda
 
 from gyre.errors import Fenced, GyreError, NotFound, StoreError
 from gyre.store import tables
-from gyre.store.engine import Database, is_unique_violation
+from gyre.store.database import Database, is_unique_violation
 from gyre.store.tables import check_text, decode_body, encode_body
 
 _KEYS_PER_STATEMENT = 200

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, func, literal_column, select, text, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, select, text, update
 
 from gyre.errors import Fenced, StoreError
 from gyre.store import tables
-from gyre.store.engine import Database
+from gyre.store.database import Database
 from gyre.store.tables import check_text, decode_body, encode_body
 from gyre.store.terms import raise_term
 
@@ -187,34 +187,24 @@ class LedgerStore:
         restore: RestoreRow | None = None,
         cursor: int | None = None,
         drop_payloads_through_step: int | None = None,
-        rewind_to_step: int | None = None,
         forget_digests_from_step: int | None = None,
     ) -> None:
         """Upsert everything in one transaction. Fenced if another term is stored.
 
         `cursor` is the next group id to be drawn from the data. `drop_payloads_through_step` forgets the
         payloads of groups trained up to that step, and never of one that no checkpoint covers.
-        `rewind_to_step` is for a trainer that restored that step's checkpoint: what is recorded of later
-        steps and checkpoints is removed first, and their groups are `done` again (`queued` if the payload is gone).
         `forget_digests_from_step` is for one that went on from that step with other weights than the recorded ones.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
         durable = (
             checkpoint is not None
             or drop_payloads_through_step is not None
-            or rewind_to_step is not None
             or forget_digests_from_step is not None
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
         )
         with self._database.write("ledger", relaxed=not durable) as connection:
             self._claim(connection, term, cursor)
-            if rewind_to_step is not None:
-                for table in (tables.ledger_steps, tables.ledger_checkpoints, tables.ledger_micro_batches):
-                    connection.execute(
-                        table.delete().where(table.c.job_id == self.job_id, table.c.step > rewind_to_step)
-                    )
-                self._untrain(connection, rewind_to_step)
             if forget_digests_from_step is not None:
                 steps_table = tables.ledger_steps
                 connection.execute(
@@ -346,14 +336,6 @@ class LedgerStore:
                 }
             )
         return rows
-
-    def _untrain(self, connection: Connection, after_step: int) -> None:
-        groups = tables.ledger_groups
-        connection.execute(
-            update(groups)
-            .where(groups.c.job_id == self.job_id, _trained, groups.c.step > after_step)
-            .values(status=case((groups.c.payload.is_(None), "queued"), else_="done"), step=None)
-        )
 
     def _drop_payloads(self, connection: Connection, through_step: int) -> None:
         groups, checkpoints = tables.ledger_groups, tables.ledger_checkpoints

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from gyre.errors import Fenced
 from gyre.store import tables
-from gyre.store.engine import Database
+from gyre.store.database import Database
 from gyre.store.tables import decode_body, encode_body
 from gyre.store.terms import raise_term
 

@@ -1,4 +1,4 @@
-"""Regions, neighbours, impact."""
+"""Regions and neighbours."""
 
 from __future__ import annotations
 
@@ -75,18 +75,10 @@ def test_upstream_and_downstream_mirror_each_other(graph: ExecutionGraph) -> Non
         assert all(vertex.id in graph.downstream(other) for other in graph.upstream(vertex.id))
 
 
-def test_lost_rollout_restarts_alone_and_its_neighbours_wait() -> None:
+def test_a_rollout_is_its_own_region_and_a_gang_is_one() -> None:
     graph = compile_job(grpo_job({"actor": {"total": 2}, "rollout": {"total": 2}})).graph
-    impact = graph.impact("rollout-1")
-    assert impact.restarts == {"rollout-1"}
-    assert impact.waits == {"trainer-0", "actor-0", "actor-1", "reward-0"}
-
-
-def test_lost_trainer_rank_restarts_its_gang() -> None:
-    graph = compile_job(grpo_job({"actor": {"total": 2}, "rollout": {"total": 2}})).graph
-    impact = graph.impact("actor-1")
-    assert impact.restarts == {"actor-0", "actor-1"}
-    assert impact.waits == {"rollout-0", "rollout-1", "reward-0"}
+    assert graph.region("rollout-1") == {"rollout-1"}
+    assert graph.region("actor-1") == {"actor-0", "actor-1"}
 
 
 def test_scaled_role_may_have_gaps() -> None:

@@ -15,7 +15,7 @@ import pytest
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
-from gyre.api.replaying import replay_job
+from gyre.api.replay import replay_job
 from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults

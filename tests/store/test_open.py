@@ -21,7 +21,7 @@ from sqlalchemy.engine import make_url
 import gyre.store
 from gyre.errors import SchemaTooNew, StoreCorrupt, StoreError
 from gyre.store import Store, open_store, tables
-from gyre.store.engine import open_database
+from gyre.store.database import open_database
 from tests.store.store_processes import in_processes
 
 MIGRATIONS = Path(gyre.store.__file__).parent / "migrations"

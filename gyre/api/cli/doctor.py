@@ -22,7 +22,7 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import write_json, write_table
-from gyre.api.terminal.tables import Column
+from gyre.api.terminal.text_tables import Column
 from gyre.errors import GyreError
 
 GIB = 2**30

@@ -10,7 +10,7 @@ import click
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, waits_of
-from gyre.api.terminal.tables import Column
+from gyre.api.terminal.text_tables import Column
 
 if TYPE_CHECKING:
     from gyre.api.reader import JobReader

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.terminal.formats import ago, local_time
-from gyre.api.terminal.tables import Column, table, table_width
+from gyre.api.terminal.text_tables import Column, table, table_width
 
 if TYPE_CHECKING:
     from rich.console import Console

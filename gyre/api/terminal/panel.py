@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.api.terminal.formats import duration, incident_message, sparkline
 from gyre.api.terminal.run_history import RunHistory
-from gyre.api.terminal.tables import COLOURS, Column, table
+from gyre.api.terminal.text_tables import COLOURS, Column, table
 
 if TYPE_CHECKING:
     from rich.panel import Panel

@@ -1,1 +1,1 @@
-"""The store's schema over time: Alembic's environment, read by `gyre.store.engine` and by no one else."""
+"""The store's schema over time: Alembic's environment, read by `gyre.store.database` and by no one else."""

@@ -8,7 +8,7 @@ Invariants:
 - *deterministic*: equal jobs get equal plans.
 
 For device type CPU a device is only a number: bundles reserve no accelerator with Ray. The trainer takes none.
-This module must not know the cluster: logical nodes meet machines in `fit_to_cluster` (module `cluster`).
+This module must not know the cluster: logical nodes meet machines in `fit_to_cluster` (module `cluster_fit`).
 """
 
 from __future__ import annotations

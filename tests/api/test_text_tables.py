@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gyre.api.terminal.formats import ago, incident_message, sparkline
-from gyre.api.terminal.tables import GAP, Column, fit, table, table_width
+from gyre.api.terminal.text_tables import GAP, Column, fit, table, table_width
 
 COLUMNS = (
     Column("NAME", least=6, dispensable=1),
