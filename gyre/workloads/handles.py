@@ -74,7 +74,7 @@ class RoleHandle:
         gate: Callable[[], object],
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         rank: int | None = None,
-        beside: bool = False,
+        on_control: bool = False,
         gang: ScriptGang | None = None,
     ) -> None:
         """`gang` where the role's vertices are peers of a collective."""
@@ -85,13 +85,13 @@ class RoleHandle:
         self._gate = gate
         self._waiting = waiting
         self._rank = rank
-        self._beside = beside
+        self._on_control = on_control
         self._gang = gang
 
     @property
     def control(self) -> RoleHandle:
         """The same vertices; calls of operators marked `@operator(control=True)` run beside their other work."""
-        return self._like(self._rank, beside=True)
+        return self._like(self._rank, on_control=True)
 
     @property
     def world_size(self) -> int:
@@ -100,9 +100,9 @@ class RoleHandle:
     def __getitem__(self, rank: int) -> RoleHandle:
         if not 0 <= rank < max(1, self.world_size):
             raise IndexError(f"role {self._role!r} has ranks 0 to {self.world_size - 1}; asked for {rank}")
-        return self._like(rank, beside=self._beside)
+        return self._like(rank, on_control=self._on_control)
 
-    def _like(self, rank: int | None, *, beside: bool) -> RoleHandle:
+    def _like(self, rank: int | None, *, on_control: bool) -> RoleHandle:
         return RoleHandle(
             self._role,
             self._membership,
@@ -111,7 +111,7 @@ class RoleHandle:
             gate=self._gate,
             waiting=self._waiting,
             rank=rank,
-            beside=beside,
+            on_control=on_control,
             gang=self._gang,
         )
 
@@ -142,8 +142,8 @@ class RoleHandle:
 
     @property
     def _all_ranks(self) -> ScriptGang | None:
-        """Where calls go to a gang as such: not beside its work, and not to one rank."""
-        return self._gang if self._rank is None and not self._beside else None
+        """The gang, where a call goes to all of its ranks; None for control calls and calls to one rank."""
+        return self._gang if self._rank is None and not self._on_control else None
 
     def _members(self, deadline: float) -> list[Member]:
         found = self._membership.wait_for(self._role, self._rank, deadline)
@@ -157,7 +157,7 @@ class RoleHandle:
     def _submit(
         self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[tuple[str, Any]]:
-        if self._beside:
+        if self._on_control:
             return self._transport.submit(*member, method, *args, control=True, **kwargs)
         return self._transport.submit(*member, method, *args, **kwargs)
 

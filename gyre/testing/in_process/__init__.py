@@ -9,8 +9,8 @@
 
 The hosts, the membership, the runtime, the trainer and the sample ledger are the real ones. Two things are acted out
 here: the master, which starts vertices and says who runs, and death. Every vertex has one thread for its calls, as it
-has one process elsewhere; control calls come beside it. Arguments and results are pickled and unpickled, so nothing is
-shared by accident, and arrays arrive read-only, as they do from Ray's object store.
+has one process elsewhere; control calls run on their caller's. Arguments and results are pickled and unpickled, so
+nothing is shared by accident, and arrays arrive read-only, as they do from Ray's object store.
 
 Invariants:
 - *dead is dead*: no result of a killed vertex is ever delivered, none of its reports is read, and code that still

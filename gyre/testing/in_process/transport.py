@@ -68,9 +68,9 @@ class InProcessTransport:
     def settle(self, vertex: str, incarnation: int) -> Future[Outcome]:
         return self._send(vertex, incarnation, lambda host: host.settle(self._term))
 
-    def standing(self, vertex: str, incarnation: int) -> Future[Outcome]:
+    def call_position(self, vertex: str, incarnation: int) -> Future[Outcome]:
         """Answered in the caller's thread, for the vertex's own may be inside of a call; also while it hangs."""
-        return self._send(vertex, incarnation, lambda host: host.standing(self._term), beside=True)
+        return self._send(vertex, incarnation, lambda host: host.call_position(self._term), at_once=True)
 
     def _send(
         self,
@@ -78,7 +78,7 @@ class InProcessTransport:
         incarnation: int,
         call: Callable[[InProcessHost], Outcome],
         *,
-        beside: bool = False,
+        at_once: bool = False,
     ) -> Future[Outcome]:
         out: Future[Outcome] = Future()
         with self._lock:
@@ -86,10 +86,10 @@ class InProcessTransport:
                 raise Killed
             self._open.add(out)
         found = self._find(vertex, incarnation)
-        if found is None or (beside and found.dead):
+        if found is None or (at_once and found.dead):
             self._end(out, error=lost(vertex, incarnation))
             return out
-        if beside:
+        if at_once:
             self._end(out, value=unpack(_sendable(call(found.host))))
             return out
 

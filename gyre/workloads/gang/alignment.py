@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gyre.errors import Fenced, VertexLost
 from gyre.workloads.gang.gang import PEERS_S, Gang, GangLost, Outcome, outcome_of
-from gyre.workloads.vertex.messages import Failure, Standing
+from gyre.workloads.vertex.messages import CallPosition, Failure
 
 LOOK_S = 0.25
 """Time between two looks at ranks that have not ended their calls. A stray call counts when two looks in a row find
@@ -37,7 +37,7 @@ class StrayCall:
 
     ahead: int
     behind: int
-    standing: Standing
+    position: CallPosition
     """The position of the rank ahead."""
     failed: bool = False
     """Whether the rank behind was given the call, and left it by an exception."""
@@ -72,15 +72,15 @@ def align(gang: Gang, *, timeout_s: float) -> None:
                 raise GangLost((gang.members[busy[0]], f"{gang.role}.{method}", failure))
 
 
-def find_stray(settled: Mapping[int, Standing], inside: Mapping[int, Standing]) -> StrayCall | None:
+def find_stray(settled: Mapping[int, CallPosition], inside: Mapping[int, CallPosition]) -> StrayCall | None:
     """Both arguments are by rank: the ranks in `settled` have ended all their calls, those in `inside` are in one. A
     rank may have calls that it has not begun, so only a settled one shows which calls it was not given."""
-    for rank, standing in inside.items():
+    for rank, position in inside.items():
         for other, last in settled.items():
-            if last.call < standing.call:
-                return StrayCall(rank, other, standing)
-            if last.call == standing.call and last.failed:
-                return StrayCall(rank, other, standing, failed=True)
+            if last.call < position.call:
+                return StrayCall(rank, other, position)
+            if last.call == position.call and last.failed:
+                return StrayCall(rank, other, position, failed=True)
     if inside or not settled:
         return None
     ahead = max(settled, key=lambda rank: settled[rank].call)
@@ -95,7 +95,7 @@ def _is_over(stray: StrayCall, seen_at: float) -> bool:
     return not stray.failed or time.monotonic() - seen_at >= PEERS_S
 
 
-def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, Standing]:
+def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, CallPosition]:
     """The positions of the ranks that have ended all their calls. Raises GangLost as soon as one rank is lost, since
     the others may wait for it."""
     found = {}
@@ -115,9 +115,9 @@ def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, Standi
     return found
 
 
-def _inside(gang: Gang, ranks: Iterable[int]) -> dict[int, Standing]:
+def _inside(gang: Gang, ranks: Iterable[int]) -> dict[int, CallPosition]:
     """The positions of those ranks that say that they are in a call. A rank that dies meanwhile fails its `settle`."""
-    answers = {rank: gang.transport.standing(*gang.members[rank]) for rank in ranks}
+    answers = {rank: gang.transport.call_position(*gang.members[rank]) for rank in ranks}
     wait(answers.values(), ANSWER_S)
     outcomes = {rank: outcome_of(future) for rank, future in answers.items() if future.done()}
     return {
@@ -129,8 +129,8 @@ def _inside(gang: Gang, ranks: Iterable[int]) -> dict[int, Standing]:
 
 def _blame(gang: Gang, stray: StrayCall) -> tuple[tuple[str, int], str, Failure]:
     ahead, behind = gang.members[stray.ahead][0], gang.members[stray.behind][0]
-    method = stray.standing.method
-    where = "is inside" if stray.standing.inside else "has done"
+    method = stray.position.method
+    where = "is inside" if stray.position.inside else "has done"
     if stray.failed:
         text = (
             f"{ahead} {where} {method}, which {behind} has left by an exception: it waits for a peer in vain"

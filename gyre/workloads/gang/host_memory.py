@@ -76,7 +76,7 @@ class HostMemoryDamaged(GyreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSpan:
     """Where a tensor is in a slot."""
 
     name: str
@@ -90,7 +90,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SlotRecord:
     """What a slot holds. `lineage` and `step` name it; `book` is the caller's own, as JSON has it."""
 
     slot: int
@@ -98,7 +98,7 @@ class Record:
     step: int
     digest: str
     size_bytes: int
-    places: tuple[Place, ...]
+    spans: tuple[TensorSpan, ...]
     book: dict[str, Any]
 
 
@@ -178,29 +178,29 @@ class HostMemory:
         error, self._seal_error = self._seal_error, None
         if error is not None:
             raise error
-        places, size = plan(tensors)
+        spans, size = plan(tensors)
         slot = 1 - self._newest
         self._record_path(slot).unlink(missing_ok=True)
         view = self._map(slot, size)
-        for place, (_, tensor) in zip(places, tensors, strict=True):
-            self._copy(_at(view, place), tensor.detach())
+        for span, (_, tensor) in zip(spans, tensors, strict=True):
+            self._copy(_at(view, span), tensor.detach())
         self._newest = slot
         self._sealing = threading.Thread(
             target=self._seal,
-            args=(slot, view, {"lineage": lineage, "step": step, "book": book}, places),
+            args=(slot, view, {"lineage": lineage, "step": step, "book": book}, spans),
             name="gyre-host-memory",
             daemon=True,
         )
         self._sealing.start()
         self.hold_s = time.monotonic() - began
 
-    def _seal(self, slot: int, view: Tensor, told: dict[str, Any], places: Sequence[Place]) -> None:
+    def _seal(self, slot: int, view: Tensor, told: dict[str, Any], spans: Sequence[TensorSpan]) -> None:
         content = {
             "format": FORMAT,
             **told,
             "digest": _digest(view),
             "size_bytes": view.numel(),
-            "places": [[place.name, place.dtype, list(place.shape), place.offset] for place in places],
+            "places": [[span.name, span.dtype, list(span.shape), span.offset] for span in spans],
         }
         path = self._record_path(slot)
         partial = path.with_suffix(".partial")
@@ -222,46 +222,47 @@ class HostMemory:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[SlotRecord]:
         """Of the slots that are whole, the newest step first. Their bytes are not looked at."""
         self._settle()
         found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
         return sorted(found, key=lambda record: -record.step)
 
-    def _read(self, slot: int) -> Record | None:
+    def _read(self, slot: int) -> SlotRecord | None:
         try:
             content = json.loads(self._record_path(slot).read_text())
             if content["format"] != FORMAT or content["size_bytes"] != self._file(slot).stat().st_size:
                 return None
-            places = [
-                Place(name, dtype, tuple(shape), offset) for name, dtype, shape, offset in content["places"]
+            spans = [
+                TensorSpan(name, dtype, tuple(shape), offset)
+                for name, dtype, shape, offset in content["places"]
             ]
-            return Record(
+            return SlotRecord(
                 slot,
                 content["lineage"],
                 content["step"],
                 content["digest"],
                 content["size_bytes"],
-                tuple(places),
+                tuple(spans),
                 content["book"],
             )
         except (OSError, ValueError, KeyError, TypeError):  # none, or none that this Gyre wrote
             return None
 
-    def is_right(self, record: Record) -> bool:
+    def is_right(self, record: SlotRecord) -> bool:
         """Whether the slot's bytes are those that the record was written of."""
         return _digest(self._map(record.slot, record.size_bytes)) == record.digest
 
-    def load(self, record: Record, tensors: Named) -> None:
+    def load(self, record: SlotRecord, tensors: Named) -> None:
         """Copy what `record` has into the tensors, which are the same as they were saved by name, dtype and shape.
         Raises HostMemoryDamaged; none of them is changed then. It does not look at the bytes: see `is_right`."""
-        places, _ = plan(tensors)
-        if tuple(places) != record.places:
+        spans, _ = plan(tensors)
+        if tuple(spans) != record.spans:
             raise HostMemoryDamaged(f"{self._file(record.slot)} is of other tensors than this rank has.")
         view = self._map(record.slot, record.size_bytes)
         with torch.no_grad():
-            for place, (_, tensor) in zip(places, tensors, strict=True):
-                tensor.detach().copy_(_at(view, place))
+            for span, (_, tensor) in zip(spans, tensors, strict=True):
+                tensor.detach().copy_(_at(view, span))
         self._newest = record.slot
 
     # -- the end -------------------------------------------------------------------------------------
@@ -375,20 +376,20 @@ class HostMemory:
             os.close(gate)
 
 
-def plan(tensors: Named) -> tuple[list[Place], int]:
+def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
     """Where each tensor comes to stand, and how large a slot is."""
-    places = []
+    spans = []
     offset = 0
     for name, tensor in tensors:
-        place = Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
-        places.append(place)
-        offset += -(-place.size_bytes // ALIGNMENT) * ALIGNMENT
-    return places, max(offset, ALIGNMENT)
+        span = TensorSpan(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
+        spans.append(span)
+        offset += -(-span.size_bytes // ALIGNMENT) * ALIGNMENT
+    return spans, max(offset, ALIGNMENT)
 
 
-def _at(view: Tensor, place: Place) -> Tensor:
-    part = view[place.offset : place.offset + place.size_bytes]
-    return part.view(getattr(torch, place.dtype)).view(place.shape)
+def _at(view: Tensor, span: TensorSpan) -> Tensor:
+    part = view[span.offset : span.offset + span.size_bytes]
+    return part.view(getattr(torch, span.dtype)).view(span.shape)
 
 
 def _digest(view: Tensor) -> str:

@@ -37,7 +37,7 @@ from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
-from gyre.workloads.vertex.messages import Binding, Failure, Report, Standing, failure_of, thread_stacks
+from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
 
 OUTBOX_LIMIT = 100_000
 """Reports kept for a master that is away; at one a step this is weeks."""
@@ -73,7 +73,7 @@ class VertexHost:
         self._fence = threading.Lock()
         self._epoch = epoch
         self._term = 0
-        self._standing = Standing()
+        self._call_position = CallPosition()
         self._heard_at = monotonic()
         self._condition = threading.Condition()
         self._outbox: list[tuple[int, str, dict[str, Any]]] = []
@@ -265,7 +265,7 @@ class VertexHost:
                 return "error", refused
             self._begin(method)
             if gang_call is not None:
-                self._standing = Standing((term, *gang_call), method, inside=True)
+                self._call_position = CallPosition((term, *gang_call), method, inside=True)
             failed = True
             try:
                 function = getattr(self._workload, method)
@@ -276,7 +276,7 @@ class VertexHost:
                 return "error", failure_of(error, module=type(self._workload).__module__)
             finally:
                 if gang_call is not None:
-                    self._standing = replace(self._standing, inside=False, failed=failed)
+                    self._call_position = replace(self._call_position, inside=False, failed=failed)
                 self._end()
 
     def call_with_weights(
@@ -304,20 +304,20 @@ class VertexHost:
         except (Exception, SystemExit) as error:  # as in `call`
             return "error", failure_of(error, module=type(self._workload).__module__)
 
-    def standing(self, term: int) -> tuple[str, Any]:
-        """(control) The rank's `Standing`, whatever it is inside of. The question fences nobody: calls of an older
+    def call_position(self, term: int) -> tuple[str, Any]:
+        """(control) The rank's `CallPosition`, whatever it is inside of. The question fences nobody: calls of an older
         term that were sent to all ranks may still begin on all of them."""
         with self._fence:
             if term < self._term:
                 return "error", self._older(term)
-        return "ok", self._standing
+        return "ok", self._call_position
 
     def settle(self, term: int) -> tuple[str, Any]:
-        """The rank's `Standing` when the calls that were sent to it before have ended. None of an older term begins
+        """The rank's `CallPosition` when the calls that were sent to it before have ended. None of an older term begins
         after this."""
         with self._work:
             refused = self._check_term(term)
-            return ("ok", self._standing) if refused is None else ("error", refused)
+            return ("ok", self._call_position) if refused is None else ("error", refused)
 
     # -- the trainer vertex (control) ---------------------------------------------------------------
 

@@ -130,16 +130,16 @@ GangCallId = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a rank stands in the calls that its gang was given: the last one that began there."""
+class CallPosition:
+    """Where a rank is among the calls that its gang was given: the last one that began there."""
 
     call: GangCallId = (0, 0, 0)
     """Zeros where none has begun."""
     method: str = ""
     inside: bool = False
-    """It has not ended."""
+    """The call has not ended."""
     failed: bool = False
-    """It raised."""
+    """The call raised."""
 
 
 @dataclass(slots=True)

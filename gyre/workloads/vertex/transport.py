@@ -37,11 +37,11 @@ class Transport(Protocol):
         ...
 
     def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
-        """The vertex's `Standing`, behind every call that was sent to it before."""
+        """The vertex's `CallPosition`, once every call that was sent to it before has ended."""
         ...
 
-    def standing(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
-        """The vertex's `Standing`, at once and beside whatever it does."""
+    def call_position(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+        """The vertex's `CallPosition`, answered at once, whatever the vertex does."""
         ...
 
     def share(self, value: Any) -> Any:
@@ -81,9 +81,9 @@ class RayTransport:
     def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
         return self._send(vertex, incarnation, lambda handle: handle.settle.remote(self._term))
 
-    def standing(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
+    def call_position(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
         def ask(handle: Any) -> Any:
-            return handle.standing.options(concurrency_group="control").remote(self._term)
+            return handle.call_position.options(concurrency_group="control").remote(self._term)
 
         return self._send(vertex, incarnation, ask)
 

@@ -14,19 +14,19 @@ from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.alignment import StrayCall, align, find_stray
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.trainer.learning import dispatch as dispatch_module
-from gyre.workloads.vertex.messages import Standing
+from gyre.workloads.vertex.messages import CallPosition
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.toy_policy import ToyActor
 from tests.workloads.trainer.test_loop import came_to
 
 FIRST, SECOND = (1, 1, 1), (1, 1, 2)
-IDLE = Standing()
-IN_FIRST = Standing(FIRST, "begin", inside=True)
-IN_SECOND = Standing(SECOND, "apply", inside=True)
-DID_FIRST = Standing(FIRST, "begin")
-DID_SECOND = Standing(SECOND, "apply")
-IN_LATER_TERM = Standing((2, 1, 1), "begin", inside=True)
-FAILED_SECOND = Standing(SECOND, "apply", failed=True)
+IDLE = CallPosition()
+IN_FIRST = CallPosition(FIRST, "begin", inside=True)
+IN_SECOND = CallPosition(SECOND, "apply", inside=True)
+DID_FIRST = CallPosition(FIRST, "begin")
+DID_SECOND = CallPosition(SECOND, "apply")
+IN_LATER_TERM = CallPosition((2, 1, 1), "begin", inside=True)
+FAILED_SECOND = CallPosition(SECOND, "apply", failed=True)
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def cluster(monkeypatch):
 
 
 class Asking(InProcessTransport):
-    """A later trainer's; does something when it has asked a rank for its standing so many times."""
+    """A later trainer's; does something when it has asked a rank so often for its position."""
 
     def __init__(self, cluster, *, after=0, do=lambda: None):
         super().__init__(cluster._find, 2)
         self.asked, self._after, self._do = 0, after, do
 
-    def standing(self, vertex, incarnation):
+    def call_position(self, vertex, incarnation):
         self.asked += 1
         if self.asked == self._after:
             self._do()
-        return super().standing(vertex, incarnation)
+        return super().call_position(vertex, incarnation)
 
 
 def next_gang(cluster, transport=None):
@@ -166,7 +166,7 @@ def test_the_question_fences_no_call_that_is_still_to_begin(cluster):
     """Else a rank that answered a moment earlier than its peer would leave it alone in the next call."""
     enter(cluster, 0, 1)
     waiting = send(cluster, 0, 2, "who")
-    assert Asking(cluster).standing("echo-0", 1).result(10)[1].inside
+    assert Asking(cluster).call_position("echo-0", 1).result(10)[1].inside
     open_gates(cluster)
     assert waiting.result(10) == ("ok", (0, 1))
 

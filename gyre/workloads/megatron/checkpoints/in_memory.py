@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, Record, plan
+from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, SlotRecord, plan
 from gyre.workloads.megatron.checkpoints.on_disk import AdamState
 from gyre.workloads.megatron.model.devices import page_locked
 from gyre.workloads.megatron.model.parallel import Ranks
@@ -100,13 +100,13 @@ class MemoryCheckpoints:
         if self._memory is None:
             return None
         tensors = self._tensors()
-        places = tuple(plan(tensors)[0])
+        spans = tuple(plan(tensors)[0])
         mine = {
             (record.lineage, record.step): record
             for record in self._memory.records()
             if newer_than < record.step <= at_most
             and record.lineage.startswith(self._layout)
-            and record.places == places
+            and record.spans == spans
         }
         offered = [tuple(key) for key in json.loads(self._ranks.from_first(json.dumps(list(mine))))]
         counts = self._ranks.sum([0.0, *(float(key in mine) for key in offered)])[1:]
@@ -115,7 +115,7 @@ class MemoryCheckpoints:
                 return self._load(mine[key], tensors)
         return None
 
-    def _load(self, record: Record, tensors: list[tuple[str, Tensor]]) -> dict[str, Any]:
+    def _load(self, record: SlotRecord, tensors: list[tuple[str, Tensor]]) -> dict[str, Any]:
         assert self._memory is not None
         self._memory.load(record, tensors)
         for name, tensor in tensors:
