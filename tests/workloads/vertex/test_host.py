@@ -272,7 +272,8 @@ def test_a_mistake_in_the_configuration_is_the_users_wherever_it_shows():
 
 def test_a_library_that_raises_in_a_class_of_gyres_is_not_the_users():
     made = VertexHost("reward-0", 1, 5)
-    assert made.bind(5, binding("ExactMatchReward", module="gyre.workloads.rewards", config={}))[0] == "ok"
+    bound = binding("ExactMatchReward", module="gyre.workloads.rewards", config={"task": {}})
+    assert made.bind(5, bound)[0] == "ok"
     _, failure = made.call(1, "score", None)
     assert (failure.error, failure.user_code) == ("TypeError: 'NoneType' object is not iterable", False)
 
