@@ -34,6 +34,7 @@ from gyre.config import (
     TRAINER,
     EdgeSpec,
     Elastic,
+    Entrypoint,
     FailoverSpec,
     JobSpec,
     RoleSpec,
@@ -44,9 +45,10 @@ from gyre.config import (
     config_error,
     plain_config,
 )
+from gyre.config.brought import brought
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import CompiledJob
-from gyre.graph.recipes import recipe_named
+from gyre.graph.recipes import check_recipe_name
 
 if TYPE_CHECKING:
     from gyre.api.handle import JobHandle
@@ -85,10 +87,16 @@ class RLJobBuilder:
         return self._set("env", env)
 
     def recipe(self, name: str) -> RLJobBuilder:
-        """Run a built-in graph, such as `"grpo"`; its roles' classes have defaults."""
+        """Run a built-in graph, such as `"grpo"`, or one of your own, `"module:RECIPE"`; its roles' classes have
+        defaults."""
         if isinstance(name, str):
-            recipe_named(name)
+            check_recipe_name(name)
         return self._set("recipe", name)
+
+    def backend(self, name: str) -> RLJobBuilder:
+        """Whose classes fill the roles actor, critic and reference: `"torch"`, `"megatron"`, or one of your own,
+        `"module:BACKEND"`."""
+        return self._set("backend", name)
 
     def max_staleness(self, versions: int) -> RLJobBuilder:
         """How many policy versions a trained token may be behind."""
@@ -218,6 +226,7 @@ class RLJobBuilder:
         given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
         if spec.staleness.function is not None:
             given.append(spec.staleness.function)
+        given += [Entrypoint.parse(name) for _, name in brought(spec) if ":" in name]
         for root in import_roots(given):
             _append(spec.python_path, root)
         job = RLJob(spec)

@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gyre.config import JobSpec
+from gyre.config.brought import brought
+from gyre.config.plugins import ADVANTAGE, CODEC, ENGINE, LOSS, TASK
 from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
 from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
+from gyre.workloads.algorithms.options import with_options
 
 _PREPARED = "gyre.data.prepared:PreparedData"
 _REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
@@ -60,6 +63,27 @@ def check_class_sections(spec: JobSpec, classes: Mapping[str, type]) -> None:
             own[name] = model
             read_section(model, spec.config, name)
     refuse_near_names(spec.config, {**WorkloadSettings.model_fields, **own} if reads_sections(spec) else own)
+
+
+def check_plugins(spec: JobSpec) -> None:
+    """Import what the job names of the user's own, and see that it is what it is to be. Raises ConfigError. Recipes and
+    back ends were imported when the job was compiled."""
+    settings = WorkloadSettings.read(spec.config) if reads_sections(spec) else WorkloadSettings()
+    task = settings.task.options if settings.task is not None else {}
+    options = {
+        LOSS: ("config.loss.loss_options", settings.loss.loss_options),
+        ADVANTAGE: ("config.loss.adv_options", settings.loss.adv_options),
+        TASK: ("config.task.options", task),
+        ENGINE: ("", {}),
+    }
+    methods = {TASK: ("prompt", "held_out", "prompt_text", "answer_of"), CODEC: ("encode", "decode")}
+    for kind, name in brought(spec):
+        found = kind.load(name, spec.python_path)
+        if kind in options:
+            with_options(kind, name, *options[kind], spec.python_path)
+        for method in methods.get(kind, ()):
+            if not callable(getattr(found, method, None)):
+                raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
 
 
 def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:

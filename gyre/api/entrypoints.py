@@ -15,8 +15,7 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gyre.config import TRAINER, Entrypoint, JobSpec
+from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import compile_job
 from gyre.graph.model import Dcg, Dispatch
@@ -187,7 +187,7 @@ def _is_built_in(trainer: type) -> bool:
 
 def load_class(entrypoint: Entrypoint, python_path: Iterable[str] = (), path: str = "entrypoint") -> type:
     """Import a class in this process. Raises ConfigError where it is not there or is no class."""
-    with _on_path(python_path):
+    with on_path(python_path):
         module = _load_module(entrypoint, path)
     found: Any = module
     at = entrypoint.file or entrypoint.module
@@ -253,13 +253,3 @@ def _defines(cls: type, name: str) -> bool:
 
     found = getattr(cls, name, None)
     return callable(found) and found not in (vars(BaseTrainer).get(name), vars(BaseWorkload).get(name))
-
-
-@contextmanager
-def _on_path(folders: Iterable[str]) -> Iterator[None]:
-    before = list(sys.path)
-    sys.path[:0] = [folder for folder in folders if folder not in before]
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -17,7 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from gyre.api.checks import check_class_sections, check_settings
+from gyre.api.checks import check_class_sections, check_plugins, check_settings
 from gyre.api.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
@@ -56,6 +56,7 @@ def submit_job(
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
     spec = compile_job(spec).spec
     notes = check_settings(spec, ray_address)
+    check_plugins(spec)
     check_class_sections(spec, check_entrypoints(spec))
     _check_transports(spec, ray_address)
     place = home(home_path)

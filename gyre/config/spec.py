@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from gyre.config.plugins import BackendName, CodecName, EngineName
+
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
 """The role that a recipe adds where its rollouts are the rollout plane's instances."""
@@ -266,8 +268,8 @@ class StalenessSpec(Model):
 class RolloutsSpec(Model):
     """The rollout plane: its manager and the engines of its instances."""
 
-    engine: Literal["embedded", "sglang"] = "embedded"
-    """What generates: Gyre's own torch engine, or SGLang."""
+    engine: EngineName = "embedded"
+    """What generates: `embedded`, Gyre's own torch engine; `sglang`; or one of your own, `module:function`."""
     local: Annotated[int, Field(ge=0)] = 0
     """Instances on the actor's devices, which generate while there is nothing to train. A multiple of the actor's
     total, or a divisor."""
@@ -317,9 +319,9 @@ class WeightsSpec(Model):
     mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
     mooncake_device: str = ""
     """The RDMA device, such as `mlx5_0`; "" leaves it to Mooncake."""
-    codec: Literal["auto", "none", "delta", "planes", "fp8"] = "auto"
+    codec: CodecName = "auto"
     """What goes over the wire: by measured rate and cost, or always this one where it can be used. `fp8` also rounds
-    the weights that instances get."""
+    the weights that instances get. Or one of your own, `module:object`."""
     dtype: Literal["trained", "bfloat16"] = "trained"
     """What instances get: the actor's own dtype, or bfloat16. `fp8` takes bfloat16."""
     streams: Annotated[int, Field(ge=1, le=64)] = 2
@@ -414,7 +416,11 @@ class JobSpec(Model):
     edges: list[EdgeSpec] = Field(default_factory=list)
     affinity: Affinity = Field(default_factory=Affinity)
     recipe: str | None = None
-    """The name of a built-in graph; None for a job whose trainer's `fit()` is the flow."""
+    """The name of a built-in graph, or one of your own, `module:RECIPE`; None for a job whose trainer's `fit()` is the
+    flow."""
+    backend: BackendName | None = None
+    """Whose classes fill the roles actor, critic and reference where a job names none: `torch`, `megatron`, or one of
+    your own, `module:BACKEND`. None takes `torch`, and with Megatron's actor on a folder's model Megatron's."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many policy versions a trained token may be behind."""
     staleness: StalenessSpec = Field(default_factory=StalenessSpec)

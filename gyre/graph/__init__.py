@@ -1,5 +1,6 @@
 """The job as a graph: recipes, compilation, validation, regions, sub-graphs, placement. All of it pure."""
 
+from gyre.graph.backends import Backend
 from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster
 from gyre.graph.compile import CompiledJob, compile_job
 from gyre.graph.execution import ExecutionGraph
@@ -25,6 +26,7 @@ from gyre.graph.scaling import with_vertices, without_vertices
 __all__ = [
     "DURABLE",
     "RECIPES",
+    "Backend",
     "Bundle",
     "CompiledJob",
     "Dcg",

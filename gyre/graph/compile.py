@@ -31,7 +31,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.placement_plan import plan_placement
-from gyre.graph.recipes import ROLLOUT_INSTANCE, recipe_named
+from gyre.graph.recipes import DEFAULT_CLASSES, ROLLOUT_INSTANCE, recipe_named
 from gyre.graph.validate import (
     check_affinity,
     check_dcg,
@@ -75,14 +75,14 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
     if resolved.weights.encrypt is None:
         resolved.weights.encrypt = bool(resolved.rollouts.tls_cert)
     if resolved.recipe is not None:
-        recipe = recipe_named(resolved.recipe)
+        recipe = recipe_named(resolved.recipe, resolved.python_path)
         if TRAINER not in resolved.roles:
             resolved.roles = {TRAINER: RoleSpec(), **resolved.roles}
         check_recipe(resolved, recipe)
         for name, role in resolved.roles.items():
             if role.entrypoint is None and name in recipe.defaults:
                 role.entrypoint = default_with(resolved, name, recipe.defaults[name])
-        _add_rollout_manager(resolved, recipe.defaults[ROLLOUT_MANAGER])
+        _add_rollout_manager(resolved, recipe.defaults.get(ROLLOUT_MANAGER, DEFAULT_CLASSES[ROLLOUT_MANAGER]))
         _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
         if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by `check_integrations`
@@ -139,7 +139,7 @@ def _build_dcg(spec: JobSpec) -> tuple[Dcg, tuple[Edge, ...]]:
     operators: dict[str, Operator] = {}
     edges: list[Edge] = []
     if spec.recipe is not None:
-        built, recipe_edges = recipe_named(spec.recipe).build(spec)
+        built, recipe_edges = recipe_named(spec.recipe, spec.python_path).build(spec)
         operators = {operator.ref: operator for operator in built}
         edges.extend(recipe_edges)
     closed = {operator.role for operator in operators.values()}

@@ -9,8 +9,10 @@ This module knows its classes by name: it must not import them.
 from __future__ import annotations
 
 from gyre.config import Entrypoint, JobSpec
+from gyre.config.plugins import BACKEND
 from gyre.config.sections import LossSettings, WorkloadSettings
 from gyre.errors import ConfigError, GraphError
+from gyre.graph.backends import backend_named
 
 _TORCH, _MEGATRON = "gyre.workloads.torch", "gyre.workloads.megatron"
 _OF_A_FOLDER = {
@@ -19,9 +21,18 @@ _OF_A_FOLDER = {
 }
 
 
+_MEGATRON_ACTOR = Entrypoint(module=f"{_MEGATRON}.actor", name="MegatronActor")
+
+
 def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
-    """The class of a role that the job names none for; `plain` is the recipe's."""
-    if role in _OF_A_FOLDER and model_path(spec) and _is(spec, "actor", _MEGATRON, "MegatronActor"):
+    """The class of a role that the job names none for; `plain` is the recipe's. Raises ConfigError where the job's own
+    back end cannot be loaded."""
+    if spec.backend == "megatron" and role == "actor":
+        return _MEGATRON_ACTOR.model_copy()
+    if spec.backend is not None and spec.backend not in BACKEND.built_in:
+        return backend_named(spec.backend, spec.python_path).class_of(role) or plain.model_copy()
+    megatron = spec.backend == "megatron" or _is(spec, "actor", _MEGATRON, "MegatronActor")
+    if role in _OF_A_FOLDER and model_path(spec) and megatron:
         return _OF_A_FOLDER[role].model_copy()
     return plain.model_copy()
 
@@ -33,9 +44,14 @@ def model_path(spec: JobSpec) -> str:
 
 def reads_a_folder(spec: JobSpec, role: str) -> bool:
     """Whether the role's model is the folder's, which it reads by itself: nobody has to give it the first policy."""
-    return bool(model_path(spec)) and (
-        _is(spec, role, _MEGATRON, "MegatronReference")
-        or any(_is(spec, role, *known) for known in ((_TORCH, "TorchCritic"), (_MEGATRON, "MegatronCritic")))
+    if not model_path(spec):
+        return False
+    if spec.backend is not None and spec.backend not in BACKEND.built_in:
+        own = backend_named(spec.backend, spec.python_path)
+        if role in own.reads_model and spec.roles[role].entrypoint == own.class_of(role):
+            return True
+    return _is(spec, role, _MEGATRON, "MegatronReference") or any(
+        _is(spec, role, *known) for known in ((_TORCH, "TorchCritic"), (_MEGATRON, "MegatronCritic"))
     )
 
 

@@ -29,26 +29,28 @@ those of the next batch; the actor's step waits for the critic's:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.config import ROLLOUT_MANAGER, Entrypoint, JobSpec
-from gyre.errors import GraphError, nearest
+from gyre.config.plugins import RECIPE
+from gyre.errors import GraphError
 from gyre.graph.integrations import reads_a_folder
 from gyre.graph.model import Dispatch, Edge, EdgeKind, Operator
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`required` roles must be in the job; `optional` ones join the graph where they are."""
+    """A graph, with the classes and the loss that it has by default. `required` roles must be in the job; `optional`
+    ones join the graph where they are. `build` is a function of the job alone."""
 
     name: str
     required: tuple[str, ...]
     optional: tuple[str, ...]
-    defaults: dict[str, Entrypoint]
-    build: Callable[[JobSpec], tuple[tuple[Operator, ...], tuple[Edge, ...]]]
-    loss: dict[str, Any] = field(default_factory=dict)
+    build: Callable[[JobSpec], tuple[Sequence[Operator], Sequence[Edge]]]
+    defaults: Mapping[str, Entrypoint] = field(default_factory=lambda: DEFAULT_CLASSES)
+    loss: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the section `config.loss`; what the job says goes over them."""
 
 
@@ -62,7 +64,7 @@ GRAPH_TRAINER = _entry("gyre.workloads.trainer.loop:GraphTrainer")
 ROLLOUT_INSTANCE = _entry("gyre.workloads.rollout_vertices:RolloutInstance")
 """With it, the role's operators belong to the rollout plane. A rollout class of the user's own is called itself."""
 
-_TORCH_DEFAULTS = {
+DEFAULT_CLASSES: dict[str, Entrypoint] = {
     "trainer": GRAPH_TRAINER,
     "actor": _entry("gyre.workloads.torch.actor:TorchActor"),
     "rollout": ROLLOUT_INSTANCE,
@@ -70,6 +72,7 @@ _TORCH_DEFAULTS = {
     "reference": _entry("gyre.workloads.torch.reference:TorchReference"),
     "reward": _entry("gyre.workloads.rewards:ExactMatchReward"),
 }
+"""The class of each role where neither the job nor its recipe names one."""
 
 
 def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
@@ -192,7 +195,7 @@ def _group_relative(name: str, **loss: Any) -> Recipe:
         name=name,
         required=("trainer", "actor", "rollout", "reward"),
         optional=("reference", ROLLOUT_MANAGER),
-        defaults=_TORCH_DEFAULTS,
+        defaults=DEFAULT_CLASSES,
         build=_grpo,
         loss=loss,
     )
@@ -219,7 +222,7 @@ RECIPES: dict[str, Recipe] = {
             name="ppo",
             required=("trainer", "actor", "critic", "rollout", "reward"),
             optional=("reference", ROLLOUT_MANAGER),
-            defaults=_TORCH_DEFAULTS | {"critic": _entry("gyre.workloads.torch.critic:TorchCritic")},
+            defaults=DEFAULT_CLASSES | {"critic": _entry("gyre.workloads.torch.critic:TorchCritic")},
             build=_ppo,
             loss={"adv_estimator": "gae", "lam": 0.95, "clip_ratio_high": 0.2},
         ),
@@ -227,8 +230,24 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def recipe_named(name: str) -> Recipe:
-    """Raises GraphError with the nearest known name."""
-    if name not in RECIPES:
-        raise GraphError(f"recipe: {name!r} is not a recipe; {nearest(name, RECIPES)}")
-    return RECIPES[name]
+def recipe_named(name: str, python_path: Iterable[str] = ()) -> Recipe:
+    """The recipe of this name, or the one that an import path or an entry point names. Raises GraphError with the
+    nearest known name, and ConfigError where the user's own cannot be loaded."""
+    if name in RECIPES:
+        return RECIPES[name]
+    check_recipe_name(name)
+    found = RECIPE.load(name, python_path)
+    if not isinstance(found, Recipe):
+        raise GraphError(
+            f"recipe: {name} is of type {type(found).__name__}, expected a Recipe.",
+            hint="Make one with gyre.graph.Recipe.",
+        )
+    return found
+
+
+def check_recipe_name(name: str) -> None:
+    """Raises GraphError for what cannot name a recipe; nothing is imported."""
+    try:
+        RECIPE.check(name)
+    except ValueError as error:
+        raise GraphError(f"recipe: {name!r} {error}") from None

@@ -27,7 +27,9 @@ def _checked(url: str) -> str:
 @verb()
 @click.argument("address", metavar="URL")
 @click.option("--name", metavar="NAME", help="Of the instance; this machine's name and process by default.")
-@click.option("--engine", type=click.Choice(["sglang", "embedded"]), default="sglang", show_default=True)
+@click.option(
+    "--engine", default="sglang", show_default=True, help="sglang, embedded, or your own as module:function."
+)
 @click.option(
     "--model", type=click.Path(exists=True, path_type=Path), help="A local model folder: {model} in FLAGS."
 )
@@ -76,10 +78,15 @@ def join(
     """
     import asyncio
 
+    from gyre.config.plugins import ENGINE
     from gyre.rollouts.agent.agent import AgentSettings
     from gyre.rollouts.agent.join import engine_commands, run_agent
     from gyre.weights.owned_dirs import default_root
 
+    try:
+        ENGINE.check(engine)
+    except ValueError as error:
+        raise click.UsageError(f"--engine {engine!r} {error}") from None
     instance = name or f"{socket.gethostname()}-{os.getpid()}"
     if not instance.isascii() or not instance.isprintable() or " " in instance or len(instance) > 200:
         raise click.UsageError(f"--name {instance!r}: at most 200 visible ASCII characters without spaces.")

@@ -7,17 +7,17 @@ computed: `gyre.workloads.algorithms.losses` and `gyre.workloads.algorithms.adva
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from gyre.config.plugins import ADVANTAGE, LOSS, AdvantageName, LossName
 from gyre.config.sections.section import Section
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlType = Literal["k1", "k2", "k3"]
-AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "gae"]
 
-ADV_ESTIMATORS: tuple[str, ...] = get_args(AdvEstimator)
+ADV_ESTIMATORS = ADVANTAGE.built_in
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 KL_TYPES: tuple[str, ...] = get_args(KlType)
 
@@ -28,9 +28,16 @@ NotNegative = Annotated[float, Field(ge=0)]
 class LossSettings(Section):
     """The loss, term by term. A coefficient or cap of 0 turns its term off."""
 
-    adv_estimator: AdvEstimator = "grpo"
+    loss_mode: LossName = "vanilla"
+    """`vanilla`: the clipped surrogate of PPO. Or a function of one's own, `module:function`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a loss of one's own."""
+    adv_estimator: AdvantageName = "grpo"
     """`grpo`: beyond the group's mean, over its deviation. `dr_grpo`: beyond the mean alone. `rloo`: beyond the mean
-    of the others. `gae`: generalised advantage estimation on a critic's values."""
+    of the others. `gae`: generalised advantage estimation on a critic's values. Or a function of one's own,
+    `module:function`."""
+    adv_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of an advantage estimator of one's own."""
     gamma: Share = 1.0
     """Discount a token, for `gae`."""
     lam: Share = 1.0
@@ -68,4 +75,14 @@ class LossSettings(Section):
     @property
     def needs_every_sample(self) -> bool:
         """Whether a sample without advantage has a gradient all the same."""
-        return self.kl_loss_coef > 0 or self.entropy_coeff != 0
+        return self.kl_loss_coef > 0 or self.entropy_coeff != 0 or self.loss_mode not in LOSS.built_in
+
+    @model_validator(mode="after")
+    def _built_in_ones_take_no_options(self) -> LossSettings:
+        for kind, name, options in (
+            (LOSS, "loss_mode", "loss_options"),
+            (ADVANTAGE, "adv_estimator", "adv_options"),
+        ):
+            if getattr(self, options) and getattr(self, name) in kind.built_in:
+                raise ValueError(f"{options} are given, but {name} {getattr(self, name)!r} takes none")
+        return self

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from gyre.config.plugins import TASK, TaskName
 from gyre.config.sections.section import Section
 
 
 class TaskSettings(Section):
-    """Arithmetic problems, such as `37+58=`."""
+    """Arithmetic problems, such as `37+58=`; or a task of one's own."""
 
+    name: TaskName = "arithmetic"
+    """`arithmetic`, or a class of one's own, `module:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a class of one's own. The keys below are of the arithmetic task."""
     digits: Annotated[int, Field(ge=1, le=9)] = 2
     """The most digits of an operand."""
     operators: Annotated[str, Field(min_length=1)] = "+"
@@ -22,6 +27,17 @@ class TaskSettings(Section):
     """Whether operands are written with all their digits."""
     reversed_answer: bool = True
     """Whether the answer is written units first, which is easier to learn (arXiv 2307.03381)."""
+
+    @model_validator(mode="after")
+    def _each_task_has_its_own_settings(self) -> TaskSettings:
+        given = sorted(self.model_fields_set - {"name", "options"})
+        if self.name not in TASK.built_in and given:
+            raise ValueError(
+                f"{given[0]} is a setting of the arithmetic task; give those of {self.name} as options"
+            )
+        if self.name in TASK.built_in and self.options:
+            raise ValueError(f"options are given, but the task {self.name!r} takes none")
+        return self
 
     @field_validator("operators")
     @classmethod

@@ -39,7 +39,7 @@ class WorkloadSettings(Section):
     model: ModelSettings | None = None
     """The small decoder's shape, where the model is not the folder of `megatron.model_path`."""
     task: TaskSettings | None = None
-    """Arithmetic problems, where the prompts are not the data set of `data`."""
+    """A task that needs no data set, where the prompts are not those of `data`."""
     data: DataSettings | None = None
     """A prepared data set."""
     sampling: SamplingSettings = SamplingSettings()

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gyre.config.plugins import ENGINE
 from gyre.engines.process import EngineCommand
 from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
-from gyre.errors import Unauthorized, Unreachable
+from gyre.errors import ConfigError, Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.protocol.connection import Endpoint, Refused
 
@@ -40,11 +41,27 @@ def engine_commands(
     python: str | None = None,
     extra: Sequence[str] = (),
 ) -> Callable[[Path, str], EngineCommand]:
-    """How `sglang` or the `embedded` engine is started over a model folder. `model`, where given, has the tokenizer
-    and configuration that the published folders lack, and is what `extra` may refer to as `{model}`."""
+    """How `sglang`, the `embedded` engine or one of the user's own is started over a model folder. `model`, where
+    given, has the tokenizer and configuration that the published folders lack, and is what `extra` may refer to as
+    `{model}`. Raises ConfigError where an engine of the user's own cannot be loaded."""
     given = [part.replace("{model}", str(model or "")) for part in extra]
+    own = None if engine in ENGINE.built_in else ENGINE.load(engine)
 
     def command(folder: Path, version: str) -> EngineCommand:
+        if own is not None:
+            found = own(
+                folder,
+                version=version,
+                max_running=max_running,
+                kv_tokens=kv_tokens,
+                python=python or sys.executable,
+                extra=given,
+            )
+            if not isinstance(found, EngineCommand):
+                raise ConfigError(
+                    f"rollouts.engine: {engine} returned a {type(found).__name__}, expected an EngineCommand."
+                )
+            return found
         if engine == "sglang":
             return sglang_command(
                 folder,

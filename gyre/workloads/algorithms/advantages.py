@@ -15,12 +15,15 @@ This module must not import torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gyre.config.plugins import ADVANTAGE
 from gyre.config.sections import LossSettings
 from gyre.rollouts.samples import Group, Sample
+from gyre.workloads.algorithms.options import with_options
 
 STD_EPS = 1e-6
 
@@ -113,15 +116,50 @@ def advantages_of(groups: Sequence[Group], settings: LossSettings) -> list[NDArr
         if settings.adv_estimator == "gae":
             found += [gae_of(sample, settings)[0] for sample in group.samples]
             continue
-        estimate = _GROUP_ESTIMATORS[settings.adv_estimator]
         if settings.kl_reward_coef > 0:
             totals = [float(token_rewards(sample, settings).sum()) for sample in group.samples]
         else:
             totals = [float(sample.reward or 0.0) for sample in group.samples]
-        found += [
-            np.full(len(sample.token_ids), advantage, dtype=np.float32)
-            for sample, advantage in zip(group.samples, estimate(totals), strict=True)
-        ]
+        if settings.adv_estimator in _GROUP_ESTIMATORS:
+            estimates: Sequence[ArrayLike] = _GROUP_ESTIMATORS[settings.adv_estimator](totals).tolist()
+        else:
+            estimates = advantage_of(settings)(group, np.asarray(totals, dtype=np.float64))
+        found += _by_token(group, estimates, settings.adv_estimator)
+    return found
+
+
+class Advantage(Protocol):
+    """An estimator brought by `config.loss.adv_estimator`; see docs/bring-your-own.md."""
+
+    def __call__(self, group: Group, rewards: Values, /) -> Sequence[ArrayLike]:
+        """Of each sample a number, or float `[t]` token by token. `rewards`, float64 `[n]`, have the KL penalty."""
+        ...
+
+
+def advantage_of(settings: LossSettings) -> Advantage:
+    """The estimator of the user's own that `settings.adv_estimator` names, with its options. Raises ConfigError."""
+    return cast(
+        Advantage,
+        with_options(ADVANTAGE, settings.adv_estimator, "config.loss.adv_options", settings.adv_options),
+    )
+
+
+def _by_token(group: Group, estimates: Sequence[ArrayLike], name: str) -> list[NDArray[np.float32]]:
+    """Of each sample float32 `[t]`. Raises ValueError for another number of estimates, a wrong length or no number."""
+    if len(estimates) != len(group.samples):
+        raise ValueError(
+            f"{name} gave {len(estimates)} advantages for the {len(group.samples)} samples of group {group.id}"
+        )
+    found = []
+    for sample, estimate in zip(group.samples, estimates, strict=True):
+        values, length = np.asarray(estimate, dtype=np.float32), len(sample.token_ids)
+        if values.ndim and values.shape != (length,):
+            raise ValueError(
+                f"{name} gave an advantage of shape {values.shape} for a sample of {length} tokens"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} gave an advantage of group {group.id} that is not a finite number")
+        found.append(np.array(np.broadcast_to(values, (length,))))
     return found
 
 

@@ -22,12 +22,16 @@ This module must not know about models, samples, groups or ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from gyre.config.plugins import LOSS
 from gyre.config.sections import LossSettings
+from gyre.workloads.algorithms.options import with_options
 
 MAX_LOG_RATIO = 20.0
 """Bound of a log-ratio before it is exponentiated, as in veRL: `exp(20)` is 5e8."""
@@ -43,6 +47,29 @@ class LossSum:
     loss: Tensor
     weight: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+PolicyLoss = Callable[..., LossSum]
+"""A policy's loss, built in or brought by `config.loss.loss_mode`: called as `policy_loss` is. What it may assume and
+must promise: docs/bring-your-own.md. Its attribute `metrics`, where it has one, names sums of its own in
+`LossSum.metrics`."""
+
+
+def policy_loss_of(settings: LossSettings) -> PolicyLoss:
+    """The loss that `settings.loss_mode` names, with its options. Raises ConfigError where it cannot be loaded, or does
+    not take an option that is given."""
+    if settings.loss_mode in LOSS.built_in:
+        return policy_loss
+    return cast(
+        PolicyLoss, with_options(LOSS, settings.loss_mode, "config.loss.loss_options", settings.loss_options)
+    )
+
+
+def metrics_of(settings: LossSettings) -> tuple[str, ...]:
+    """The metrics that a loss of one's own has beyond the built-in's: its attribute `metrics`."""
+    if settings.loss_mode in LOSS.built_in:
+        return ()
+    return tuple(getattr(LOSS.load(settings.loss_mode), "metrics", ()))
 
 
 def policy_loss(
@@ -104,7 +131,7 @@ def policy_loss(
         per_token = per_token - settings.entropy_coeff * _within(mask, entropies)
     if entropies is not None:
         metrics["entropy"] = entropies
-    return _summed(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
+    return aggregate(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
 
 
 def value_loss(
@@ -135,7 +162,7 @@ def value_loss(
         "value_error": error,
         "value_clipped": mask & (held_error > error),
     }
-    return _summed(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
+    return aggregate(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tensor | None = None) -> Tensor:
@@ -183,15 +210,16 @@ def mini_batch_weight(mode: str, *, tokens: float, sequences: float) -> float:
     return float(tokens if mode == "token-mean" else sequences)
 
 
-def _summed(
+def aggregate(
     per_token: Tensor,
     mask: Tensor,
     mode: str,
-    metrics: dict[str, Tensor],
+    metrics: Mapping[str, Tensor],
     *,
     rows: Tensor | None,
     norm_length: float,
 ) -> LossSum:
+    """The sum of a loss token by token by `loss_agg_mode`, its weight, and the sums of metrics token by token."""
     weights = token_weights(mask, mode, dtype=per_token.dtype, rows=rows, norm_length=norm_length)
     if mode == "token-mean":
         weight = mask.sum()

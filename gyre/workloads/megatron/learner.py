@@ -234,8 +234,9 @@ class MegatronLearner(TorchLearner):
             scored_tokens=losses.scored_tokens,
             sums=losses.sums,
         )
-        verdicts, *totals = self.ranks.sum([verdict, *mine.to_list(self.SUMS)])
-        return gradient, verdicts, Tally.from_list(totals, self.SUMS)
+        names = self.summed_metrics
+        verdicts, *totals = self.ranks.sum([verdict, *mine.to_list(names)])
+        return gradient, verdicts, Tally.from_list(totals, names)
 
     def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:
         """Steps by the gradient that Megatron holds."""

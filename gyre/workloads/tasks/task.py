@@ -1,7 +1,7 @@
 """What a job is about, as its workloads see it: the tokenizer, and texts of prompts and samples.
 
 A job whose `config` has a section `data` is about a prepared data set (`gyre.data`), one with a section `task` about
-arithmetic.
+arithmetic, or whatever the class is about that `task.name` names.
 
 This module must not import torch.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from gyre.config.plugins import TASK
+from gyre.config.sections import TaskSettings, read_section
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, Sample
 
@@ -46,6 +48,10 @@ def task_of(config: Mapping[str, Any]) -> Task:
             "The job has no task: neither config.data nor config.task is given.",
             hint="Prepare a data set with `gyre data prepare` and give config.data.path.",
         )
+    settings = read_section(TaskSettings, config, "task")
+    if settings.name not in TASK.built_in:
+        made: Task = TASK.load(settings.name)(config, **settings.options)
+        return made
     from gyre.workloads.tasks.arithmetic import ArithmeticTask
 
     return ArithmeticTask(config)

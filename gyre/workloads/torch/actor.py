@@ -23,6 +23,7 @@ from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import pack_weights
+from gyre.workloads.algorithms.losses import metrics_of
 from gyre.workloads.base import operator
 from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.gang.weight_source import WeightSource
@@ -108,9 +109,13 @@ class TorchActor(TorchLearner):
         """The policy's log-probs of every sample, float32 `[t]`; meaningless for samples without a gradient."""
         return old_logprobs(self.model, groups, self.settings)
 
+    @property
+    def summed_metrics(self) -> tuple[str, ...]:
+        return (*self.SUMS, *metrics_of(self.settings.loss))
+
     def step_metrics(self, tally: Tally) -> dict[str, Any]:
         loss = self.settings.loss
-        names = ["old_kl"]
+        names = ["old_kl", *metrics_of(loss)]
         if loss.kl_loss_coef > 0:
             names.append("kl")
         if loss.tis_imp_ratio_cap > 0:

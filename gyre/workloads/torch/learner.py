@@ -72,6 +72,11 @@ class TorchLearner(BaseWorkload):
     SUMS: ClassVar[tuple[str, ...]] = ()
     """The loss's metrics that are summed over ranks."""
 
+    @property
+    def summed_metrics(self) -> tuple[str, ...]:
+        """`SUMS`, and those that the job's own loss has."""
+        return self.SUMS
+
     model: nn.Module
 
     def make_model(self) -> nn.Module:
@@ -254,11 +259,11 @@ class TorchLearner(BaseWorkload):
         self, gradient: torch.Tensor, verdict: float, tally: Tally
     ) -> tuple[torch.Tensor, float, Tally]:
         """All three summed, in one exchange."""
-        sums = torch.tensor([verdict, *tally.to_list(self.SUMS)])
+        sums = torch.tensor([verdict, *tally.to_list(self.summed_metrics)])
         buffer = torch.cat([gradient, sums])
         self.peers.all_reduce_sum(buffer)
         verdicts, *totals = buffer[-len(sums) :].tolist()
-        return buffer[: -len(sums)], verdicts, Tally.from_list(totals, self.SUMS)
+        return buffer[: -len(sums)], verdicts, Tally.from_list(totals, self.summed_metrics)
 
     def _reduce(self, step: int, indices: int, group_ids: list[int]) -> tuple[torch.Tensor, Tally]:
         """The gradient and the tally summed over ranks, in one exchange that also carries each rank's verdict."""

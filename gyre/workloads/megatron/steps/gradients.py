@@ -17,7 +17,7 @@ from torch import Tensor
 from gyre.config.sections import WorkloadSettings
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
-from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
+from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.megatron.steps.packing import Pass, Row
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
@@ -61,7 +61,7 @@ def packed_policy_loss(
     loss = settings.loss
     engine = part.values["engine"]
     truncated = loss.tis_imp_ratio_cap > 0
-    found = policy_loss(
+    found = policy_loss_of(loss)(
         logprobs,
         part.values["advantages"],
         torch.ones_like(part.targets, dtype=torch.bool),

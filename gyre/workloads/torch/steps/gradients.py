@@ -19,7 +19,7 @@ from gyre.config.sections import WorkloadSettings
 from gyre.models.modules import Decoder, ValueModel
 from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
-from gyre.workloads.algorithms.losses import LossSum, policy_loss, value_loss
+from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
 
@@ -115,7 +115,7 @@ def policy_gradient(
     reference = None
     if loss.kl_loss_coef > 0:
         reference = pad_values([reference_of(sample) for _, sample in chosen], batch)
-    found = policy_loss(
+    found = policy_loss_of(loss)(
         logprobs,
         pad_values(advantages, batch),
         batch.mask,

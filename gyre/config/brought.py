@@ -1,0 +1,29 @@
+"""Which losses, recipes, engines and other plug-ins of the user's own a job names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE, TASK, PluginKind
+from gyre.config.spec import JobSpec
+
+
+def brought(spec: JobSpec) -> list[tuple[PluginKind, str]]:
+    """What is not built in, with its kind. Of a `config` that nobody has checked yet, too."""
+    loss, task = _section(spec.config, "loss"), _section(spec.config, "task")
+    named = (
+        (RECIPE, spec.recipe),
+        (BACKEND, spec.backend),
+        (LOSS, loss.get("loss_mode")),
+        (ADVANTAGE, loss.get("adv_estimator")),
+        (TASK, task.get("name")),
+        (ENGINE, spec.rollouts.engine),
+        (CODEC, spec.weights.codec),
+    )
+    return [(kind, name) for kind, name in named if isinstance(name, str) and name not in kind.built_in]
+
+
+def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = config.get(key)
+    return found if isinstance(found, Mapping) else {}
