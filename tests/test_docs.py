@@ -24,6 +24,7 @@ from gyre.api.cli import INTERRUPTED, TERMINATED, VERBS, main
 from gyre.api.job import RLJob
 from gyre.api.rest.app import create_app
 from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec, WeightsSpec
+from gyre.config.sections import WorkloadSettings
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
@@ -361,6 +362,34 @@ def test_the_tables_of_settings_hold_nothing_else() -> None:
         ("### `weights`", WeightsSpec),
     ):
         assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
+
+
+def test_every_key_below_config_is_in_its_table_with_its_default() -> None:
+    elsewhere = (
+        "loss",
+        "reward",
+        "data",
+        "megatron",
+        "critic",
+    )  # pages of their own, with tests of their own
+    fields: dict[str, Any] = {}
+    for name, field in WorkloadSettings.model_fields.items():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not models:
+            fields[name] = field
+        elif name not in elsewhere:
+            fields |= {f"{name}.{key}": one for key, one in models[0].model_fields.items()}
+    rows = table_under(OPERATIONS, "### `config`")
+    assert list(rows) == list(fields)
+    for name, cells in rows.items():
+        default = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True)
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(cells[1]) == default, name
+        elif isinstance(default, str):
+            assert cells[1] == f"`{default}`", name
+        elif fields[name].is_required():
+            assert cells[1] == "must be given", name
 
 
 def test_the_other_keys_of_a_job_are_named() -> None:

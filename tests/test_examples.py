@@ -18,6 +18,7 @@ import pytest
 from gyre.api.entrypoints import check_entrypoints
 from gyre.api.jobfile import load_job_file
 from gyre.config import parse_job
+from gyre.store import open_store
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples"
@@ -104,6 +105,28 @@ def test_an_example_on_arithmetic_trains(name: str, tmp_path: Path) -> None:
         result = job.result(timeout_s=DEADLINE_S)
         account = job.account()
     assert (result["steps"], account.trained, account.lost) == (2, 8, ())
+
+
+def test_an_algorithm_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss, its advantage and its graph are those that run: the loss's own metric is in every step."""
+    monkeypatch.syspath_prepend(
+        str(FOLDER)
+    )  # one process plays all vertices, and none of them is started by path
+    changes: dict[str, Any] = {
+        **SMALL,
+        "config.task": {"digits": 1},
+        "config.model": SMALL["config.model"] | {"hidden": 48, "mlp": 96},
+        "config.warm_start": {"max_steps": 80, "batch": 64, "lr": 1e-2, "slips": 0.3, "stop_at": 0.6},
+        "config.sampling": {"n": 4},
+        "run": SMALL["run"] | {"steps": 4, "prompts_per_step": 8, "evaluate_every": 0},
+    }
+    with short_job("own_algorithm.py", changes, tmp_path) as job:
+        result = job.result(timeout_s=DEADLINE_S)
+        with open_store(job.store_url) as store:
+            steps = store.ledger(job.job_id).load().steps
+    assert result["steps"] == 4
+    assert all(0.0 < row.metrics["trust"] <= 1.0 for row in steps)
+    assert len({row.digest for row in steps}) > 1, "some answers are right, and the weights move"
 
 
 def test_the_custom_workload_arrives(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config import WeightsSpec, port_range
+from gyre.config.plugins import CODEC
 from gyre.errors import ConfigError
+from gyre.weights.codecs.brought import bring
 from gyre.weights.codecs.encoding import Codec
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.weights.transfer.encryption import Encryption
@@ -54,6 +56,8 @@ class WeightPeer:
         self, root: Path, purpose: str, token: str, settings: WeightsSpec, *, url: str, held: int = 2
     ) -> None:
         self.settings = settings
+        if settings.codec not in CODECS:
+            bring(settings.codec, CODEC.load(settings.codec))
         self._token = token
         self.encryption = Encryption() if settings.encrypt else None
         host, reach = where_to_listen(settings.bind, url)
@@ -87,7 +91,7 @@ class WeightPeer:
     def receiver(self, *, give_up_s: float, incident: Callable[[str, dict[str, Any]], None]) -> Receiver:
         """Fetches into this party's folder, and passes on from there."""
         settings = self.settings
-        codecs, forced = CODECS[settings.codec]
+        codecs, forced = CODECS.get(settings.codec) or (("none", settings.codec), (settings.codec,))
         receiver = Receiver(
             self.arena,
             self._token,

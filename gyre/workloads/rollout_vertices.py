@@ -233,6 +233,7 @@ class RolloutInstance(BaseWorkload):
                 engine=spec.engine,
                 ready_within_s=spec.ready_timeout_s,
                 local=self.context.local,
+                codec=WeightsSpec.model_validate(self.context.weights).codec,
             ),
             lambda: read_endpoint(self.context.directory),
             engine_command(spec, local=self.context.local),

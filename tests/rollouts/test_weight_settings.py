@@ -50,7 +50,13 @@ class Far:
     """A trainer that publishes, and an instance that fetches, as if on two machines unless `path` is told."""
 
     def __init__(
-        self, tmp_path: Path, settings: WeightsSpec, theirs: WeightsSpec | None, *, gives_up_s: float
+        self,
+        tmp_path: Path,
+        settings: WeightsSpec,
+        theirs: WeightsSpec | None,
+        *,
+        gives_up_s: float,
+        imports: str,
     ) -> None:
         self.source = WeightSource(
             tmp_path, lambda: (URL, TOKEN), root=tmp_path / "trainer", settings=settings
@@ -63,6 +69,7 @@ class Far:
             is_serving=lambda: False,
             send=self.frames.append,
             fetch_timeout_s=gives_up_s,
+            codec=imports,
         )
         self.instance.settle(theirs or settings)
 
@@ -101,8 +108,10 @@ Make = Callable[..., Far]
 def far(tmp_path: Path) -> Iterator[Make]:
     made: list[Far] = []
 
-    def make(theirs: WeightsSpec | None = None, *, gives_up_s: float = 30.0, **settings: Any) -> Far:
-        made.append(Far(tmp_path, WeightsSpec(**settings), theirs, gives_up_s=gives_up_s))
+    def make(
+        theirs: WeightsSpec | None = None, *, gives_up_s: float = 30.0, imports: str = "", **settings: Any
+    ) -> Far:
+        made.append(Far(tmp_path, WeightsSpec(**settings), theirs, gives_up_s=gives_up_s, imports=imports))
         return made[-1]
 
     yield make
@@ -170,6 +179,19 @@ async def test_the_codec_is_the_one_that_was_asked_for(
     assert then in loaded.why
     size = plane.manifest["size_bytes"]
     assert int(loaded.fetched.split(" bytes")[0].rpartition(" ")[2]) < bytes_less_than * size
+
+
+@pytest.mark.parametrize(
+    ("imports", "expected"), [(True, "tests.workloads.own_plugins:deflate"), (False, "none")]
+)
+async def test_a_codec_of_the_jobs_own_is_used_where_the_instance_names_it_too(
+    far: Make, imports: bool, expected: str
+) -> None:
+    """What only the manager names is not imported."""
+    own = "tests.workloads.own_plugins:deflate"
+    loaded = await far(codec=own, chunk_bytes="1MiB", imports=own if imports else "").load(1)
+    assert isinstance(loaded, Loaded)
+    assert loaded.codec == expected
 
 
 async def test_fp8_rounds_what_instances_get_to_bfloat16_whatever_the_actor_trains_in(far: Make) -> None:

@@ -77,6 +77,9 @@ class AgentSettings:
     """Where weights are served to others, as `weights.bind`; None as the job says."""
     ports: str | None = None
     """And by which ports."""
+    codec: str = ""
+    """The codec of the job's own that this instance may import, as `weights.codec` names it. What only the manager
+    names is not imported: weights then come as they are."""
     local: bool = False
 
 
@@ -142,6 +145,7 @@ class Agent:
             fetch_timeout_s=settings.fetch_timeout_s,
             bind=settings.bind,
             ports=settings.ports,
+            codec=settings.codec,
             monotonic=monotonic,
         )
         self._reports = Reports(settings.max_running)

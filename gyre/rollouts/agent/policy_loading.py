@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config import WeightsSpec
+from gyre.config.plugins import CODEC
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import ConfigError, GyreError
@@ -77,9 +78,11 @@ class AgentWeights:
         fetch_timeout_s: float,
         bind: str | None = None,
         ports: str | None = None,
+        codec: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bind` and `ports` are this machine's own, before what the manager says."""
+        """`bind` and `ports` are this machine's own, before what the manager says. `codec` is the codec of the job's
+        own that may be imported here."""
         self.version = -1
         """What the engine serves; -1 without."""
         self.checksum = ""
@@ -90,7 +93,7 @@ class AgentWeights:
         self._fetch_timeout_s = fetch_timeout_s
         self._now = monotonic
         self._plane = WeightsSpec()
-        self._bind, self._ports = bind, ports
+        self._bind, self._ports, self._codec = bind, ports, codec
         self._loading = asyncio.Lock()
         self._wanted: Weights | None = None
         self._holdings: Holdings | None = None
@@ -108,6 +111,8 @@ class AgentWeights:
         """How the job wants weights to travel. Raises ConfigError where this machine cannot do it."""
         own = {"bind": self._bind, "ports": self._ports}
         given = {key: value for key, value in own.items() if value is not None}
+        if plane.codec not in (*CODEC.built_in, self._codec):
+            given["codec"] = "none"
         self._plane = WeightsSpec.model_validate({**plane.model_dump(), **given})
         check_transports(self._plane)
 

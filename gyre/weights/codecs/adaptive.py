@@ -33,6 +33,9 @@ PRIOR: dict[Codec, Cost] = {
 }
 """Before anything was measured: from a 12.8 M parameter model in training, on one core of a 2023 server."""
 
+UNKNOWN = PRIOR["planes"]
+"""The same of a codec that a job brings."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodecChoice:
@@ -53,7 +56,7 @@ def blend(before: Cost, measured: Cost, weight: float = 0.3) -> Cost:
 
 def faded(costs: Mapping[Codec, Cost]) -> dict[Codec, Cost]:
     """A tenth back to what was expected before anything was measured: what was once too dear is tried again."""
-    return {codec: blend(cost, PRIOR[codec], 0.1) for codec, cost in costs.items()}
+    return {codec: blend(cost, PRIOR.get(codec, UNKNOWN), 0.1) for codec, cost in costs.items()}
 
 
 def choose_codec(

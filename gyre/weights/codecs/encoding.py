@@ -21,16 +21,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, TypeGuard
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from gyre.weights.codecs.brought import decode_by, encode_by, is_brought
 from gyre.weights.version.manifest import WeightMismatch
 
-Codec = Literal["none", "planes", "delta", "fp8"]
+Codec = str
 CODECS: tuple[Codec, ...] = ("none", "planes", "delta", "fp8")
+"""The built-in ones; a job may bring others (`gyre.weights.codecs.brought`)."""
 
 FP8_BLOCK = 128
 _RAW_BLOCK = 255
@@ -42,9 +44,18 @@ _WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Buffer = bytes | bytearray | memoryview
 
 
+def is_known(codec: object) -> TypeGuard[Codec]:
+    """Whether chunks can be encoded by this name, which came over the network."""
+    return isinstance(codec, str) and (codec in CODECS or is_brought(codec))
+
+
 def encode(codec: Codec, raw: Buffer, *, word: int, base: Buffer | None = None) -> bytes | memoryview:
-    """`raw` in this codec. `base` is as long as `raw`, and needed for `delta` alone."""
+    """`raw` in this codec, which is known; as it is where a codec that the job brought fails. `base` is as long as
+    `raw`, and needed for `delta` alone."""
     view = memoryview(raw).cast("B")
+    if is_brought(codec):
+        own = encode_by(codec, view, word)
+        return view if own is None else own
     if codec == "none":
         return view
     if codec == "delta":
@@ -75,6 +86,8 @@ def decode(codec: str, data: Buffer, into: memoryview, *, word: int, base: Buffe
                 _apply_delta(step, into, word)
         elif codec == "fp8":
             _decode_fp8(data, into)
+        elif is_brought(codec):
+            decode_by(codec, memoryview(data).cast("B"), into, word)
         else:
             raise WeightMismatch(f"nothing here decodes {codec!r}.")
     except (ValueError, struct.error, zstandard.ZstdError, IndexError) as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import GyreError, Unauthorized
-from gyre.weights.codecs.adaptive import PRIOR, Cost, TransportChoice, choose_transport
+from gyre.weights.codecs.adaptive import PRIOR, UNKNOWN, Cost, TransportChoice, choose_transport
 from gyre.weights.codecs.encoding import Codec
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
@@ -83,7 +83,7 @@ class Receiver:
         self.stall_s = stall_s
         self.give_up_s = give_up_s
         self.link_bytes_s: float | None = None
-        self.costs: dict[Codec, Cost] = dict(PRIOR)
+        self.costs: dict[Codec, Cost] = {**dict.fromkeys(codecs, UNKNOWN), **PRIOR}
         self.codecs = tuple(codecs)
         self.forced: Sequence[Codec] = (
             (forced_codec,) if isinstance(forced_codec, str) else tuple(forced_codec)

@@ -26,7 +26,7 @@ from typing import Any
 
 from gyre.errors import Unauthorized
 from gyre.weights.codecs.delta_history import DeltaSteps, limit_for
-from gyre.weights.codecs.encoding import CODECS, encode
+from gyre.weights.codecs.encoding import encode, is_known
 from gyre.weights.transfer.address import is_address
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import (
@@ -379,13 +379,13 @@ class ChunkServer:
         assert manifest is not None
         codec = request.get("codec")
         raw = slot.view(chunk)
-        if codec not in CODECS or codec == "none":
+        if not is_known(codec) or codec == "none":
             return "none", raw, 0.0
         began = time.monotonic()
 
         def make() -> bytes | None:
             data = bytes(encode(codec, raw, word=word_of(manifest.tensors)))
-            return data if len(data) < WORTH_IT[codec] * len(raw) else None
+            return data if len(data) < WORTH_IT.get(codec, 1.0) * len(raw) else None
 
         if codec == "delta":
             data = self._delta(str(request.get("base", "")), slot, chunk)

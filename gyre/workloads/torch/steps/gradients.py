@@ -124,6 +124,7 @@ def policy_gradient(
         rollout_logprobs=engines if truncated else None,
         ref_logprobs=reference,
         entropies=entropies,
+        rows=None,
         norm_length=settings.norm_length,
     )
     return _flat_gradient(found, model), tally.plus(loss_tally(found))
