@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[JobSpec, list[str]]] = {
     ),
     "unknown recipe": (
         script_job({}, recipe="grop"),
-        ["recipe: 'grop' is not a recipe", "did you mean 'grpo'?"],
+        ["recipe: 'grop' is neither a known recipe", "did you mean 'grpo'?"],
     ),
     "recipe's role missing": (
         JobSpec.model_validate({"recipe": "grpo", "roles": {"actor": {}, "rollout": {}, "rewards": role()}}),
