@@ -20,9 +20,13 @@ SAMPLES = 4
 LONGEST = 6
 
 
+_ANY_TASK: Mapping[str, Any] = {"task": {}}
+"""Arithmetic, where the job's `config` names neither a task nor a data set."""
+
+
 def groups_of(config: Mapping[str, Any] | None) -> MakeGroups:
     """Over the prompts and the vocabulary of the job's `config`. Lengths differ within a group, and so do rewards."""
-    task = task_of(config or {})
+    task = task_of({**_ANY_TASK, **(config or {})})
 
     def make(first: int, count: int) -> list[Group]:
         return [
@@ -35,7 +39,7 @@ def groups_of(config: Mapping[str, Any] | None) -> MakeGroups:
 
 def prompts_of(config: Mapping[str, Any] | None) -> MakeGroups:
     """The same groups without samples."""
-    task = task_of(config or {})
+    task = task_of({**_ANY_TASK, **(config or {})})
     return lambda first, count: [task.prompt(group_id) for group_id in range(first, first + count)]
 
 
