@@ -22,10 +22,10 @@ from gyre.errors import ConfigError, GyreError, Unauthorized, Unreachable
 
 TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 15.0
-"""A command waits for the journal: longer than the master's own deadline for it."""
+"""Deadline of a command, which waits for the journal: longer than the master's own."""
 
 SILENCE_TIMEOUT_S = 40.0
-"""A stream says something every 15 s; after this long without, the line is dead."""
+"""A stream sends something every 15 s; after this long without anything the connection is dead."""
 
 
 class GyreClient:
@@ -90,7 +90,7 @@ class GyreClient:
         after: Mapping[str, int] | None = None,
         limit_bytes: int = 2**16,
     ) -> dict[str, Any]:
-        """`chunks`, and `next` to give as `after`."""
+        """Returns `chunks`, and `next`, to be given as `after`."""
         page = self._get(
             f"{_job(job)}/logs",
             role=role,
@@ -101,8 +101,8 @@ class GyreClient:
         return {"chunks": page["chunks"], "next": read_cursor(page["cursor"])}
 
     def stream(self, job: str, *, after: int = 0) -> Iterator[dict[str, Any]]:
-        """Every event after `after`, and then whatever comes. Ends when the master closes it; call again to go
-        on. Raises Unreachable when the line breaks."""
+        """Yields every event after `after`, and then new ones as they come. Ends when the master closes the stream;
+        call again to continue. Raises Unreachable when the connection breaks."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_TIMEOUT_S)
         try:
@@ -144,7 +144,7 @@ class GyreClient:
         try:
             body: dict[str, Any] = response.json()
         except ValueError:
-            raise self._unreachable("what answers there is no Gyre master") from None
+            raise self._unreachable("what answers there is not a Gyre master") from None
         return body
 
     def _unreachable(self, why: object) -> Unreachable:

@@ -41,7 +41,7 @@ STEPS = 80
 """At 128 prompts a step; accuracy passes 80 % between steps 20 and 60, depending on the seed."""
 
 WAIT_S = 1800.0
-"""Far beyond what it takes on the slowest machine that it is meant for; then something is wrong."""
+"""Deadline of the demo, far beyond its time on the slowest machine that it is meant for."""
 
 POLL_S = 0.5
 
@@ -78,7 +78,8 @@ def run_demo(
     seed: int = 0,
     home_path: str | Path | None = None,
 ) -> int:
-    """Runs it in the foreground. Returns the exit status: 0 only if it ended well with every prompt accounted for."""
+    """Run the demo in the foreground. Returns the exit status: 0 only if it succeeded with every prompt accounted
+    for."""
     started = time.monotonic()
     job = demo_job(steps=steps or STEPS, seed=seed)
     live = LiveProgress(
@@ -105,7 +106,7 @@ def run_demo(
 
 
 def summary_of(view: dict[str, Any], *, wall_s: float) -> dict[str, Any]:
-    """What `demo --json` ends with."""
+    """Returns the summary that `demo --json` prints at the end."""
     result = view["job"]["result"]
     return {
         "job": view["job"]["job_id"],
@@ -142,7 +143,8 @@ class Chaos:
     )
 
     def strike(self, step: int) -> None:
-        """Whatever is due at this step. Runs in a thread of its own: finding a victim may take a moment."""
+        """Kill whatever is due at this step. Runs in a thread of its own, because finding a victim may take a
+        moment."""
         for index, (share, how, names) in enumerate(self.PLAN):
             if index not in self.done and step >= max(1, round(share * self.steps)):
                 self.done.add(index)

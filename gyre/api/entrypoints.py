@@ -1,4 +1,4 @@
-"""From what the user gave for a class to where it is, and from there to the class itself.
+"""Entrypoints: from a class as the user gave it to its place, and from its place to the class.
 
 Invariants:
 - *nothing imported early*: naming a class by text imports nothing; `check_entrypoints` and `load_class` import;
@@ -31,7 +31,7 @@ from gyre.graph.model import Dcg, Dispatch
 from gyre.workloads.protocols import REQUIRED, PublishesModel, methods_of
 
 FILE_MODULE = "gyre_job_file_"
-"""How the name of a module begins that was loaded from a file and not by its name."""
+"""Prefix of the names of modules that were loaded from a file and not by name."""
 
 
 # -- naming a class ---------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _of_class(path: str, cls: type) -> Entrypoint:
 
 
 def import_roots(entrypoints: Iterable[Entrypoint]) -> list[str]:
-    """The folders that the user's modules are imported from, but for those every Python has anyway.
+    """Returns the folders that the user's modules are imported from, without those that every Python has.
 
     Finds the top-level package only, which runs none of its code. Modules that are not there yet are skipped.
     """
@@ -179,7 +179,7 @@ def _called(dcg: Dcg, trainer: type) -> dict[str, list[str]]:
 
 
 def _is_built_in(trainer: type) -> bool:
-    """Whether it walks the graph itself, by subclass too."""
+    """Whether the class is the built-in trainer or a subclass."""
     from gyre.workloads.trainer.loop import GraphTrainer
 
     return issubclass(trainer, GraphTrainer)

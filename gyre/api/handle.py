@@ -56,7 +56,7 @@ class JobHandle:
 
     @property
     def aio(self) -> AsyncJobHandle:
-        """The same methods, to be awaited."""
+        """The asynchronous twins of the methods."""
         return AsyncJobHandle(self)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class JobHandle:
         lost_after_s: float = LOST_AFTER_S,
         on_view: Callable[[View], object] | None = None,
     ) -> View:
-        """Until the job has ended; returns its last view. `on_view` is given every view on the way.
+        """Wait until the job has ended, and return its last view. `on_view` gets every view on the way.
 
         Raises JobFailed with the user's traceback in `details["traceback"]`, TimeoutError past `timeout`
         seconds, and Unreachable where neither the master nor the journal gave a sign of life for `lost_after_s`.
@@ -111,22 +111,22 @@ class JobHandle:
     # -- commands -----------------------------------------------------------------------------------
 
     def scale(self, role: str, n: int, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        """Have `n` vertices of a role. Returns the event's sequence number, as all commands do.
+        """Set the number of a role's vertices. Returns the event's sequence number, as all commands do.
 
         Raises NotFound, ConfigError or Conflict as the master says, Unreachable past the deadline.
         """
         return self._command("scale", {"role": role, "count": n}, deadline_s)
 
     def pause(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        """Hold the trainer at the next step's end."""
+        """Pause the trainer at the end of its step."""
         return self._command("pause", {}, deadline_s)
 
     def resume(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        """Let a paused trainer go on."""
+        """Resume a paused trainer."""
         return self._command("resume", {}, deadline_s)
 
     def stop(self, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        """End the job in order. `wait` says when it has."""
+        """Stop the job gracefully. `wait` returns when it has ended."""
         return self._command("stop", {"reason": reason}, deadline_s)
 
     # -- inside -------------------------------------------------------------------------------------
@@ -239,6 +239,6 @@ def raise_if_failed(view: View) -> None:
             f"Job {job['name']} failed: {job['message'] or job['reason'] or 'no reason given'}.".replace(
                 "..", "."
             ),
-            hint=f"gyre events {job['name']} tells how it came to that.",
+            hint=f"gyre events {job['name']} shows what led to the failure.",
             details={"traceback": job["error"], "job_id": job["job_id"], "reason": str(job["reason"])},
         )

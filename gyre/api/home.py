@@ -1,4 +1,4 @@
-"""GYRE_HOME: where the embedded database, the logs and Ray's session of this user lie.
+"""GYRE_HOME: the folder of this user's embedded database, logs and Ray session.
 
     <home>/gyre.db                       the journal of every job, unless a store's URL says otherwise
     <home>/jobs/<job id>/                what belongs to one job: its checkpoints

@@ -1,4 +1,4 @@
-"""Which names can only mean this machine: where a token is not needed, and a proxy never right."""
+"""Loopback names: they can only mean this machine, so no token is needed and a proxy is never right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name or address, as written, is loopback; nothing is resolved."""
+    """Whether a host name or address is loopback as written; no name is resolved."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

@@ -1,10 +1,11 @@
-"""Jobs whose cluster died with them in it: known by what no longer answers, and ended in the journal.
+"""Orphaned jobs: jobs whose cluster died, recognised because nothing answers any more, and ended in the journal.
 
-Such a job has nobody left to write its end, so whoever needs its name, or is told to stop it, writes it.
+No process of such a job is left to write its end, so the command that needs the job's name, or is to stop it, writes
+it.
 
 Invariants:
 - *only the dead*: a job is ended here when neither its master nor its cluster answers, and both were on this
-  machine; of another machine's nothing is known from here, and the user has to say so;
+  machine; nothing can be known about another machine's, so there the user has to say that it is lost;
 - *fenced first*: the epoch is raised before anything is written, so a master that lives after all stops;
 - *history tells it*: the end is an event like any other, and the fold stays equal to the snapshot.
 """
@@ -42,7 +43,8 @@ def is_lost(store: Store, row: JobRow) -> bool:
 
 
 def master_answers(row: JobRow) -> bool:
-    """Whether the job's own master is at its address; one that wants a token is taken for it."""
+    """Whether the job's own master answers at its address. A master that asks for a token is taken for the job's
+    own."""
     if not row.url:
         return False
     try:
@@ -50,14 +52,13 @@ def master_answers(row: JobRow) -> bool:
             client.view(row.job_id)
     except (Unreachable, NotFound, ConfigError):
         return False
-    except Exception:  # an answer of whatever kind is an answer
+    except Exception:  # any answer shows that something lives there
         return True
     return True
 
 
 def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Event] = ()) -> None:
-    """Write the end of a job that nobody runs any more, after the events in `first`. Does nothing to one that has
-    ended."""
+    """Write the end of an orphaned job, after the events in `first`. Does nothing if the job has ended."""
     if not row.live:
         return
     now = time.time()

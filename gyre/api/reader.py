@@ -1,4 +1,4 @@
-"""A job as it is: from its master while that answers, from the journal when it does not.
+"""Reads of a job and commands to it: from its master while that answers, otherwise from the journal.
 
 Invariants:
 - *the journal is enough*: every read works with the master gone, the cluster gone, the job long over;
@@ -37,7 +37,7 @@ LOG_PAGE_BYTES = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job that was resolved. `url` is where its master was last seen."""
+    """A job found by name or id. `url` is where its master was last seen."""
 
     job_id: str
     name: str
@@ -91,13 +91,13 @@ class JobReader:
     # -- which job ----------------------------------------------------------------------------------
 
     def jobs(self, *, live: bool | None = None) -> list[dict[str, Any]]:
-        """The newest first: job_id, name, phase, reason, message, epoch, step, version, submitted_at, …"""
+        """The jobs, the newest first: job_id, name, phase, reason, message, epoch, step, version, submitted_at, …"""
         if self._url is not None:
             return self._client(self._url).jobs()
         return [self._item(row) for row in self.store.jobs(live=live)]
 
     def find(self, job: str | None = None, *, live_first: bool = False) -> Found:
-        """The job of that id or name; None is the newest, with `live_first` the newest that runs."""
+        """Returns the job of that id or name; for None the newest, with `live_first` the newest that runs."""
         if self._url is not None:
             known = self._client(self._url)
             record = known.view(job)["job"] if job is not None else known.jobs()[0]
@@ -121,11 +121,12 @@ class JobReader:
             try:
                 return self._client(row.url).view(row.job_id)
             except (Unreachable, NotFound, Unauthorized):
-                pass  # away, replaced by another program, or shut to us: the journal knows it all
+                pass  # the master is away, replaced by another program, or refuses us: the journal has it all
         return self._stored_view(row)
 
     def master_state(self, job: Mapping[str, Any]) -> str:
-        """Of an item of `jobs`: `answering`, `away`, or nothing for a job that has ended."""
+        """Returns the state of the master of an item of `jobs`: `answering`, `away`, or nothing for a job that has
+        ended."""
         if self._url is not None:
             return "answering"
         if job["ended_at"]:
@@ -207,8 +208,8 @@ class JobReader:
         *,
         deadline_s: float = COMMAND_DEADLINE_S,
     ) -> int:
-        """Returns the seq of the event that records it. Raises as the master says; Conflict where the job has
-        ended, Unreachable where no master took it within `deadline_s`."""
+        """Returns the seq of the event that records the command. Raises what the master raises, Conflict if the job has
+        ended, Unreachable if no master took the command within `deadline_s`."""
         until = time.monotonic() + deadline_s
         while True:
             found = self.find(job_id)
@@ -228,7 +229,7 @@ class JobReader:
             time.sleep(RETRY_AFTER_S)
 
     def _try_command(self, found: Found, verb: str, body: Mapping[str, Any] | None) -> int | GyreError:
-        """The seq, or the error that a new attempt may cure."""
+        """Returns the seq, or the error that another attempt may overcome."""
         if not found.url:
             return Unreachable("its master has no address yet.", hint="It may still be starting.")
         client = self._client(found.url)
@@ -243,7 +244,7 @@ class JobReader:
                 return unsure
             if mine:
                 raise
-            return error  # another master has the port now; ours will say where it went
+            return error  # another master has the port now; the journal will have the new address of ours
 
     # -- inside -------------------------------------------------------------------------------------
 

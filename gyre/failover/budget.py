@@ -1,4 +1,4 @@
-"""How often something may be done within a sliding window, and how long to wait before doing it again."""
+"""Budgets of repairs: how often one may happen within a sliding window, and how long to wait before the next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def affordable(uses: tuple[float, ...], budget: Budget, now: float) -> bool:
 
 
 def backoff_s(earlier_uses: int, spec: FailoverSpec) -> float:
-    """Nothing before the first repair in a window; then `backoff_s`, doubled each time up to the maximum."""
+    """Returns the wait before a repair: none before the first in a window, then `backoff_s`, doubled each time up to
+    the maximum."""
     if earlier_uses <= 0:
         return 0.0
     return min(spec.backoff_max_s, spec.backoff_s * 2.0 ** min(earlier_uses - 1, _MOST_DOUBLINGS))

@@ -1,4 +1,4 @@
-"""What to do: the outputs of decisions, imperative, idempotent by id.
+"""Commands: the outputs of decisions, imperative, idempotent by id.
 
 A command is carried out after the event that caused it is committed, at least once: a restarted master runs
 again what is still in the outbox. So each says *which* incarnation it means, and doing it twice is harmless.
@@ -17,8 +17,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class StartRegion(Command):
-    """Start the vertices together, as these incarnations. `replaces`, and every incarnation before them, are
-    killed first: the start of one that lies between may have been given up before it killed its own predecessor.
+    """Start the vertices together, as these incarnations. The incarnations in `replaces` and all before
+    them are killed first, because an abandoned start may not have killed its own predecessor.
 
     Answered by VertexStarted or VertexStartFailed, one for each vertex.
     """

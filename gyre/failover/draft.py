@@ -31,7 +31,7 @@ class Draft:
         self.incidents: dict[str, Incident] = state.incidents
         self.uses: dict[str, tuple[float, ...]] = state.uses
         self.moved = False
-        """A vertex came, went or changed its phase."""
+        """True once a vertex came, went or changed its phase."""
         self._before = state
         self._written: set[RowKey] = set()
         self._own: set[str] = set()
@@ -45,7 +45,7 @@ class Draft:
         self._put_vertex(record)
 
     def set_vertex(self, vertex: str, **fields: Any) -> VertexRecord:
-        """Fields without a phase. See `move` for phases."""
+        """Change fields other than the phase; `move` changes the phase."""
         record = replace(self.vertices[vertex], **fields)
         self._put_vertex(record)
         return record
@@ -61,12 +61,6 @@ class Draft:
             )
         self.moved = True
         return self.set_vertex(vertex, phase=to, since=now, reason=reason, message=message, **fields)
-
-    def remove_vertex(self, vertex: str) -> None:
-        self.moved = True
-        self._own_table("vertices")
-        del self.vertices[vertex]
-        self._written.add(("vertex", vertex))
 
     def set_incident(self, incident: Incident) -> None:
         self._own_table("incidents")
@@ -87,7 +81,7 @@ class Draft:
         return JobState(self.job, self.vertices, self.incidents, self.uses)
 
     def changed(self) -> frozenset[RowKey]:
-        """The rows that differ from the state at the start: one that was written with what it held is not."""
+        """Returns the keys of the rows that differ from the state at the start."""
         return frozenset(
             key for key in self._written if self._record(self._before, key) != self._record(self, key)
         )

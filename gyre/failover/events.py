@@ -1,4 +1,4 @@
-"""What happened: every input of the control plane's decisions, in the past tense.
+"""Events: every input of the control plane's decisions, in the past tense.
 
 An event is data: `kind_of` and `body_of` turn it into what the journal keeps, `event_from` turns that back. A
 field added later needs a default, so that old histories still fold.
@@ -113,8 +113,8 @@ class TrainerFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted(Event):
-    """An optimizer step is in the sample ledger, with the policy version it made. `again` where an earlier trainer
-    ended it, and may not have lived to be heard."""
+    """An optimizer step is in the sample ledger, with the policy version it made. `again` means that an
+    earlier trainer completed the step and may have died before its report was journaled."""
 
     incarnation: int
     step: int
@@ -148,7 +148,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLeftOut(Event):
-    """There is no result of this version, and there will be none."""
+    """This version has no evaluation result, and will get none."""
 
     incarnation: int
     version: int
@@ -171,7 +171,7 @@ class CheckpointCommitted(Event):
 class GangRestored(Event):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
-    it took, None where the trainer that did it died before it could tell. `gang` is the incarnation of the first rank.
+    it took, None if the trainer died before it could report it. `gang` is the incarnation of the first rank.
     `number` counts the job's restores: a later trainer tells the last ones of an earlier one again."""
 
     incarnation: int
@@ -202,7 +202,7 @@ class GroupSetAside(Event):
 
 @dataclass(frozen=True, slots=True)
 class MasterHung(Event):
-    """A vertex ended a master that lived but did not answer, and tells its successor."""
+    """A vertex ended a master that lived but did not answer, and reports that to the successor."""
 
     vertex: str
     pid: int

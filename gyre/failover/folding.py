@@ -1,4 +1,4 @@
-"""Fold a history into the state that it leads to, and compare that with a stored snapshot."""
+"""Folding a history into the state that it leads to, and comparing that state with a stored snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A snapshot row that the fold does not give. None: there is no such row."""
+    """A snapshot row that differs from the fold's. None means that there is no such row."""
 
     key: RowKey
     folded: dict[str, Any] | None
@@ -44,7 +44,7 @@ def fold(
 
 
 def differences(state: JobState, stored: Mapping[RowKey, Mapping[str, Any]]) -> list[Difference]:
-    """Where fold and snapshot differ, by key."""
+    """Returns where fold and snapshot differ, by key."""
     folded = rows_of(state)
     out = []
     for key in sorted(folded.keys() | stored.keys()):
@@ -55,5 +55,5 @@ def differences(state: JobState, stored: Mapping[RowKey, Mapping[str, Any]]) -> 
 
 
 def story(history: Iterable[Recorded], vertex: str) -> list[Recorded]:
-    """The events that name a vertex, in order: how it came to be as it is."""
+    """Returns the events that name a vertex, in order."""
     return [record for record in history if record.body.get("vertex") == vertex]

@@ -1,6 +1,6 @@
-"""Whether the job as a whole stands still, whatever its vertices say: pure.
+"""Stalls: whether the job as a whole makes no steps, whatever its vertices say. Pure.
 
-Each vertex may be well and the job not, where all of them wait for each other. What shows it is the absence of steps.
+Each vertex may be healthy and the job not, when all of them wait for each other. The absence of steps shows it.
 
 Invariants:
 - *only what runs can stall*: no time counts in which the job starts, is paused, ends, lacks a vertex that it wants, or
@@ -29,7 +29,8 @@ STEPS_REMEMBERED = 16
 
 
 STILL_SHARE = 0.5
-"""Of the limit, at the end of which a job that stands still has not moved: what was restarted moves once, at first."""
+"""Share of the limit for which nothing may have moved before a job counts as standing still. It is below 1 because a
+restarted vertex moves once, at its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class StepWatch:
         fields: Mapping[str, Mapping[str, Any]],
         now: float,
     ) -> Stall | None:
-        """The stall to be told at `now`, if there is one: once each `limit_s`. `fields` is what vertices report, by
-        id."""
+        """Returns the stall to be reported at `now`, if there is one; at most one each `limit_s`. `fields` is what
+        vertices report, by id."""
         job = state.job
         if job.phase is not JobPhase.RUNNING or 0 in job.roles.values():
             self._step = None

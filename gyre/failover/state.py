@@ -1,4 +1,4 @@
-"""The control plane's state: what the events so far add up to.
+"""The control plane's state: the fold of the events so far.
 
 Few phases, with a reason (an enum) and a message beside them. A job's phase derives from its vertices':
 
@@ -43,7 +43,7 @@ class VertexPhase(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job or vertex is in its phase."""
+    """The reason why a job or vertex is in its phase."""
 
     NONE = ""
     SUBMITTED = "submitted"
@@ -65,16 +65,16 @@ class Cause(StrEnum):
     DIED = "process_died"
     NODE_LOST = "node_lost"
     SILENT = "silent"
-    """It does not answer: stopped, partitioned, or its host hangs."""
+    """The vertex does not answer: stopped, partitioned, or its host hangs."""
     UNHEALTHY = "unhealthy"
     """Its own `health()` raised."""
     STALLED = "stalled"
-    """It answers, but the call it is in makes no progress."""
+    """The vertex answers, but its running call makes no progress."""
     START_FAILED = "start_failed"
     USER_ERROR = "user_error"
     COLLECTIVE = "collective_failed"
     CHECKPOINT_LOST = "checkpoint_lost"
-    """Its last checkpoint is gone, and it went on without the optimizer's state."""
+    """The gang's last checkpoint is gone, and it continued without the optimizer's state."""
     NO_STEP = "no_step"
     """Every vertex runs, and the job makes no step."""
     CALL_FAILED = "call_failed"

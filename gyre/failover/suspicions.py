@@ -1,4 +1,4 @@
-"""From what vertices report to what is wrong with them: pure.
+"""Suspicions: which vertices are stuck, judged by what they report. Pure.
 
 A vertex reports at least every `report_interval_s`. Two things make it suspect: *silence* (no report for
 `silence_timeout_s`: a stopped process, a dead node, a partition) and a *stall* (reports come, but the call that
@@ -16,7 +16,7 @@ from gyre.failover.state import Cause
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The last that was heard of a vertex. Times are of one monotonic clock, in seconds.
+    """The last report of a vertex. Times are of one monotonic clock, in seconds.
 
     `progressed_at` is when `ticks` last moved or a call last began or ended, whichever was later.
     """
@@ -26,7 +26,7 @@ class Observation:
     incarnation: int
     heard_at: float
     busy: str = ""
-    """The operator that it is in; empty when idle."""
+    """The operator that the vertex is running; empty when idle."""
     ticks: int = 0
     progressed_at: float = 0.0
 
@@ -41,7 +41,7 @@ class Suspicion:
 
 
 def diagnose(observations: Mapping[str, Observation], spec: JobSpec, now: float) -> list[Suspicion]:
-    """Which vertices are stuck at `now`, worst evidence first."""
+    """Returns which vertices are stuck at `now`, the longest first."""
     found = []
     for seen in observations.values():
         role = spec.roles[seen.role]

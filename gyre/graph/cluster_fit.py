@@ -1,11 +1,11 @@
-"""From logical nodes to the machines that there are.
+"""Fitting a placement plan to a cluster: which machine each logical node becomes.
 
 Invariants:
 - *one machine per logical node*: vertices that the plan puts on one logical node stay together;
 - *devices are real for GPUs*: a logical node that uses GPUs has a machine of its own with enough of them. For
   CPU a device is only a number, so logical nodes may share a machine, and a note says so.
 
-This module must not ask the cluster itself: what it has is an argument.
+This module must not ask the cluster itself: its machines are an argument.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Machine:
 def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> PlacementPlan:
     """The plan with `assignments`: for each logical node in use, the id of its machine.
 
-    Raises GraphError with required and available where a logical node finds no machine.
+    Raises GraphError with required and available if a logical node finds no machine.
     """
     if not nodes:
         raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
@@ -80,7 +80,7 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
         )
     assignments: dict[int, str] = {}
     by_size = sorted(needs, key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
-    # The tightest fit for devices keeps big machines free. Without devices, the machine with the fewest guests.
+    # The tightest fit for devices keeps big machines free. Without devices: the machine with the fewest logical nodes.
     _assign([need for need in by_size if need.gpu], machines, lambda machine: machine.gpu, assignments)
     _assign([need for need in by_size if not need.gpu], machines, lambda machine: machine.guests, assignments)
     ordered = {need.node: assignments[need.node] for need in needs}
@@ -98,7 +98,8 @@ def _assign(
     preference: Callable[[_Machine], float],
     assignments: dict[int, str],
 ) -> None:
-    """Each need to the machine with the least `preference` that holds it; equal ones by most CPU, then by order."""
+    """Assign each need to the machine with the least `preference` that holds it; of equal ones to that with most CPU,
+    then to the first."""
 
     def entry(number: int) -> tuple[float, float, int]:
         return preference(machines[number]), -machines[number].cpu, number
@@ -128,7 +129,7 @@ def _assign(
 
 
 def _needs(plan: PlacementPlan) -> list[_Need]:
-    """What each logical node in use reserves, by node number."""
+    """Returns what each logical node in use reserves, in the order of node numbers."""
     needs: dict[int, _Need] = {}
     for sub_graph in plan.sub_graphs:
         for bundle in sub_graph.bundles:
@@ -156,7 +157,8 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
 
 
 def _laid_out(sub_graph: SubGraph, assignments: dict[int, str]) -> SubGraph:
-    """Its bundles on their machines. A strict spread that the machines cannot give becomes an ordinary one."""
+    """Returns the sub-graph with its bundles on their machines. A strict spread that the machines cannot give becomes
+    an ordinary one."""
     bundles = tuple(replace(bundle, machine=assignments[bundle.node]) for bundle in sub_graph.bundles)
     machines = {bundle.machine for bundle in bundles}
     narrow = sub_graph.strategy == "STRICT_SPREAD" and len(machines) < len(bundles)

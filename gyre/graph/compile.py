@@ -1,4 +1,4 @@
-"""From a job as data to what runs: resolve the roles, build the graph, check it, place it.
+"""The compiler of jobs: it resolves the roles, builds the graph, checks it and places it.
 
 Invariants:
 - *pure*: the same spec gives an equal result, and the spec that was given is not changed;
@@ -44,7 +44,7 @@ from gyre.graph.validate import (
 
 @dataclass(frozen=True, slots=True)
 class CompiledJob:
-    """A job that can run: `spec` is resolved, `plan` fits the nodes that the spec says there are."""
+    """A job that can run: `spec` is resolved, and `plan` fits the nodes that the spec declares."""
 
     spec: JobSpec
     dcg: Dcg
@@ -53,7 +53,8 @@ class CompiledJob:
 
 
 def compile_job(spec: JobSpec) -> CompiledJob:
-    """Raises ConfigError for a mistake below `config`, and GraphError, as one sentence, for a job that cannot run."""
+    """Compile a job. Raises ConfigError for a mistake below `config`, and GraphError, as one sentence, for a job that
+    cannot run."""
     resolved = _with_recipe_defaults(spec)
     dcg, implicit = _build_dcg(resolved)
     _mark_gangs(resolved, dcg)
@@ -85,7 +86,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         _add_rollout_manager(resolved, recipe.defaults.get(ROLLOUT_MANAGER, DEFAULT_CLASSES[ROLLOUT_MANAGER]))
         _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
-        if recipe.loss and isinstance(given, dict):  # what is no mapping is refused by `check_integrations`
+        if recipe.loss and isinstance(given, dict):  # `check_integrations` refuses what is not a mapping
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
         check_integrations(resolved)
     trainer = resolved.roles.get(TRAINER)
@@ -101,7 +102,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
 
 
 def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:
-    """Instances of the rollout plane need their manager, which nobody has to write down."""
+    """Add the rollout manager to a job with instances of the rollout plane; nobody has to write it down."""
     if bool(spec.rollouts.tls_cert) != bool(spec.rollouts.tls_key):
         given, missing = ("tls_cert", "tls_key") if spec.rollouts.tls_cert else ("tls_key", "tls_cert")
         raise GraphError(
@@ -115,7 +116,7 @@ def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:
 
 
 def _add_local_rollouts(spec: JobSpec) -> None:
-    """Instances on the actor's devices are a role of their own, collocated with it, and need not be written down."""
+    """Add the role of the instances on the actor's devices, collocated with the actor; nobody has to write it down."""
     rollout, actor = spec.roles.get("rollout"), spec.roles.get("actor")
     count = spec.rollouts.local
     if not count or LOCAL_ROLLOUT in spec.roles:
@@ -135,7 +136,7 @@ def _add_local_rollouts(spec: JobSpec) -> None:
 
 
 def _build_dcg(spec: JobSpec) -> tuple[Dcg, tuple[Edge, ...]]:
-    """The DCG, and those of its role edges that are plain calls from the trainer."""
+    """Returns the DCG, and those of its role edges that are plain calls from the trainer."""
     operators: dict[str, Operator] = {}
     edges: list[Edge] = []
     if spec.recipe is not None:
@@ -179,7 +180,7 @@ def _build_dcg(spec: JobSpec) -> tuple[Dcg, tuple[Edge, ...]]:
 
 
 def _declared(ref: str, spec: JobSpec) -> Operator:
-    """An operator that only the user's edges name."""
+    """Returns an operator that only the user's edges name."""
     role, _, method = ref.partition(".")
     if role == TRAINER:
         return Operator(role, method, Dispatch.CONTROLLER)

@@ -34,7 +34,7 @@ class Firing:
 
 @dataclass(slots=True)
 class _Track:
-    """What has become of an operator's firings: all below `watermark` are done, and those in `beyond`."""
+    """State of an operator's firings: all below `watermark` are done, and those in `beyond`."""
 
     total: int
     watermark: int = 0
@@ -46,7 +46,7 @@ class _Track:
 
     @property
     def count(self) -> int:
-        """How many are done."""
+        """Number of firings that are done."""
         return self.watermark + len(self.beyond)
 
     def complete(self, index: int) -> None:
@@ -148,22 +148,22 @@ class Flow:
         track.complete(firing.index)
 
     def cancel(self, firing: Firing) -> None:
-        """The firing came to nothing and may be started again."""
+        """Take back the start of a firing that failed; it may be started again."""
         self._tracks[firing.operator].running.discard(firing.index)
 
     def undo(self, ref: str, index: int) -> None:
-        """The firing is done, and is to be made again: what came of it is not wanted."""
+        """Take back a firing that is done: its result is not wanted, and it is to be made again."""
         self._tracks[ref].undo(index)
 
     def mark_done(self, ref: str, indices: Iterable[int]) -> None:
-        """Firings known to be done from a ledger."""
+        """Note firings that a ledger shows as done."""
         track = self._tracks[ref]
         for index in indices:
             if not track.is_done(index):
                 track.complete(index)
 
     def rewind(self, ref: str, watermark: int) -> None:
-        """Forget the firings from `watermark` on: their effect was lost with who held it."""
+        """Forget the firings from `watermark` on: their effect was lost with the vertex that held it."""
         track = self._tracks[ref]
         track.watermark = min(track.watermark, watermark)
         track.beyond = {index for index in track.beyond if index < watermark}
@@ -217,7 +217,7 @@ class Flow:
         if capacity is None:
             if edge.kind is not EdgeKind.CONTROL:
                 return self._tracks[edge.source].total
-            # A go-ahead belongs to one firing of its target; those of the next wait their turn.
+            # A go-ahead belongs to one firing of its target; the go-aheads of the next firing wait for their turn.
             capacity = edge.consume
         # Samples are taken in any order: one that is late takes the room of one, not of all behind it.
         taken = target.count if edge.kind is EdgeKind.SAMPLES else target.watermark
@@ -225,7 +225,8 @@ class Flow:
 
 
 def _totals(dcg: Dcg, pace: str, count: int) -> dict[str, int]:
-    """How often each operator fires in all. What feeds the pace fires in proportion; what it feeds, as fed."""
+    """Returns how often each operator fires in all. Operators that feed the pace fire in proportion to it, the others
+    as often as they are fed."""
     refs = [operator.ref for operator in dcg.operators]
     rates = repetition_vector(refs, dcg.edges)
     if isinstance(rates, Imbalance):

@@ -1,7 +1,7 @@
-"""Which of Gyre's own classes fill a recipe's roles where the job names none, and what they ask of the job together.
+"""Gyre's own classes: which of them fill the roles that the job names no class for, and what they require of the job.
 
-A model is a folder's where the job says `config.megatron.model_path` and its actor is Megatron's; it is the small
-decoder elsewhere. Critic and reference hold the actor's model, so by default they are Megatron's with a folder's.
+The model comes from a folder if the job gives `config.megatron.model_path` and its actor is Megatron's; otherwise it is
+the small decoder. Critic and reference hold the actor's model, so with a folder they are Megatron's by default.
 
 This module knows its classes by name: it must not import them.
 """
@@ -25,8 +25,8 @@ _MEGATRON_ACTOR = Entrypoint(module=f"{_MEGATRON}.actor", name="MegatronActor")
 
 
 def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
-    """The class of a role that the job names none for; `plain` is the recipe's. Raises ConfigError where the job's own
-    back end cannot be loaded."""
+    """Returns the class of a role that the job names none for; `plain` is the recipe's default. Raises ConfigError if
+    the job's own back end cannot be loaded."""
     if spec.backend == "megatron" and role == "actor":
         return _MEGATRON_ACTOR.model_copy()
     if spec.backend is not None and spec.backend not in BACKEND.built_in:
@@ -38,12 +38,12 @@ def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
 
 
 def model_path(spec: JobSpec) -> str:
-    """The folder of the model that is trained; "" where it is the small decoder."""
+    """Returns the folder of the model that is trained; "" for the small decoder."""
     return WorkloadSettings.read(spec.config).megatron.model_path
 
 
 def reads_a_folder(spec: JobSpec, role: str) -> bool:
-    """Whether the role's model is the folder's, which it reads by itself: nobody has to give it the first policy."""
+    """Whether the role reads its model from the folder by itself, so that nobody has to give it the first policy."""
     if not model_path(spec):
         return False
     if spec.backend is not None and spec.backend not in BACKEND.built_in:
@@ -56,8 +56,8 @@ def reads_a_folder(spec: JobSpec, role: str) -> bool:
 
 
 def reads_sections(spec: JobSpec) -> bool:
-    """Whether Gyre's own code reads the job's `config`, whose sections are then checked. A job with neither recipe nor
-    class of Gyre's has `config` to itself."""
+    """Whether Gyre's own code reads the job's `config`, whose sections are then checked. A job with neither a recipe
+    nor a class of Gyre's may put anything into `config`."""
     given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
     return spec.recipe is not None or any(one.module.startswith("gyre.workloads.") for one in given)
 
@@ -95,7 +95,7 @@ def check_complete(spec: JobSpec) -> None:
 
 
 def check_integrations(spec: JobSpec) -> None:
-    """Raises GraphError where Gyre's own classes do not go together, or not with the numbers of the job."""
+    """Raises GraphError if Gyre's own classes do not go together, or do not fit the numbers of the job."""
     settings = WorkloadSettings.read(spec.config)
     path, layout = settings.megatron.model_path, settings.megatron
     replica = layout.tensor_parallel * layout.pipeline_parallel
@@ -124,7 +124,7 @@ def check_integrations(spec: JobSpec) -> None:
 
 
 def _check_losses(spec: JobSpec, loss: LossSettings) -> None:
-    """Every term of the loss has the role that it needs."""
+    """Check that every term of the loss has the role that it needs."""
     if loss.adv_estimator == "gae" and "critic" not in spec.roles:
         raise GraphError(
             f"config.loss.adv_estimator: 'gae' needs the values of a critic, which recipe {spec.recipe!r} has not.",
@@ -141,7 +141,7 @@ def _check_losses(spec: JobSpec, loss: LossSettings) -> None:
 
 
 def _check_mini_batches(spec: JobSpec, settings: WorkloadSettings) -> None:
-    """All updates of a pass train equally many groups."""
+    """Check that all updates of a pass train equally many groups."""
     batch = spec.run.prompts_per_step
     for path, optim in (("config.optim", settings.optim), ("config.critic.optim", settings.critic.optim)):
         count = optim.mini_batches
@@ -154,7 +154,7 @@ def _check_mini_batches(spec: JobSpec, settings: WorkloadSettings) -> None:
 
 
 def _is(spec: JobSpec, role: str, package: str, name: str) -> bool:
-    """Whether the role's class is that one of ours, by whichever module it was named."""
+    """Whether the role's class is this class of Gyre's, by whichever module it was named."""
     given = spec.roles[role].entrypoint if role in spec.roles else None
     if given is None or given.name != name:
         return False

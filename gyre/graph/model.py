@@ -128,7 +128,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one placement-group bundle reserves, and who stands in it."""
+    """What one placement-group bundle reserves, and the vertices in it."""
 
     index: int
     node: int
@@ -138,7 +138,7 @@ class Bundle:
     memory_bytes: int = 0
     accelerator: float = 0.0
     machine: str = ""
-    """Id of the cluster's node that the logical node was laid on; empty before, or where any will do."""
+    """Id of the cluster's node that the logical node was fitted to; empty before that, or if any will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class VertexPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Where everything goes. `notes` are sentences for people to read.
+    """Where every vertex goes. `notes` are sentences for people to read.
 
     `assignments` maps logical nodes to the cluster's node ids; it is empty until `fit_to_cluster` has seen one.
     """

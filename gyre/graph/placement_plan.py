@@ -1,9 +1,9 @@
-"""Where every vertex goes: sub-graphs, logical nodes, devices.
+"""The placement plan: the sub-graph, logical node and devices of every vertex.
 
 Invariants:
 - *placed once*: every vertex has exactly one placement, in exactly one bundle of one sub-graph;
 - *no over-subscription*: the shares of one device never sum to more than 1, counted in whole 1/10,000, which is
-  what Ray counts in, so that n roles with a share of floor(1/n) always fit;
+  Ray's unit, so that n roles with a share of floor(1/n) always fit;
 - *separate*: roles of one `separate` list have no logical node in common;
 - *deterministic*: equal jobs get equal plans.
 
@@ -105,7 +105,7 @@ def plan_placement(spec: JobSpec) -> PlacementPlan:
 
 
 def _check_sizes(spec: JobSpec, units: Sequence[Unit]) -> None:
-    """What no order of placing could make fit."""
+    """Refuse a job that does not fit in any order of placing."""
     devices = spec.device_per_node
     for unit in units:
         path = f"roles.{unit.id}"
@@ -135,7 +135,7 @@ def _check_sizes(spec: JobSpec, units: Sequence[Unit]) -> None:
 
 
 def _devices_for(width: int, bundles: int) -> int:
-    """Whole devices that so many bundles of this width take on one node."""
+    """Returns the whole devices that this many bundles of this width take on one node."""
     if width >= SHARE or width == 0:
         return width * bundles // SHARE
     return -(-bundles // (SHARE // width))
@@ -154,7 +154,7 @@ def _orders(units: Sequence[Unit]) -> Iterable[Sequence[Unit]]:
 
 
 def _lay_out(spec: JobSpec, order: Sequence[Unit]) -> dict[str, tuple[_Layout, list[tuple[int, ...]]]]:
-    """The nodes of every unit, and the devices of each of its bundles."""
+    """Returns the nodes of every unit, and the devices of each of its bundles."""
     devices = range(spec.device_per_node - 1, -1, -1)
     nodes = [LogicalNode(index, list(devices)) for index in range(spec.node_num)]
     result = {}
@@ -307,7 +307,8 @@ def _sub_graphs(unit: Unit, bundles: list[Bundle]) -> list[SubGraph]:
 
 
 def _strategy(unit: Unit, bundles: Sequence[Bundle]) -> str:
-    """Ray's word for it: strict only where the plan says so, since a strict one cannot heal on fewer nodes."""
+    """Returns Ray's placement strategy: strict only if the plan says so, since a strict group cannot heal on fewer
+    nodes."""
     nodes = {bundle.node for bundle in bundles}
     if len(bundles) == 1:
         return "PACK"

@@ -42,8 +42,8 @@ from gyre.graph.model import Dispatch, Edge, EdgeKind, Operator
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A graph, with the classes and the loss that it has by default. `required` roles must be in the job; `optional`
-    ones join the graph where they are. `build` is a function of the job alone."""
+    """A graph with its default classes and loss. `required` roles must be in the job; `optional` ones join the graph if
+    the job has them. `build` is a function of the job alone."""
 
     name: str
     required: tuple[str, ...]
@@ -62,7 +62,8 @@ def _entry(text: str) -> Entrypoint:
 GRAPH_TRAINER = _entry("gyre.workloads.trainer.loop:GraphTrainer")
 
 ROLLOUT_INSTANCE = _entry("gyre.workloads.rollout_vertices:RolloutInstance")
-"""With it, the role's operators belong to the rollout plane. A rollout class of the user's own is called itself."""
+"""The class that makes a role's operators run in the rollout plane. The trainer calls a user's own rollout class
+itself."""
 
 DEFAULT_CLASSES: dict[str, Entrypoint] = {
     "trainer": GRAPH_TRAINER,
@@ -112,7 +113,7 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
             raise GraphError(
                 f"run.max_{unit}_per_micro_batch: {most} is less than run.min_{unit}_per_micro_batch ({least})."
             )
-    # A batch that is being trained and the batches that run ahead of it, and no more.
+    # Room for the batch that is being trained and the batches that run ahead of it, and no more.
     room = batch * (2 + ahead)
     ordered = ahead == 0
 
@@ -130,7 +131,7 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
         Edge(accumulate.ref, apply.ref, EdgeKind.CONTROL, 1, batch // micro),
         Edge(apply.ref, generate.ref, EdgeKind.WEIGHTS, batch // firing, 1, delay=1 + ahead),
     ]
-    judges = [score]  # what a group has been through when it is trained on
+    judges = [score]  # the operators that a group passes before it is trained on
     if "reference" in spec.roles:
         first = not reads_a_folder(spec, "reference")
         judges.append(Operator("reference", "logprobs", initial_policy=first))
@@ -165,7 +166,7 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
 
 
 def _ahead(spec: JobSpec) -> int:
-    """How many steps generation may run ahead of training. Raises GraphError where the job contradicts itself."""
+    """Returns how many steps generation may run ahead of training. Raises GraphError if the job contradicts itself."""
     staleness, bound = spec.staleness, spec.max_staleness
     ahead = bound if staleness.ahead is None else staleness.ahead
     if staleness.policy == "in_order":
@@ -190,7 +191,8 @@ def _ahead(spec: JobSpec) -> int:
 
 
 def _group_relative(name: str, **loss: Any) -> Recipe:
-    """Advantages from a group's own rewards, no critic: the same graph, another `config.loss`."""
+    """A recipe whose advantages come from a group's own rewards, without a critic. These recipes share one graph and
+    differ in `config.loss`."""
     return Recipe(
         name=name,
         required=("trainer", "actor", "rollout", "reward"),

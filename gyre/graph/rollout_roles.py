@@ -1,4 +1,4 @@
-"""What the roles of the rollout plane are to each other, as the job's graph has it."""
+"""Roles of the rollout plane: which of them scale, and which stand on the trainer's devices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ROLLOUT = "rollout"
 
 
 def elastic_of(spec: JobSpec) -> dict[str, Any] | None:
-    """The rollout role's `elastic` section as data, for the rollout manager; None where it has none."""
+    """Returns the rollout role's `elastic` section as data, for the rollout manager; None if it has none."""
     role = spec.roles.get(ROLLOUT)
     return role.elastic.model_dump(mode="json") if role is not None and role.elastic is not None else None
 
 
 def local_roles(spec: JobSpec) -> frozenset[str]:
-    """The roles whose instances stand on the trainer's devices: those that share them with the actor."""
+    """Returns the roles whose instances share the trainer's devices: those collocated with the actor."""
     found = {LOCAL_ROLLOUT} & spec.roles.keys()
     for group in collocated(spec):
         if "actor" in group:

@@ -22,10 +22,10 @@ from gyre.graph.units import SHARE, Unit, units_of
 
 
 def with_vertices(plan: PlacementPlan, spec: JobSpec, role: str, ranks: Iterable[int]) -> PlacementPlan:
-    """The plan with these ranks of an elastic role added; those that are in it already stay.
+    """Returns the plan with these ranks of an elastic role added; ranks that are already in the plan stay.
 
     `spec` is the resolved one (`CompiledJob.spec`). Roles that are collocated with it grow along. Raises GraphError
-    where the role does not scale or no node has room, NotFound for an unknown role.
+    if the role does not scale or no node has room, NotFound for an unknown role.
     """
     unit = _unit_of(spec, role)
     nodes = _occupied(plan)
@@ -50,7 +50,7 @@ def with_vertices(plan: PlacementPlan, spec: JobSpec, role: str, ranks: Iterable
 
 
 def without_vertices(plan: PlacementPlan, vertices: Collection[str]) -> PlacementPlan:
-    """The plan without the sub-graphs of these vertices. Raises GraphError where others would go with them."""
+    """Returns the plan without the sub-graphs of these vertices. Raises GraphError if others would go with them."""
     gone = set(vertices)
     kept = []
     for sub_graph in plan.sub_graphs:
@@ -73,13 +73,13 @@ def _unit_of(spec: JobSpec, role: str) -> Unit:
     unit = next(unit for unit in units_of(spec) if role in unit.roles)
     if not unit.single:
         raise GraphError(
-            f"roles.{role}: does not scale, for it is not elastic.", hint="Give it .elastic(min, max)."
+            f"roles.{role}: cannot scale, because it is not elastic.", hint="Give it .elastic(min, max)."
         )
     return unit
 
 
 def _occupied(plan: PlacementPlan) -> list[LogicalNode]:
-    """The plan's nodes, with what its vertices take of them."""
+    """Returns the plan's nodes, with the devices that its vertices take."""
     used: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     nodes = [LogicalNode(index, []) for index in range(plan.node_num)]
     for place in plan.placements.values():

@@ -1,7 +1,7 @@
-"""What is placed together: a role by itself, or collocated roles rank by rank, and their shares of devices.
+"""Units of placement: a role by itself, or collocated roles rank by rank, with their shares of devices.
 
-Invariant: *shares fit*: within a bundle, what its vertices take of a device never sums to more than 1, counted in
-whole 1/10,000, which is what Ray counts in. This module must not know nodes.
+Invariant: *shares fit*: within a bundle, the shares that its vertices take of a device never sum to more than 1,
+counted in whole 1/10,000, which is Ray's unit. This module must not know nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gyre.config import JobSpec
 from gyre.graph.validate import collocated
 
 SHARE = 10_000
-"""One device in the smallest share that Ray can account for."""
+"""One device, counted in the smallest share that Ray can account for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def units_of(spec: JobSpec) -> list[Unit]:
 def _shares(counts: dict[str, int], wanted: dict[str, int]) -> tuple[int, dict[str, int]]:
     """The devices of one bundle, and the share of one vertex of each role, in 1/10,000 of a device.
 
-    What was asked for stays where it fits one device together. Otherwise a bundle is as wide as its widest role
+    If the shares asked for fit on one device together, they stay. Otherwise a bundle is as wide as its widest role
     and each role has an equal part of it, rounded down; above one device Ray wants whole ones.
     """
     total = sum(counts[role] * amount for role, amount in wanted.items())

@@ -1,10 +1,10 @@
-"""What makes a job impossible, as sentences.
+"""Checks that a job can run; each failure is a sentence.
 
 Each check raises GraphError at the first thing that is wrong, naming the path in the job, what was given, what was
-expected, and the nearest known name. The checks that need no placement stand here; whether everything fits
+expected, and the nearest known name. This module has the checks that need no placement; whether everything fits
 on the nodes is found by `placement_plan`, which says required and available.
 
-This module must not import the user's classes: what it knows of them is what the job says.
+This module must not import the user's classes: it knows only what the job says about them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gyre.graph.recipes import Recipe
 
 
 def check_roles(spec: JobSpec) -> None:
-    """What each role says of itself. Gang flags must be resolved."""
+    """Check each role by itself. Gang flags must be resolved."""
     for name, role in spec.roles.items():
         path = f"roles.{name}"
         if role.entrypoint is None:
@@ -53,7 +53,7 @@ def _check_elastic(path: str, role: RoleSpec) -> None:
         )
     if role.gang:
         raise GraphError(
-            f"{path}.elastic: a gang cannot scale one by one, for its ranks are peers of one collective.",
+            f"{path}.elastic: a gang cannot scale one by one, because its ranks are peers of one collective.",
             hint=f"Remove elastic, or gang and the collective edges of {path.removeprefix('roles.')}.",
         )
 
@@ -86,7 +86,7 @@ def _check_trainer(spec: JobSpec) -> None:
 
 
 def check_recipe(spec: JobSpec, recipe: Recipe) -> None:
-    """Every role that the recipe needs is there."""
+    """Check that every role that the recipe needs is in the job."""
     for name in recipe.required:
         if name not in spec.roles:
             others = [role for role in spec.roles if role not in (*recipe.required, *recipe.optional)]
@@ -100,7 +100,7 @@ def check_recipe(spec: JobSpec, recipe: Recipe) -> None:
 
 
 def check_weights(spec: JobSpec) -> None:
-    """What the settings of the weight plane permit together."""
+    """Check that the settings of the weight plane go together."""
     weights = spec.weights
     if weights.encrypt and not spec.rollouts.tls_cert:
         raise GraphError(
@@ -121,7 +121,7 @@ def check_weights(spec: JobSpec) -> None:
 
 
 def check_affinity(spec: JobSpec) -> None:
-    """The affinities name roles that exist and do not contradict each other."""
+    """Check that the affinities name existing roles and do not contradict each other."""
     affinity = spec.affinity
     for key in ("collocate", "separate"):
         for index, names in enumerate(getattr(affinity, key)):

@@ -139,7 +139,9 @@ def _parse(url: str) -> URL:
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         if parsed.database in (None, "", ":memory:"):
-            raise StoreError("A store in memory would not survive what it is for.", hint=examples)
+            raise StoreError(
+                "A store in memory would not survive the process that it has to outlive.", hint=examples
+            )
         return parsed.set(drivername="sqlite+pysqlite", database=os.path.abspath(str(parsed.database)))
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
@@ -147,7 +149,7 @@ def _parse(url: str) -> URL:
 
 
 def _check_path(path: Path, *, create: bool) -> None:
-    """Say in words what SQLite would only call `unable to open database file`."""
+    """Raise a sentence where SQLite would only say `unable to open database file`."""
     hint = "Give a path whose folder exists or can be made, on a local disk, writable by this user."
     if path.is_dir():
         raise StoreError(f"{path} is a directory, not a database file.", hint=f"Try {path / 'gyre.db'}.")
@@ -194,7 +196,7 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             if not read_only:
                 connection.execute("PRAGMA synchronous=FULL")
         except BaseException:
-            connection.close()  # of a damaged file: nobody else holds it yet
+            connection.close()  # the file is damaged: no other process holds the lock yet
             raise
         return connection
 

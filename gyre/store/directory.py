@@ -53,7 +53,7 @@ class JobRow:
 
 
 class JobFields(TypedDict, total=False):
-    """What `update_job` can change."""
+    """The fields that `update_job` can change."""
 
     phase: str
     reason: str

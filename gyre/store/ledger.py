@@ -1,4 +1,5 @@
-"""The sample ledger: where a group of samples is, which step and micro-batch trained it, what a checkpoint covers.
+"""The sample ledger: the status of every group of samples, the step and micro-batch that trained it, and what a
+checkpoint covers.
 
 Invariants:
     One-writer            a write carries its writer's term; after `take_over` with a greater one it is
@@ -95,8 +96,8 @@ class DiscardRow:
 @dataclass(frozen=True, slots=True)
 class RestoreRow:
     """Ranks of a role are brought back from `source`; `gang` is the incarnation of the first of them. `number` counts a
-    ledger's restores from 1. A `step` of None says that it was begun, and not how it ended; `seconds` is None where
-    whoever began it did not live to tell."""
+    ledger's restores from 1. A `step` of None means that the restore has begun and its end is not known; `seconds` is
+    None if the trainer that began it died before its end."""
 
     number: int
     role: str
@@ -131,7 +132,7 @@ class LedgerRows:
 
 @dataclass(frozen=True, slots=True)
 class LedgerAudit:
-    """What SQL says about a ledger, independently of the code that wrote it.
+    """Result of auditing a ledger in SQL, independently of the code that wrote it.
 
     `duplicates` maps a group to the steps that list it, if that is more than one listing; `gaps` are the
     inclusive ranges of group ids from 0 up to the cursor that have no row; `unlisted` counts groups that
@@ -168,8 +169,8 @@ class LedgerStore:
     # -- writing -------------------------------------------------------------------------------------------
 
     def take_over(self, *, term: int) -> None:
-        """Become the writer. Fenced if a greater term is stored; the same term again is accepted, for the
-        term is handed out by the one who starts writers (the master's epoch and a count)."""
+        """Become the writer. Fenced if a greater term is stored. The same term is accepted again, because the starter
+        of writers hands terms out (the master's epoch and a count)."""
         with self._database.write("ledger_take_over") as connection:
             stored = raise_term(connection, tables.ledgers, self.job_id, term, cursor=0)
             if stored != term:
@@ -193,7 +194,8 @@ class LedgerStore:
 
         `cursor` is the next group id to be drawn from the data. `drop_payloads_through_step` forgets the
         payloads of groups trained up to that step, and never of one that no checkpoint covers.
-        `forget_digests_from_step` is for one that went on from that step with other weights than the recorded ones.
+        `forget_digests_from_step` removes the digests of that step and later ones: the trainer went on from it with
+        other weights than the recorded ones.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
         durable = (
@@ -357,7 +359,7 @@ class LedgerStore:
     # -- reading -------------------------------------------------------------------------------------------
 
     def load(self) -> LedgerRows:
-        """Everything that a new writer needs, of one moment. Empty, at term 0, if there is no ledger yet."""
+        """Returns everything that a new writer needs, as of one moment. Empty, at term 0, if there is no ledger yet."""
         ledgers, groups = tables.ledgers, tables.ledger_groups
         steps, checkpoints = tables.ledger_steps, tables.ledger_checkpoints
         columns = (

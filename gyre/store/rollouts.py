@@ -86,7 +86,7 @@ class RolloutStore:
                     )
 
     def load(self) -> RolloutRows:
-        """Everything that a new writer needs, of one moment. Empty, at term 0, if nobody has written yet."""
+        """Returns everything that a new writer needs, as of one moment. Empty, at term 0, if nobody has written yet."""
         rollouts, groups, deltas = tables.rollouts, tables.rollout_groups, tables.rollout_deltas
         with self._database.read() as connection:
             head = connection.execute(

@@ -1,4 +1,4 @@
-"""Becoming the one writer of a job's rows, in one statement: a term that only grows.
+"""Terms: a number that only grows and names the one writer of a job's rows.
 
 This file must not know what the rows hold.
 """
@@ -11,8 +11,8 @@ from sqlalchemy import Connection, Table, select, text
 
 
 def raise_term(connection: Connection, table: Table, job_id: str, term: int, **first: Any) -> int:
-    """Set the job's `term` in `table`, a row a job, where the stored one is not greater; a row that is not there yet
-    begins with `first`. The term that is stored then: another than `term` says that somebody newer writes."""
+    """Set the job's `term` in `table`, which has one row for each job, unless a greater one is stored; a new row begins
+    with `first`. Returns the stored term: if it is not `term`, a newer writer has taken over."""
     columns = ("job_id", "term", *first)
     connection.execute(
         text(

@@ -25,7 +25,7 @@ MAX_BATCH = 1000
 """Entries per transaction: past this a batch gains no throughput and only delays its first entry."""
 
 QUEUE_LIMIT = 10_000
-"""About a fifth of a second's work on a common disk: who waits longer should hear of it."""
+"""About a fifth of a second's work on a common disk; a caller that would wait longer gets an error."""
 
 
 class GroupCommitWriter:

@@ -3,7 +3,7 @@
 Invariants:
 - *light*: verbs are modules that are imported when they are called; torch, Ray, FastAPI, SQLAlchemy, pydantic and
   rich are not imported for help;
-- *stdout is data*: what was asked for, and nothing else; everything said about it goes to stderr;
+- *stdout is data*: results go to stdout, messages to stderr;
 - *exit codes*: 0 ok, 1 the job failed, 2 usage or configuration, 3 unreachable or unauthorised, 4 not found,
   5 conflict, 130 interrupted, 143 terminated. An error is one sentence with what to do, never a traceback of ours.
 """
@@ -30,19 +30,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "ls": ("look", "List jobs."),
     "show": ("look", "Show a job: master, vertices, progress, incidents."),
     "events": ("look", "Print a job's events."),
-    "logs": ("look", "Print what a job's vertices wrote."),
+    "logs": ("look", "Print the logs of a job's vertices."),
     "scale": ("command", "Change how many vertices a role has."),
-    "pause": ("command", "Hold a job's trainer at the next step's end."),
-    "resume": ("command", "Let a paused job go on."),
-    "stop": ("command", "End a job in order."),
+    "pause": ("command", "Pause a job's trainer at the end of its step."),
+    "resume": ("command", "Resume a paused job."),
+    "stop": ("command", "Stop a job gracefully."),
     "join": ("instances", "Generate for a job from this machine."),
-    "drain": ("instances", "Let a rollout instance hand over and leave."),
+    "drain": ("instances", "Make a rollout instance hand over and leave."),
     "replay": ("replay", "Fold a job's history again and compare."),
-    "data": ("data", "Put a data set into the form that jobs read."),
-    "export": ("export", "Write a trained model for others to load."),
+    "data": ("data", "Prepare a data set for jobs, or show one."),
+    "export": ("export", "Export a trained model as a model folder."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }
-"""Each verb: the module that has it under its own name, and its line in the help."""
+"""The verbs: for each, the module that defines it and its line in the help."""
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # here, because click would make an exit with code 1 of it
+        except BrokenPipeError:  # caught here, because click would turn this into exit code 1
             _forget_stdout()
             return 0
 
@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
-        """Run, and exit with the code of what came of it."""
+        """Run the command line, and exit with the code of its outcome."""
         options["standalone_mode"] = False
         try:
             code = super().main(args, *rest, **options)
@@ -101,7 +101,7 @@ class LazyGroup(click.Group):
 
 
 def _say(error: GyreError) -> int:
-    """One sentence on stderr; before it the user's own traceback, if it was their code."""
+    """Print the error as one sentence on stderr, after the user's own traceback if their code raised it."""
     traceback = str(error.details.get("traceback", "")).strip()
     if traceback:
         click.echo(traceback, err=True)
@@ -112,7 +112,8 @@ def _say(error: GyreError) -> int:
 
 
 def _forget_stdout() -> None:
-    """Whoever read our output has gone: let the interpreter's last flush go nowhere."""
+    """Point stdout at nothing, so that the interpreter's last flush does not fail: the reader of the output has
+    gone."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -120,7 +121,7 @@ def _forget_stdout() -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="JOB is a name or an id; without one it is the newest job. Every verb that reads has --json.",
+    epilog="JOB is a name or an id; by default it is the newest job. Every verb that reads has --json.",
 )
 @global_options
 @click.version_option(package_name="gyre-rl", prog_name="gyre", message="%(prog)s %(version)s")

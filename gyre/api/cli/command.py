@@ -1,6 +1,6 @@
-"""`scale`, `pause`, `resume`, `stop`: what one may ask of a job that runs.
+"""`scale`, `pause`, `resume`, `stop`: the verbs that change a running job.
 
-Each returns when the request is in the journal, not when it is carried out; `gyre show` tells the rest.
+Each returns when the request is in the journal, not when it is carried out; `gyre show` shows the progress.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
 
-def _command(session: Session, job: str | None, name: str, body: dict[str, Any], as_json: bool) -> None:
+def _command(
+    session: Session, job: str | None, name: str, body: dict[str, Any], as_json: bool, *, doing: str
+) -> None:
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
         seq = reader.command(found.job_id, name, body)
     if as_json:
         write_json({"job_id": found.job_id, "seq": seq})
     else:
-        remark(f"{found.name}: {name} is event {seq}")
+        remark(f"{found.name}: {doing} (event {seq})")
 
 
 def _end_if_lost(session: Session, job: str | None, sure: bool, reason: str, as_json: bool) -> bool:
-    """Write the end of a job that nobody is left to end. Whether that was done. With `sure` on the user's word,
-    else only where it shows from here."""
+    """Write the end of a job whose cluster is gone, and return whether that was done. With `sure` the user's word is
+    enough; otherwise the loss must show from this machine."""
     from gyre.api.orphaned_jobs import end_lost_job, is_lost, master_answers
     from gyre.errors import Conflict
 
@@ -55,32 +57,41 @@ def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
     role, separator, count = wanted.partition("=")
     if not separator or not role or not count.isdecimal() or len(jobs) > 1:
         raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] ROLE=N, such as rollout=4.")
-    _command(session, jobs[0] if jobs else None, "scale", {"role": role, "count": int(count)}, as_json)
+    _command(
+        session,
+        jobs[0] if jobs else None,
+        "scale",
+        {"role": role, "count": int(count)},
+        as_json,
+        doing=f"scaling {role} to {count}",
+    )
 
 
 @verb()
 @click.argument("job", required=False)
 @_JSON
 def pause(session: Session, job: str | None, as_json: bool) -> None:
-    """Hold a job's trainer at the next step's end."""
-    _command(session, job, "pause", {}, as_json)
+    """Pause a job's trainer at the end of its step."""
+    _command(session, job, "pause", {}, as_json, doing="pausing")
 
 
 @verb()
 @click.argument("job", required=False)
 @_JSON
 def resume(session: Session, job: str | None, as_json: bool) -> None:
-    """Let a paused job go on."""
-    _command(session, job, "resume", {}, as_json)
+    """Resume a paused job."""
+    _command(session, job, "resume", {}, as_json, doing="resuming")
 
 
 @verb()
 @click.argument("job", required=False)
-@click.option("--reason", default="", help="Recorded with the stop.")
+@click.option("--reason", default="", help="Reason, recorded with the stop.")
 @_JSON
-@click.option("--lost", is_flag=True, help="Its cluster is gone for good: write its end, and free its name.")
+@click.option(
+    "--lost", is_flag=True, help="The job's cluster is gone for good: record its end and free its name."
+)
 def stop(session: Session, job: str | None, reason: str, lost: bool, as_json: bool) -> None:
-    """End a job in order: at the next step's end, or after its drain timeout."""
+    """Stop a job gracefully: at the end of its step, or after its drain timeout."""
     if session.url is None and _end_if_lost(session, job, lost, reason, as_json):
         return
-    _command(session, job, "stop", {"reason": reason}, as_json)
+    _command(session, job, "stop", {"reason": reason}, as_json, doing="stopping")

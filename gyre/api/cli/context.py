@@ -1,4 +1,4 @@
-"""What every verb shares: where the home, the store and the master are, and the reader over them.
+"""The global options: where the home, the store and the master are, and the reader over them.
 
 The global options stand before the verb or after it: `gyre --url U show` and `gyre show --url U` are the same.
 Imports of weight happen inside the methods, for `gyre --help` imports this file.
@@ -39,7 +39,7 @@ class Session:
         return self.store or self.home.database_url()
 
     def has_store(self) -> bool:
-        """Whether there is a database to read: a fresh home has none, which is no error for `ls`."""
+        """Whether there is a database to read. A fresh home has none; for `ls` that is not an error."""
         return self.store is not None or (self.home.path / "gyre.db").exists()
 
     def reader(self) -> JobReader:
@@ -63,7 +63,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None
         return
     setattr(session, param.name, value)
     if param.name == "home_path":
-        os.environ[VARIABLE] = value  # what is started from here has the same home
+        os.environ[VARIABLE] = value  # processes started from here have the same home
 
 
 def _is_from_environment(ctx: click.Context, name: str) -> bool:

@@ -16,39 +16,50 @@ _A_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group()
 def data() -> None:
-    """Put a data set into the form that jobs read, and look at it."""
+    """Prepare a data set for jobs, and look at a prepared one."""
 
 
 @data.command()
 @click.argument("source", type=_ONE_PLACE)
 @click.argument("out", type=_ONE_PLACE)
-@click.option("--tokenizer", type=_A_FOLDER, required=True, help="A model's folder, with tokenizer.json.")
+@click.option("--tokenizer", type=_A_FOLDER, required=True, help="Model folder with tokenizer.json.")
 @click.option("--split", default="train", show_default=True)
-@click.option("--subset", default="", metavar="NAME", help="Of a data set with several: gsm8k's main.")
+@click.option(
+    "--subset",
+    default="",
+    metavar="NAME",
+    help="Configuration, for a data set with several, such as gsm8k's main.",
+)
 @click.option(
     "--layout",
     default="auto",
     show_default=True,
-    help="gsm8k, openr1-math, verl or plain; auto goes by the columns.",
+    help="gsm8k, openr1-math, verl or plain; auto chooses by the columns.",
 )
-@click.option("--prompt", default="", metavar="COLUMN", help="Of the question, in another layout.")
+@click.option("--prompt", default="", metavar="COLUMN", help="Column of the question, for another layout.")
 @click.option("--answer", default="", metavar="COLUMN", help="Of the answer.")
-@click.option("--system", default="", metavar="TEXT", help="A system message before every question.")
-@click.option("--suffix", default="", metavar="TEXT", help="After every question: how to answer it.")
-@click.option("--chat/--no-chat", default=True, show_default=True, help="By the tokenizer's chat template.")
+@click.option("--system", default="", metavar="TEXT", help="System message to put before every question.")
+@click.option(
+    "--suffix", default="", metavar="TEXT", help="Text to put after every question: how to answer it."
+)
+@click.option(
+    "--chat/--no-chat", default=True, show_default=True, help="Apply the tokenizer's chat template."
+)
 @click.option(
     "--template",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option of the chat template: enable_thinking=false.",
+    help="Option of the chat template, such as enable_thinking=false.",
 )
-@click.option("--max-prompt-tokens", type=click.IntRange(0), default=0, help="Longer ones are left out.")
+@click.option(
+    "--max-prompt-tokens", type=click.IntRange(0), default=0, help="Leave out prompts with more tokens."
+)
 @click.option("--limit", type=click.IntRange(0), default=0, help="Rows to read.")
 @click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
 def prepare(
     source: Path, out: Path, tokenizer: Path, template: tuple[str, ...], as_json: bool, **how: Any
 ) -> None:
-    """Read SOURCE (JSONL, Parquet, or a folder of Hugging Face's) and write the folder OUT.
+    """Read SOURCE (JSONL, Parquet or a Hugging Face folder) and write the folder OUT.
 
     OUT holds tokens, answers, hashes and the tokenizer; `config.data.path` of a job names it.
     """
@@ -66,7 +77,7 @@ def prepare(
 @data.command()
 @click.argument("folder", type=_A_FOLDER)
 @click.option("--rows", type=click.IntRange(0), default=2, show_default=True, help="Prompts to show.")
-@click.option("--verify", is_flag=True, help="Read every file and compare its checksum.")
+@click.option("--verify", is_flag=True, help="Check the checksum of every file.")
 @click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
 def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
     """Show what a prepared FOLDER was made from, and its first prompts."""
@@ -79,7 +90,7 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
     damaged = found.verify() if verify else []
     if damaged:
         raise ConfigError(
-            f"{folder}: {', '.join(damaged)} are not as they were written.", hint="Prepare it again."
+            f"{folder}: {', '.join(damaged)} have changed since they were written.", hint="Prepare it again."
         )
     if as_json:
         write_json(manifest)
@@ -92,7 +103,7 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:
-    """`KEY=VALUE`, values as in JSON where they are, and text elsewhere."""
+    """Returns the options given as `KEY=VALUE`; a value that is not JSON is a text."""
     found = {}
     for one in given:
         key, equals, value = one.partition("=")

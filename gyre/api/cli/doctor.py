@@ -1,7 +1,7 @@
-"""`doctor`: what this machine has, what is missing, and what to do about each.
+"""`doctor`: checks of this machine, with what to do about each that fails.
 
-A check looks and changes nothing: no database is made, no cluster started. A check that itself breaks is a
-failed check, not a broken doctor.
+A check changes nothing: it makes no database and starts no cluster. A check that itself breaks is a failed check, not a
+broken doctor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHECK_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`advice` is what to do; empty where all is well."""
+    """The result of one check. `advice` is what to do; empty if all is well."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -53,7 +53,7 @@ class Check:
 @verb()
 @click.option("--json", "as_json", is_flag=True, help="An array of checks.")
 def doctor(session: Session, as_json: bool) -> int:
-    """Check this machine, and say what to do. Exits with 2 where something must be put right."""
+    """Check this machine, and say what to do. Exits with 2 if something must be fixed."""
     checks = list(examine(session))
     if as_json:
         write_json([asdict(check) for check in checks])
@@ -217,7 +217,7 @@ def _shared_memory() -> Check:
 def _cores() -> Check:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = f"{usable} usable of {os.cpu_count()}"
-    return Check("cores", "ok" if usable >= 2 else "warn", found, "" if usable >= 2 else "The demo wants 2.")
+    return Check("cores", "ok" if usable >= 2 else "warn", found, "" if usable >= 2 else "The demo needs 2.")
 
 
 def _memory() -> Check:
@@ -228,7 +228,7 @@ def _memory() -> Check:
         return Check("memory", "ok", "this system does not say")
     found = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
     low = available < LOW_MEMORY_BYTES
-    return Check("memory", "warn" if low else "ok", found, "The demo wants 3 GiB." if low else "")
+    return Check("memory", "warn" if low else "ok", found, "The demo needs 3 GiB." if low else "")
 
 
 def _ports() -> Check:

@@ -1,4 +1,4 @@
-"""`export`: a checkpoint of a job's actor as a model that others can load. Needs Megatron, and no job."""
+"""`export`: write a checkpoint of a job's actor as a model folder. Needs Megatron, but no running job."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gyre.api.cli.output import remark, write_json
     "--dtype",
     type=click.Choice(["", "float32", "bfloat16"]),
     default="",
-    help="Of the weights written; they keep theirs without.",
+    help="Type of the weights to write; by default that of the checkpoint.",
 )
-@click.option("--json", "as_json", is_flag=True, help="What was written, as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written, as one object.")
 def export(checkpoint: Path, out: Path, dtype: str, as_json: bool) -> None:
     """Write the Megatron actor's CHECKPOINT as the folder OUT, in Hugging Face's layout.
 

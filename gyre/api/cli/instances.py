@@ -20,39 +20,61 @@ if TYPE_CHECKING:
 
 def _checked(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise click.UsageError(f"{url!r} is no address of a rollout manager, such as http://10.0.0.5:41234.")
+        raise click.UsageError(
+            f"{url!r} is not the address of a rollout manager, such as http://10.0.0.5:41234."
+        )
     return url
 
 
 @verb()
 @click.argument("address", metavar="URL")
-@click.option("--name", metavar="NAME", help="Of the instance; this machine's name and process by default.")
+@click.option(
+    "--name", metavar="NAME", help="Name of the instance; by default this machine's name and process id."
+)
 @click.option(
     "--engine", default="sglang", show_default=True, help="sglang, embedded, or your own as module:function."
 )
 @click.option(
-    "--model", type=click.Path(exists=True, path_type=Path), help="A local model folder: {model} in FLAGS."
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    help="Local model folder, which replaces {model} in FLAGS.",
 )
-@click.option("--python", metavar="PATH", help="The interpreter that has the engine.")
+@click.option("--python", metavar="PATH", help="Python interpreter that has the engine installed.")
 @click.option(
-    "--max-running", type=click.IntRange(1), default=64, show_default=True, help="Samples at a time."
+    "--max-running",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Samples generated at a time.",
 )
 @click.option(
-    "--kv-tokens", type=click.IntRange(1), default=1 << 18, show_default=True, help="Tokens in KV memory."
+    "--kv-tokens",
+    type=click.IntRange(1),
+    default=1 << 18,
+    show_default=True,
+    help="Tokens that fit in KV memory.",
 )
 @click.option(
     "--cache", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For weights [/dev/shm]."
 )
-@click.option("--notice-file", type=click.Path(path_type=Path), help="Leave when this file appears.")
+@click.option(
+    "--notice-file", type=click.Path(path_type=Path), help="File whose appearance makes the instance leave."
+)
 @click.option("--drain-deadline", "drain_s", type=click.FloatRange(0), default=30.0, show_default=True)
 @click.option("--reach-within", "reach_s", type=click.FloatRange(0), default=60.0, show_default=True)
 @click.option(
-    "--ca", type=click.Path(path_type=Path), help="PEM file to trust of an https URL; else this machine's."
+    "--ca",
+    type=click.Path(path_type=Path),
+    help="PEM file of the certificates to trust for an https URL; by default this machine's.",
 )
 @click.option(
-    "--weights-bind", metavar="ADDRESS", help="Where to serve weights to others, before what the job says."
+    "--weights-bind",
+    metavar="ADDRESS",
+    help="Address to serve weights to other instances at; overrides the job's.",
 )
-@click.option("--weights-ports", metavar="PORTS", help="And by which port, or range such as 7100-7107.")
+@click.option(
+    "--weights-ports", metavar="PORTS", help="Port to serve weights at, or a range such as 7100-7107."
+)
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def join(
     session: Session,
@@ -74,7 +96,8 @@ def join(
 ) -> None:
     """Generate for a job from this machine: gyre join URL --token T -- ENGINE FLAGS
 
-    URL is the rollout manager's, or the job's directory that has its rollouts.json. SIGTERM drains, and exits 0.
+    URL is that of the rollout manager, or the job's directory with rollouts.json. SIGTERM drains the instance and exits
+    with 0.
     """
     import asyncio
 
@@ -156,7 +179,9 @@ def _endpoint(session: Session, address: str) -> Endpoint:
 @click.argument("words", nargs=-1, required=True, metavar="[JOB] INSTANCE")
 @click.option("--deadline", "deadline_s", type=click.FloatRange(0), default=30.0, show_default=True)
 @click.option("--reason", default="asked to", help="Recorded with it.")
-@click.option("--ca", type=click.Path(path_type=Path), help="PEM file to trust of an https --url.")
+@click.option(
+    "--ca", type=click.Path(path_type=Path), help="PEM file of the certificates to trust for an https --url."
+)
 @click.option("--json", "as_json", is_flag=True, help="The manager's answer.")
 def drain(
     session: Session,
@@ -166,7 +191,7 @@ def drain(
     ca: Path | None,
     as_json: bool,
 ) -> None:
-    """Let a rollout instance hand its samples over and leave: gyre drain rollout-1"""
+    """Make a rollout instance hand its samples over and leave: gyre drain rollout-1"""
     if len(words) > 2:
         raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] INSTANCE.")
     *jobs, instance = words
@@ -176,12 +201,12 @@ def drain(
     if as_json:
         write_json(answer)
     else:
-        remark(f"{instance} drains; it leaves within {deadline_s:g} s")
+        remark(f"{instance} is draining and leaves within {deadline_s:g} s")
 
 
 def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, str, ssl.SSLContext | None]:
-    """The rollout manager's URL and token, and what to trust of it: --url, --token and --ca, or what stands in the
-    job's directory."""
+    """Returns the rollout manager's URL, its token and the certificates to trust: from --url, --token and --ca, or from
+    the job's directory."""
     from gyre.errors import NotFound
     from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
     from gyre.rollouts.protocol.tls import joining_context
@@ -196,7 +221,7 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
     where = read_endpoint(directory)
     if where is None:
         raise NotFound(
-            f"Job {found.name} has no rollout manager that is known here.",
+            f"Job {found.name} has no rollout manager known on this machine.",
             hint="On another machine give --url and --token; they stand in rollouts.json in the job's directory.",
         )
     return *where, read_trust(directory)
@@ -214,7 +239,8 @@ def _post(url: str, token: str, body: dict[str, Any], trust: ssl.SSLContext | No
         said = str(answer.get("message", answer))
     except (httpx.HTTPError, ValueError, AttributeError) as error:
         raise Unreachable(
-            f"The rollout manager at {url} did not answer: {error!r}.", hint="Does the job run?"
+            f"The rollout manager at {url} did not answer: {error!r}.",
+            hint="Check with `gyre show` that the job runs.",
         ) from None
     kinds = {401: Unauthorized, 404: NotFound, 422: ConfigError}
     if reply.status_code != 200:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--chaos", is_flag=True, help="Kill processes while it runs.")
-@click.option("--json", "as_json", is_flag=True, help="End with one object: the summary.")
+@click.option("--chaos", is_flag=True, help="Kill the job's processes while it runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary at the end, as one object.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the task and the chaos.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the model, the task and the chaos."
+)
 def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: int) -> int:
     """Train a small language model on arithmetic through the whole system, on this machine."""
     from gyre.api.demo import run_demo
@@ -29,10 +31,20 @@ def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: 
 
 
 def _job_options(command: Any) -> Any:
-    """What `run` and `submit` both take."""
+    """Add the options that `run` and `submit` share."""
     for option in (
-        click.option("--port", type=click.IntRange(0, 65535), default=0, help="The master's port; 0 is any."),
-        click.option("--host", default="127.0.0.1", show_default=True, help="Off loopback it needs --token."),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=0,
+            help="Port of the master; 0 takes any free one.",
+        ),
+        click.option(
+            "--host",
+            default="127.0.0.1",
+            show_default=True,
+            help="Address of the master; off loopback --token is needed.",
+        ),
         click.option(
             "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS]."
         ),
@@ -48,7 +60,7 @@ def _job_options(command: Any) -> Any:
 
 @verb()
 @_job_options
-@click.option("--json", "as_json", is_flag=True, help="End with one object: the job's view.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job's view at the end, as one object.")
 def run(
     session: Session,
     file: str,
@@ -57,7 +69,7 @@ def run(
     as_json: bool,
     **where: Any,
 ) -> None:
-    """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job in order."""
+    """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job gracefully."""
     spec = _spec(session, file, overrides)
 
     from gyre.api.terminal.foreground import in_foreground, terminable
@@ -105,7 +117,7 @@ def submit(
 
 
 def _spec(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:
-    """The job of a file: its mistakes come before anything that takes time."""
+    """Returns the job of a file, and reports its mistakes before anything that takes time."""
     from gyre.api.jobfile import load_job_file
 
     spec = load_job_file(file, overrides).spec

@@ -19,7 +19,7 @@ LOG_POLL_S = 0.5
 SHOWN_VERTICES = 200
 SHOWN_INCIDENTS = 20
 SHOWN_NODE = 12
-"""Of a node's id, whose 56 digits are for programs."""
+"""Characters shown of a node's id, whose 56 digits are for programs."""
 
 JOB_COLUMNS = (
     Column("NAME", dispensable=5),
@@ -58,9 +58,9 @@ INCIDENT_COLUMNS = (
 
 @verb()
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
-@click.option("--all", "show_all", is_flag=True, help="Also jobs that have ended.")
+@click.option("--all", "show_all", is_flag=True, help="Include jobs that have ended.")
 def ls(session: Session, as_json: bool, show_all: bool) -> None:
-    """List the jobs that run, or with --all every job, the newest first."""
+    """List the running jobs, or all jobs with --all, the newest first."""
     jobs: list[dict[str, Any]] = []
     masters: dict[str, str] = {}
     past = False
@@ -74,7 +74,7 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
         write_json(jobs)
         return
     if not jobs:
-        remark("No job runs; --all lists those that have ended." if past else "There is no job yet.")
+        remark("No job is running; --all lists those that have ended." if past else "There is no job yet.")
         return
     now = time.time()
     write_table(
@@ -98,7 +98,7 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
 
 @verb()
 @click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="The whole view as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole view as one object.")
 def show(session: Session, job: str | None, as_json: bool) -> None:
     """Show a job: its master, vertices, progress and incidents."""
     with session.reader() as reader:
@@ -200,7 +200,7 @@ def _show_incidents(incidents: list[dict[str, Any]]) -> None:
 
 
 def _cause(incident: dict[str, Any]) -> str:
-    """The cause, and that it lies in the job's own code where the cause does not say so by itself."""
+    """Returns the cause, with a remark if the fault lies in the job's own code and the cause does not say so."""
     own = incident["user_code"] and incident["cause"] != "user_error"
     return f"{incident['cause']} (user code)" if own else str(incident["cause"])
 
@@ -209,9 +209,11 @@ def _cause(incident: dict[str, Any]) -> str:
 @click.argument("job", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
 @click.option("--json", "as_json", is_flag=True, help="An array; with -f one object a line.")
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Only events with a greater number.")
+@click.option(
+    "--after", type=click.IntRange(min=0), default=0, help="Show only events with a greater number."
+)
 def events(session: Session, job: str | None, follow: bool, as_json: bool, after: int) -> None:
-    """Print a job's events: number, time, kind, what it says."""
+    """Print a job's events: number, time, kind and content."""
     with session.reader() as reader:
         history = reader.history(reader.find(job).job_id, after=after, follow=follow)
         if as_json and not follow:
@@ -227,7 +229,7 @@ def events(session: Session, job: str | None, follow: bool, as_json: bool, after
 
 
 def _said(event: dict[str, Any]) -> str:
-    """The body on one line: short values as they are, long ones (a traceback) by their last line."""
+    """Returns the body on one line: short values whole, long ones (a traceback) by their last line."""
     parts = []
     for key, value in event["body"].items():
         if value in (None, "", {}, []):
@@ -250,13 +252,13 @@ def _short(value: Any, length: int = 100) -> str:
 @verb()
 @click.argument("job", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
-@click.option("--role", help="Only vertices of this role.")
+@click.option("--role", help="Show only vertices of this role.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--json", "as_json", is_flag=True, help="Chunks in an array; with -f one object a line.")
 def logs(
     session: Session, job: str | None, follow: bool, role: str | None, rank: int | None, as_json: bool
 ) -> None:
-    """Print what a job's vertices wrote, each line behind its vertex."""
+    """Print the logs of a job's vertices, each line after its vertex."""
     with session.reader() as reader:
         job_id = reader.find(job).job_id
         if as_json and not follow:
@@ -278,7 +280,7 @@ def logs(
 
 
 def _chunks(reader: JobReader, job_id: str, role: str | None, rank: int | None, after: dict[str, int]) -> Any:
-    """What there is after `after`, which is moved along."""
+    """Yields the new output after the offsets in `after`, and moves them along."""
     while True:
         page = reader.logs(job_id, role=role, rank=rank, after=after)
         if not page["chunks"]:

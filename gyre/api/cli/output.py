@@ -1,4 +1,4 @@
-"""How the command line writes: JSON as data, compact tables for people, remarks to stderr.
+"""Output of the command line: JSON and compact tables to stdout, messages to stderr.
 
 rich is imported when a table is printed and not before.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 240
-"""Columns where nobody looks: a table in a pipe is not folded to a terminal that is not there."""
+"""Width of a table that goes to a pipe or a file: wide enough that nothing is folded."""
 
 
 def write_json(data: Any) -> None:
@@ -44,7 +44,7 @@ def finite(data: Any) -> Any:
 
 
 def remark(text: str) -> None:
-    """Something said about the data: to stderr."""
+    """Print a message to stderr."""
     click.echo(text, err=True)
 
 

@@ -10,9 +10,9 @@ from gyre.api.cli.output import console, remark, write_json
 
 @verb()
 @click.argument("file", type=click.Path())
-@click.option("--json", "form", flag_value="json", help="All of it as one object.")
-@click.option("--dot", "form", flag_value="dot", help="The graph for Graphviz.")
-@click.option("--mermaid", "form", flag_value="mermaid", help="The graph for Mermaid.")
+@click.option("--json", "form", flag_value="json", help="Print everything as one object.")
+@click.option("--dot", "form", flag_value="dot", help="Print the graph for Graphviz.")
+@click.option("--mermaid", "form", flag_value="mermaid", help="Print the graph for Mermaid.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
 def plan(session: Session, file: str, form: str | None, overrides: tuple[str, ...]) -> None:
     """Show a job file's roles, edges, cycles, regions, sub-graphs and placement."""

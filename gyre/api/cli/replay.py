@@ -1,4 +1,4 @@
-"""`replay`: fold a job's history again; with the whole of it, say where the fold and the snapshot differ."""
+"""`replay`: fold a job's history again, and compare the fold of the whole history with the snapshot."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DIFFERS = 1
 @verb()
 @click.argument("job", required=False)
 @click.option(
-    "--until", metavar="SEQ|TIME", help="Up to this event, or this time (ISO; local unless it says)."
+    "--until", metavar="SEQ|TIME", help="Last event, by number or time (ISO; local unless it has an offset)."
 )
 @click.option("--json", "as_json", is_flag=True, help="seq, events, state, compared, differences.")
 def replay(session: Session, job: str | None, until: str | None, as_json: bool) -> int:
-    """Fold a job's history: print the state that it leads to, and compare that with the snapshot.
+    """Fold a job's history: print the resulting state, and compare it with the snapshot.
 
-    Works when the cluster is gone. Exits with 1 where fold and snapshot differ.
+    Works when the cluster is gone. Exits with 1 if fold and snapshot differ.
     """
     from gyre.api.replay import replay_job
 

@@ -8,7 +8,7 @@ Invariants:
   the journal when it next takes something;
 - *quiet lines stay open*: a comment goes out every `heartbeat_s`.
 
-It must not know what an event means.
+This module must not know what an event means.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Client:
 
 
 class Broadcaster:
-    """Belongs to one event loop. The poller runs only while somebody listens."""
+    """The streams of one event loop. The poller runs only while there is a client."""
 
     def __init__(self, port: MasterApi, *, heartbeat_s: float = HEARTBEAT_S, poll_s: float = POLL_S) -> None:
         self._port = port
@@ -124,7 +124,7 @@ class Broadcaster:
             self._poller = asyncio.create_task(self._poll(), name="gyre-events")
 
     async def _poll(self) -> None:
-        """Ends by itself when nobody listens any more."""
+        """Poll for new events; ends by itself when no client is left."""
         last: int | None = None
         while self._clients and not self._closed:
             try:

@@ -1,7 +1,7 @@
-"""Who may ask: a bearer token, or, without one, only programs on this machine that mean to.
+"""Access control of the REST server: a bearer token, or without one only local programs.
 
 Invariants:
-- *token or loopback*: with a token set every path but `/healthz` wants it; a server without one is only ever
+- *token or loopback*: with a token set every path but `/healthz` requires it; a server without one is only ever
   bound to loopback (`gyre.api.rest.serve` refuses else);
 - *no stranger's page*: a server without a token answers neither a host name that is not loopback (DNS
   rebinding) nor a changing request from another origin, so that no web page can stop a job.
@@ -69,7 +69,7 @@ def _unauthorized(headers: Headers) -> ASGIApp:
     missing = "authorization" not in headers
     return problem_of(
         Unauthorized(
-            "This server wants a token." if missing else "The token is wrong.",
+            "This server requires a token." if missing else "The token is wrong.",
             hint="Send `Authorization: Bearer TOKEN`; on the command line: --token or GYRE_TOKEN.",
         )
     )

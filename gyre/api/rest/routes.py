@@ -245,25 +245,25 @@ async def _carry(request: Request, job: str, verb: str, body: Mapping[str, Any])
 
 @commands.post("/jobs/{job:gyre_job}:scale", status_code=202, response_model=schemas.Accepted)
 async def scale(request: Request, job: JobPath, body: schemas.ScaleBody) -> Any:
-    """Have `count` vertices of `role`."""
+    """Set the number of a role's vertices to `count`."""
     return await _carry(request, job, "scale", {"role": body.role, "count": body.count})
 
 
 @commands.post("/jobs/{job:gyre_job}:pause", status_code=202, response_model=schemas.Accepted)
 async def pause(request: Request, job: JobPath) -> Any:
-    """Hold the trainer at the next step's end."""
+    """Pause the trainer at the end of its step."""
     return await _carry(request, job, "pause", {})
 
 
 @commands.post("/jobs/{job:gyre_job}:resume", status_code=202, response_model=schemas.Accepted)
 async def resume(request: Request, job: JobPath) -> Any:
-    """Let a paused trainer go on."""
+    """Resume a paused trainer."""
     return await _carry(request, job, "resume", {})
 
 
 @commands.post("/jobs/{job:gyre_job}:stop", status_code=202, response_model=schemas.Accepted)
 async def stop(request: Request, job: JobPath, body: schemas.StopBody | None = None) -> Any:
-    """End the job in order: at the next step's end, or after the drain timeout."""
+    """Stop the job gracefully: at the end of its step, or after the drain timeout."""
     return await _carry(request, job, "stop", {"reason": "" if body is None else body.reason})
 
 

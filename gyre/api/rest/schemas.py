@@ -1,4 +1,4 @@
-"""What the REST interface takes and gives, as types: the source of its OpenAPI.
+"""The types of the REST interface's requests and answers: the source of its OpenAPI.
 
 Bodies that come in are strict: an unknown key is refused. What goes out lists the keys that clients may build
 on; a workload's own report and later additions pass through beside them.

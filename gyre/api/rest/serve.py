@@ -28,7 +28,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class _Server(uvicorn.Server):
-    """Says when it takes requests."""
+    """Sets an event when the server takes requests."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

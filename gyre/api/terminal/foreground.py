@@ -1,4 +1,4 @@
-"""A job in the foreground of a terminal: shown while it runs, and ended in order when its user wants it to end.
+"""A job in the foreground of a terminal: shown while it runs, and stopped gracefully when its user interrupts.
 
 Ctrl-C and SIGTERM mean the same: the job is told to stop, and given time to. A second one does not wait. However
 it ends, no process of a cluster that was started here is left, and the job's end is in its journal.
@@ -24,7 +24,7 @@ from gyre.store import open_store
 
 STOP_ASKED_WITHIN_S = 10.0
 STOPPED_WITHIN_S = 60.0
-"""How long an interrupted job may take to end in order; a second Ctrl-C does not wait for it."""
+"""How long an interrupted job may take to stop gracefully; a second Ctrl-C does not wait."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -33,7 +33,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM is raised as `Terminated`, so that it ends a job in order as Ctrl-C does."""
+    """SIGTERM is raised as `Terminated`, so that it stops a job gracefully, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,14 +68,14 @@ def in_foreground(handle: JobHandle) -> Iterator[None]:
 
 
 def _stop(handle: JobHandle) -> None:
-    print("stopping the job; Ctrl-C again does not wait for it …", file=sys.stderr, flush=True)
+    print("stopping the job; press Ctrl-C again to end at once …", file=sys.stderr, flush=True)
     try:
         handle.stop("interrupted", deadline_s=STOP_ASKED_WITHIN_S)
         handle.wait(STOPPED_WITHIN_S)
     except JobFailed:
         return  # it had failed before it was told to stop; its journal says how
     except (GyreError, TimeoutError) as error:
-        print(f"the job did not stop in order: {error}", file=sys.stderr, flush=True)
+        print(f"the job did not stop gracefully: {error}", file=sys.stderr, flush=True)
 
 
 def _write_end(handle: JobHandle, interrupted: bool) -> None:
