@@ -137,7 +137,9 @@ def test_a_job_that_wants_mooncake_where_it_is_not_installed_does_not_start(
     monkeypatch.setitem(sys.modules, "mooncake", None)
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    spec: JobSpec = parse_job(job(transports=["mooncake", "tcp"]))
+    model = {"layers": 1, "hidden": 8, "heads": 1, "kv_heads": 1, "mlp": 8}
+    complete = {"task": {"digits": 2}, "model": model, "optim": {"lr": 0.001}}
+    spec: JobSpec = parse_job({**job(transports=["mooncake", "tcp"]), "config": complete})
     with pytest.raises(ConfigError, match=r"weights.transports: mooncake given, but .* cannot be imported"):
         submit_job(spec, home_path=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -91,7 +91,7 @@ def test_separation_holds_for_new_ones() -> None:
 
 def test_only_elastic_roles_scale() -> None:
     compiled = compile_job(grpo_job({"actor": {"total": 2}}))
-    with pytest.raises(GraphError, match=r"roles\.actor: does not scale"):
+    with pytest.raises(GraphError, match=r"roles\.actor: cannot scale"):
         with_vertices(compiled.plan, compiled.spec, "actor", [2])
     with pytest.raises(GraphError, match="actor-1 cannot leave it without actor-0"):
         without_vertices(compiled.plan, ["actor-1"])
