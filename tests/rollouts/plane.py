@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,8 +52,11 @@ QUICK = ManagerSettings(
     hello_timeout_s=20.0,
     rebalance_every_s=1e6,
 )
-SOON_S = 20.0
+SOON_S = 60.0
 """For what should take milliseconds, on a machine that does much else."""
+
+ROUNDS = 3
+"""A report, the commit that holds it, and what the commit lets go out."""
 
 Kind = TypeVar("Kind", bound=Frame)
 
@@ -100,6 +104,8 @@ class Plane:
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     fatal: list[BaseException] = field(default_factory=list)
     peers: list[Wire] = field(default_factory=list)
+    ticks: int = 0
+    """How often the managers have looked at everything."""
     http: aiohttp.ClientSession | None = None
     manager: RolloutManager = field(init=False)
 
@@ -123,8 +129,34 @@ class Plane:
             on_event=lambda kind, fields: self.events.append((kind, fields)),
             on_fatal=self.fatal.append,
         )
+        self._count_ticks(self.manager)
         self.port = await self.manager.start("127.0.0.1", self.port)
         return self.manager
+
+    def _count_ticks(self, manager: RolloutManager) -> None:
+        advise = manager._advise  # the last thing that a tick does
+
+        def counted(now: float) -> None:
+            advise(now)
+            self.ticks += 1
+
+        manager._advise = counted  # type: ignore[method-assign]
+
+    async def settled(self) -> None:
+        """The manager has handled every frame that was sent to it, and has sent whatever that leads to.
+
+        A peer's frames are handled in order, and a ping among them. What follows from a frame waits for timers of the
+        manager's loop that are shorter than a tick, and for the ledger's thread, each of which is waited for: however
+        slow the machine is, this ends later than they do.
+        """
+        for peer in self.peers:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):  # of a manager that was killed
+                await peer.echo()
+        loop = asyncio.get_running_loop()
+        for _ in range(ROUNDS):
+            ticks = self.ticks
+            await until(lambda ticks=ticks: self.ticks >= ticks + 2)  # the first may have begun before
+            await loop.run_in_executor(self.manager._commits.thread, lambda: None)
 
     async def kill(self) -> None:
         """As SIGKILL would: nothing is written or said any more, and every connection breaks."""
@@ -154,9 +186,12 @@ class Plane:
 
     async def dial(self, route: str = "agent", token: str = TOKEN) -> Wire:
         socket = await self.session().ws_connect(
-            f"{self.url}/v1/{route}", headers={"Authorization": f"Bearer {token}"}, max_msg_size=0
+            f"{self.url}/v1/{route}",
+            headers={"Authorization": f"Bearer {token}"},
+            max_msg_size=0,
+            autoping=False,
         )
-        wire = Wire(socket)
+        wire = Wire(self, socket)
         self.peers.append(wire)
         return wire
 
@@ -197,9 +232,15 @@ class Plane:
 
 
 class Wire:
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    """A peer's connection. `seen` has the frames that were passed over."""
+
+    def __init__(self, plane: Plane, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.plane = plane
         self.socket = socket
         self.seen: list[Frame | Progress] = []
+        self._arrived: deque[Frame | Progress] = deque()
+        """Frames that came before the answer to a ping, and were not asked for yet."""
+        self._pings = 0
 
     async def send(self, frame: Frame | Progress | bytes) -> None:
         await self.socket.send_bytes(frame if isinstance(frame, bytes) else encode(frame))
@@ -208,22 +249,63 @@ class Wire:
         """The next frame of this kind; those before it go into `seen`."""
         async with asyncio.timeout(within_s):
             while True:
-                message = await self.socket.receive()
-                assert message.type is aiohttp.WSMsgType.BINARY, f"{message.type} instead of {kind.__name__}"
-                frame = decode(message.data)
+                frame = self._arrived.popleft() if self._arrived else await self._frame(kind.__name__)
                 if isinstance(frame, kind):
                     return frame
                 self.seen.append(frame)
 
-    async def nothing(self, kind: type[Frame], for_s: float = 0.15) -> None:
-        with contextlib.suppress(TimeoutError):
-            frame = await self.expect(kind, for_s)
-            raise AssertionError(f"unexpected: {frame}")
+    async def nothing(self, kind: type[Frame]) -> None:
+        """No frame of this kind has come since the last one that was waited for, nor does one come of anything that
+        was sent so far."""
+        await self._all(kind)
+        unexpected = [frame for frame in self._arrived if isinstance(frame, kind)]
+        assert not unexpected, f"unexpected: {unexpected}"
+
+    async def passed(self, kind: type[Kind]) -> list[Kind]:
+        """All frames of this kind that were passed over, and that come of anything that was sent so far."""
+        await self._all(kind)
+        self.seen += self._arrived
+        self._arrived.clear()
+        return [frame for frame in self.seen if isinstance(frame, kind)]
+
+    async def _all(self, kind: type[Frame]) -> None:
+        """Read all that the manager sends until somebody sends it something else."""
+        await self.plane.settled()
+        assert await self.echo(), f"the connection ended, and {kind.__name__} could not have come"
+
+    async def echo(self) -> bool:
+        """The manager answers a ping after it has handled all that was sent before, and this reads all that it sent
+        before the answer. False where the connection has ended."""
+        if self.socket.closed:
+            return False
+        self._pings += 1
+        mark = str(self._pings).encode()
+        await self.socket.ping(mark)
+        async with asyncio.timeout(SOON_S):
+            while True:
+                message = await self._message()
+                if message.type is aiohttp.WSMsgType.PONG and message.data == mark:
+                    return True
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    self._arrived.append(decode(message.data))
+                elif message.type is not aiohttp.WSMsgType.PONG:
+                    return False
 
     async def closed(self, within_s: float = SOON_S) -> None:
         async with asyncio.timeout(within_s):
-            while (await self.socket.receive()).type is aiohttp.WSMsgType.BINARY:
+            while (await self._message()).type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.PONG):
                 pass
+
+    async def _frame(self, wanted: str) -> Frame | Progress:
+        message = await self._message()
+        assert message.type is aiohttp.WSMsgType.BINARY, f"{message.type} instead of {wanted}"
+        return decode(message.data)
+
+    async def _message(self) -> aiohttp.WSMessage:
+        """The next message, with the manager's own pings answered."""
+        while (message := await self.socket.receive()).type is aiohttp.WSMsgType.PING:
+            await self.socket.pong(message.data)
+        return message
 
 
 @dataclass(eq=False)
