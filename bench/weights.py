@@ -11,7 +11,7 @@
     d   publishing: what the trainer waits for, and memory over 200 publishes
     e   what is asked for by name and costs more: TLS, and rounding to fp8, each beside the same without it
 
-Every party is a process. Seconds are of the wall, CPU seconds of all sides together, by gigabyte that was delivered.
+Every peer is a process. Seconds are of the wall, CPU seconds of all sides together, by gigabyte that was delivered.
 Links are loopback: what a network card does is not measured here. On a machine that is busy with others, compare CPU
 seconds. Figures are written to --json after each part; what could not be measured is said, there too.
 

@@ -1,4 +1,4 @@
-"""Parties of bench/weights.py as processes that answer in time, or are ended."""
+"""Peers of bench/weights.py as processes that answer in time, or are ended."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Clock:
 
 
 class Child:
-    """A party in its own process."""
+    """A peer in its own process."""
 
     def __init__(self, clock: Clock, role: str, **options: Any) -> None:
         self.role, self._clock = role, clock
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "party.py"), role, json.dumps(options)],
+            [sys.executable, str(HERE / "peer_process.py"), role, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=ENVIRONMENT,
@@ -61,10 +61,10 @@ class Child:
         while b"\n" not in self._heard:
             left_s = until - time.monotonic()
             if left_s <= 0 or not select.select([self.process.stdout], [], [], left_s)[0]:
-                raise Late(f"the party {self.role!r} has not answered for {limit_s:.0f} s, all that it had")
+                raise Late(f"the peer {self.role!r} has not answered for {limit_s:.0f} s, all that it had")
             part = os.read(self.process.stdout.fileno(), 1 << 16)
             if not part:
-                raise RuntimeError(f"the party {self.role!r} has died: {self.process.wait(10)}")
+                raise RuntimeError(f"the peer {self.role!r} has died: {self.process.wait(10)}")
             self._heard += part
         line, self._heard = self._heard.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)

@@ -18,7 +18,7 @@ from gyre.weights.owned_dirs import default_root, remove_left
 
 
 def of_publisher(directory: Path) -> str:
-    """The purpose, as a Claim has it, of what the actor of this job publishes."""
+    """The purpose (see `OwnedDir`) of the folder that this job's actor publishes from."""
     return f"trainer of {directory}"
 
 
@@ -33,8 +33,10 @@ def of_copy(vertex: str, directory: Path) -> str:
 
 
 def remove_left_by_job(directory: Path, vertices: Iterable[str], *, root: Path | None = None) -> list[Path]:
-    """Remove what dead vertices of the job have left on this machine, and say which folders. `root` as of a Claim; an
-    instance whose cache is elsewhere is not looked for."""
+    """Remove the folders that dead vertices of the job have left on this machine, and return them.
+
+    `root` is an OwnedDir's. The folder of an instance whose cache is elsewhere is not looked for.
+    """
     where = read_endpoint(directory)
     purposes = [of_publisher(directory), *(of_copy(vertex, directory) for vertex in vertices)]
     if where is not None:

@@ -1,10 +1,10 @@
-"""A party of the weight plane as a job's settings want it: a folder, its server, and the other ways to reach it.
+"""A peer of the weight plane, set up as a job's settings want it: a folder, its server, and the other ways to reach it.
 
-The actor and each instance have one. What the settings ask for by name must work here, or there is no party; what
+The actor and each instance have one. What the settings ask for by name must work here, or there is no peer; what
 `auto` does without has its reason, which receivers tell of.
 
 Invariants:
-- *all or nothing*: a party that cannot be set up leaves no folder, no socket and no engine;
+- *all or nothing*: a peer that cannot be set up leaves no folder, no socket and no engine;
 - *trusted by declaration*: `auto` opens Mooncake's port, which asks nobody for a token, only where the settings say
   that the network is to be trusted. Who may be served is another matter.
 
@@ -49,8 +49,11 @@ Of weights that are rounded to fp8 a delta is much smaller still."""
 
 
 class WeightPeer:
-    """`root` and `purpose` as of a Claim, `held` as of an Arena. `url` is the rollout manager's: who is to be reached
-    is on the way there. Raises ConfigError where the settings cannot be had on this machine."""
+    """One process's part in the weight plane.
+
+    `root` and `purpose` are those of an OwnedDir, `held` is an Arena's. `url` is the rollout manager's: the peer
+    listens on the address that faces it. Raises ConfigError where this machine cannot do what the settings ask for.
+    """
 
     def __init__(
         self, root: Path, purpose: str, token: str, settings: WeightsSpec, *, url: str, held: int = 2
@@ -62,9 +65,9 @@ class WeightPeer:
         self.encryption = Encryption() if settings.encrypt else None
         host, reach = where_to_listen(settings.bind, url)
         with contextlib.ExitStack() as undo:
-            self._claim = OwnedDir(root, purpose)
-            undo.callback(self._claim.close)
-            self.arena = Arena(self._claim.path, held=held)
+            self._owned = OwnedDir(root, purpose)
+            undo.callback(self._owned.close)
+            self.arena = Arena(self._owned.path, held=held)
             undo.callback(self.arena.close, remove=False)
             self.server = _listen(
                 settings.ports,
@@ -89,7 +92,7 @@ class WeightPeer:
             self.server.memory = memory_of(self.mooncake, self.arena)
 
     def receiver(self, *, give_up_s: float, incident: Callable[[str, dict[str, Any]], None]) -> Receiver:
-        """Fetches into this party's folder, and passes on from there."""
+        """A receiver that fetches into this peer's folder and serves others from there."""
         settings = self.settings
         codecs, forced = CODECS.get(settings.codec) or (("none", settings.codec), (settings.codec,))
         receiver = Receiver(
@@ -117,9 +120,9 @@ class WeightPeer:
         if self.mooncake is not None:
             self.mooncake.keep(view for slot in self.arena.slots() for view in slot.views)
 
-    def forsake(self) -> None:
+    def unlink(self) -> None:
         """On any thread: remove the folder, for the process is about to be ended. Who fetches of it goes on."""
-        self._claim.forsake()
+        self._owned.unlink()
 
     def close(self, *, keep: bool = False) -> None:
         """With `keep` the folder is left to a successor of the same purpose."""
@@ -129,7 +132,7 @@ class WeightPeer:
         if self.mooncake is not None:
             self.mooncake.keep(())
         self.arena.close(remove=False)
-        self._claim.close(keep=keep)
+        self._owned.close(keep=keep)
 
 
 def check_transports(settings: WeightsSpec) -> None:

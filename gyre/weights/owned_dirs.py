@@ -52,7 +52,7 @@ class OwnedDir:
             found = path, lock
         self.path, self._lock = found
 
-    def forsake(self) -> None:
+    def unlink(self) -> None:
         """Remove the folder beside whoever is at work in it: the process is about to be ended. The lock stays."""
         shutil.rmtree(self.path, ignore_errors=True)
 

@@ -88,6 +88,6 @@ def test_a_rank_that_is_stuck_when_the_job_ends_removes_its_own_beside_the_call(
     told: list[str] = []
     critic = MegatronCritic()
     critic.abandoned()
-    critic._memory = SimpleNamespace(forsake=lambda: told.append("removed"))  # type: ignore[assignment]
+    critic._memory = SimpleNamespace(unlink=lambda: told.append("removed"))  # type: ignore[assignment]
     critic.abandoned()
     assert told == ["removed"]

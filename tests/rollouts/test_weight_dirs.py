@@ -26,10 +26,10 @@ def test_actor_instances_and_ranks_that_died_leave_nothing_and_other_jobs_keep_t
         OwnedDir(root, purpose)
         for purpose in (of_publisher(job), of_instance("t"), of_copy("actor-1", job), of_instance("another"))
     ]
-    for claim in claims:
-        claim.close(keep=True)  # as its death would
+    for owned in claims:
+        owned.close(keep=True)  # as its death would
     removed = remove_left_by_job(job, ["actor-0", "actor-1"], root=root)
-    assert set(removed) == {claim.path for claim in claims[:3]}
+    assert set(removed) == {owned.path for owned in claims[:3]}
     assert set(root.iterdir()) == {living.path, claims[3].path}
     living.close()
 

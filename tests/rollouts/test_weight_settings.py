@@ -17,7 +17,7 @@ import torch
 from gyre.config import WeightsSpec
 from gyre.engines.errors import EngineRefused
 from gyre.errors import ConfigError, Unauthorized
-from gyre.rollouts import weight_peer as weight_party
+from gyre.rollouts import weight_peer
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.agent.policy_loading import AgentWeights
 from gyre.rollouts.manager import policy_versions as manager_weights
@@ -237,7 +237,7 @@ async def test_each_listens_in_the_range_of_ports(far: Make) -> None:
 
 
 def test_a_range_that_is_taken_is_named(far: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_party, "PORT_WITHIN_S", 0.0)
+    monkeypatch.setattr(weight_peer, "PORT_WITHIN_S", 0.0)
     ports = free_ports(1)
     taken = socket.create_server(("127.0.0.1", int(ports.partition("-")[0])))
     with taken, pytest.raises(ConfigError, match=f"weights.ports: none of {ports}"):
@@ -248,7 +248,7 @@ def test_a_range_that_is_taken_is_named(far: Make, monkeypatch: pytest.MonkeyPat
 def test_a_port_that_becomes_free_is_waited_for(far: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = free_ports(1)
     taken = socket.create_server(("127.0.0.1", int(ports.partition("-")[0])))
-    monkeypatch.setattr(weight_party.time, "sleep", lambda seconds: taken.close())
+    monkeypatch.setattr(weight_peer.time, "sleep", lambda seconds: taken.close())
     assert far(ports=ports).source.address.endswith(ports.partition("-")[0])
 
 
@@ -546,15 +546,15 @@ def test_a_party_that_cannot_be_set_up_leaves_nothing_open(
         made.append(reach)
         raise ConfigError("no such device")
 
-    monkeypatch.setattr(weight_party, "_open_mooncake", refuse)
-    monkeypatch.setattr(weight_party, "PORT_WITHIN_S", 0.0)
+    monkeypatch.setattr(weight_peer, "_open_mooncake", refuse)
+    monkeypatch.setattr(weight_peer, "PORT_WITHIN_S", 0.0)
     ports = free_ports(1)
     settings = WeightsSpec(ports=ports)
     with pytest.raises(ConfigError, match="no such device"):
-        weight_party.WeightPeer(tmp_path / "root", "a test", TOKEN, settings, url=URL)
+        weight_peer.WeightPeer(tmp_path / "root", "a test", TOKEN, settings, url=URL)
     taken = socket.create_server(("127.0.0.1", int(ports.partition("-")[0])))
     with taken, pytest.raises(ConfigError, match=r"weights\.ports"):
-        weight_party.WeightPeer(tmp_path / "root", "a test", TOKEN, settings, url=URL)
+        weight_peer.WeightPeer(tmp_path / "root", "a test", TOKEN, settings, url=URL)
     assert made == ["127.0.0.1"]  # no engine where there is no port
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

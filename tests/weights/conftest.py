@@ -1,4 +1,4 @@
-"""Parties of the weight plane, closed at the end of each test."""
+"""Peers of the weight plane, closed at the end of each test."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def folder():
 
 
 @pytest.fixture
-def party(folder):
+def peer(folder):
     made: list[WeightPeer] = []
 
     def make(name: str = "", **options) -> WeightPeer:
-        made.append(WeightPeer(folder / (name or f"party-{len(made)}"), **options))
+        made.append(WeightPeer(folder / (name or f"peer-{len(made)}"), **options))
         return made[-1]
 
     yield make

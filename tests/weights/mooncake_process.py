@@ -1,4 +1,4 @@
-"""A party in a process of its own, with the real Mooncake, as a job's settings make it.
+"""A peer in a process of its own, with the real Mooncake, as a job's settings make it.
 
 python mooncake_process.py publish FOLDER SETTINGS                      then a line of JSON; lives until stdin ends
 python mooncake_process.py receive FOLDER SETTINGS ADDRESS CHECKSUM     then a line of JSON
@@ -27,19 +27,19 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
     from gyre.weights.version.manifest import layout_of
 
     spec = WeightsSpec.model_validate_json(settings)
-    party = WeightPeer(Path(folder), what, "only for this test", spec, url="http://127.0.0.1:1")
+    peer = WeightPeer(Path(folder), what, "only for this test", spec, url="http://127.0.0.1:1")
     if what == "publish":
         values = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
         layout, own = layout_of({"layers.0.weight": values})
-        publisher = Publisher(party.arena, party.server, chunk_bytes=spec.chunk_bytes)
+        publisher = Publisher(peer.arena, peer.server, chunk_bytes=spec.chunk_bytes)
         manifest = publisher.publish(1, 1, layout, own.items(), files={"config.json": b"{}"})
-        told = {"address": party.server.address, "checksum": manifest.checksum}
+        told = {"address": peer.server.address, "checksum": manifest.checksum}
         print(json.dumps(told), flush=True)
         sys.stdin.read()
     else:
         address, checksum = words
         heard: list[str] = []
-        receiver = party.receiver(
+        receiver = peer.receiver(
             give_up_s=20.0, incident=lambda kind, evidence: heard.append(f"{kind} {evidence}")
         )
         sources = [Source(address)]
@@ -56,9 +56,9 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
             "right": all(fetched.slot.is_right(chunk) for chunk in fetched.slot.chunks),
             "heard": heard,
         }
-        party.settle()
+        peer.settle()
         print(json.dumps(told), flush=True)
-    party.close()
+    peer.close()
     os._exit(0)  # Mooncake's threads outlive the interpreter
 
 

@@ -77,8 +77,8 @@ class WeightPeer:
     def source(self) -> Source:
         return Source(self.address)
 
-    def fetch(self, manifest, *parties, **options):
-        return self.receiver.fetch(manifest, lambda: [party.source for party in parties], **options)
+    def fetch(self, manifest, *peers, **options):
+        return self.receiver.fetch(manifest, lambda: [peer.source for peer in peers], **options)
 
     def kinds(self) -> set[str]:
         return {kind for kind, _ in self.incidents}

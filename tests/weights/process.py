@@ -1,4 +1,4 @@
-"""A party in a process of its own, that can be killed or stopped.
+"""A peer in a process of its own, that can be killed or stopped.
 
 python process.py publish FOLDER VERSION HELD_AFTER      then "PORT MANIFEST" on stdout; lives until stdin ends
 python process.py receive FOLDER MANIFEST_FILE RELAY ADDRESS...   prints "port N", then the fetch's figures
@@ -81,16 +81,16 @@ def main(what: str, folder: str, *words: str) -> None:
     if what == "publish":
         version, after = words
         pace = held(int(after), Path(f"{folder}.go").exists) if int(after) else None
-        party = WeightPeer(Path(folder), pace=pace)
-        manifest = party.publish(int(version))
-        print(party.server.port, json.dumps(manifest.to_dict()), flush=True)
+        peer = WeightPeer(Path(folder), pace=pace)
+        manifest = peer.publish(int(version))
+        print(peer.server.port, json.dumps(manifest.to_dict()), flush=True)
         sys.stdin.read()
         return
     text, relay, *addresses = words
     manifest = WeightManifest.from_dict(json.loads(Path(text).read_text()))
-    party = WeightPeer(Path(folder), relay=relay == "relay")
-    print("port", party.server.port, flush=True)
-    fetched = party.receiver.fetch(manifest, lambda: [Source(address) for address in addresses])
+    peer = WeightPeer(Path(folder), relay=relay == "relay")
+    print("port", peer.server.port, flush=True)
+    fetched = peer.receiver.fetch(manifest, lambda: [Source(address) for address in addresses])
     print(json.dumps({"resumed": fetched.resumed, "wire_bytes": fetched.wire_bytes}), flush=True)
     sys.stdin.read()
 

@@ -31,9 +31,9 @@ def dials(monkeypatch):
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_manifest_and_versions_come_over_one_connection(party, dials, encrypted):
+def test_manifest_and_versions_come_over_one_connection(peer, dials, encrypted):
     options = {"encryption": Encryption()} if encrypted else {}
-    origin, receiver = party(**options), party(streams=1, forced_codec="none", **options)
+    origin, receiver = peer(**options), peer(streams=1, forced_codec="none", **options)
     for version in (1, 2, 3):
         checksum = origin.publish(version).checksum
         manifest = receiver.receiver.manifest_of(version, checksum, lambda: [origin.source])
@@ -58,11 +58,11 @@ def answering(monkeypatch):
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_a_connection_that_has_ended_is_no_lost_source(
-    party, dials, answering, monkeypatch, encrypted, is_seen
+    peer, dials, answering, monkeypatch, encrypted, is_seen
 ):
     """Before it is looked at, or a moment later."""
     options = {"encryption": Encryption()} if encrypted else {}
-    origin, receiver = party(**options), party(streams=1, **options)
+    origin, receiver = peer(**options), peer(streams=1, **options)
     receiver.fetch(origin.publish(1), origin)
     answering[0]._link.shutdown(socket.SHUT_RDWR)
     until(lambda: not origin.server._connections)
@@ -73,8 +73,8 @@ def test_a_connection_that_has_ended_is_no_lost_source(
     assert (dials, receiver.incidents) == ([origin.address] * 2, [])
 
 
-def test_a_connection_with_an_answer_on_its_way_is_not_kept(party):
-    origin = party()
+def test_a_connection_with_an_answer_on_its_way_is_not_kept(peer):
+    origin = peer()
     manifest = origin.publish(1)
     first, second, third = [Want(manifest, chunk) for chunk in manifest.chunks()[:3]]
     pool, buffer = ConnectionPool(), memoryview(bytearray(first.chunk.nbytes))
@@ -89,8 +89,8 @@ def test_a_connection_with_an_answer_on_its_way_is_not_kept(party):
     pool.close()
 
 
-def test_a_receiver_that_is_closed_has_no_connections(party):
-    origin, receiver = party(), party()
+def test_a_receiver_that_is_closed_has_no_connections(peer):
+    origin, receiver = peer(), peer()
     receiver.fetch(origin.publish(1), origin)
     assert origin.server._connections
     receiver.receiver.close()
@@ -99,11 +99,11 @@ def test_a_receiver_that_is_closed_has_no_connections(party):
     until(lambda: not origin.server._connections)
 
 
-def test_a_source_that_many_keep_lines_to_ends_those_that_nobody_uses(party, monkeypatch):
+def test_a_source_that_many_keep_lines_to_ends_those_that_nobody_uses(peer, monkeypatch):
     """Each has a thread there."""
     monkeypatch.setattr(server, "IDLE_CONNECTIONS", 0)
     monkeypatch.setattr(server, "CROWDED_IDLE_S", 0.0)
-    origin, receiver = party(), party()
+    origin, receiver = peer(), peer()
     receiver.fetch(origin.publish(1), origin)
     until(lambda: not origin.server._connections)
 
@@ -186,9 +186,9 @@ def test_lines_are_not_kept_for_long_nor_many_nor_after_the_end(ends):
     assert len(pool) == 0
 
 
-def test_a_relay_that_is_no_address_is_told_to_nobody(party):
+def test_a_relay_that_is_no_address_is_told_to_nobody(peer):
     """Whoever is told of a relay dials it."""
-    origin, liar, honest = party(), party(), party()
+    origin, liar, honest = peer(), peer(), peer()
     manifest = origin.publish(1)
     liar.receiver.address = "x"
     liar.fetch(manifest, origin)

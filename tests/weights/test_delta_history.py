@@ -13,13 +13,13 @@ SMALL = 0.01
 """Of the values change from one version to the next."""
 
 
-def checksum(party, version):
-    return party.arena.versions[version].manifest.checksum
+def checksum(peer, version):
+    return peer.arena.versions[version].manifest.checksum
 
 
-def kept(party, base, target, count):
+def kept(peer, base, target, count):
     """Whether all chunks of the step are there that are worth it: those of tensors."""
-    steps = party.server.encoded.steps
+    steps = peer.server.encoded.steps
     return sum(steps.path(base, target, index, 1e9) is not None for index in range(count)) >= count - 2
 
 
@@ -119,11 +119,11 @@ def test_steps_are_made_beforehand_only_while_somebody_asks_for_deltas():
 
 
 @pytest.mark.parametrize("behind", [2, 3, 5])
-def test_a_receiver_that_is_behind_gets_the_sum_of_the_steps(party, behind):
-    origin, receiver = party(), party(forced_codec="delta")
+def test_a_receiver_that_is_behind_gets_the_sum_of_the_steps(peer, behind):
+    origin, receiver = peer(), peer(forced_codec="delta")
     first, *_, last = history(origin, range(1, behind + 2))
     assert 1 not in origin.arena.versions  # no more than two are held
-    old = party()
+    old = peer()
     old.publish(1, changed=SMALL)
     receiver.fetch(first, old)
     fetched = receiver.fetch(last, origin)
@@ -133,8 +133,8 @@ def test_a_receiver_that_is_behind_gets_the_sum_of_the_steps(party, behind):
     assert receiver.incidents == [("behind", {"version": behind + 1, "have": 1})]
 
 
-def test_who_stays_behind_tells_it_once_until_it_has_kept_up(party):
-    origin, receiver = party(), party()
+def test_who_stays_behind_tells_it_once_until_it_has_kept_up(peer):
+    origin, receiver = peer(), peer()
     told = {}
     for version in (3, 4, 6, 8, 9, 12):
         receiver.fetch(origin.publish(version), origin)
@@ -142,9 +142,9 @@ def test_who_stays_behind_tells_it_once_until_it_has_kept_up(party):
     assert told == {3: [], 4: [], 6: [6], 8: [6], 9: [6], 12: [6, 12]}
 
 
-def test_the_last_step_is_made_when_it_is_asked_for(party):
+def test_the_last_step_is_made_when_it_is_asked_for(peer):
     """A receiver asks before the publisher's thread has come to it."""
-    origin, receiver = party(), party(forced_codec="delta")
+    origin, receiver = peer(), peer(forced_codec="delta")
     first, _ = history(origin, [1, 2])
     receiver.fetch(first, origin)
     origin.server.prepare = lambda older, slot: None
@@ -154,8 +154,8 @@ def test_the_last_step_is_made_when_it_is_asked_for(party):
     assert content(fetched.slot) == content(origin.arena.versions[3])
 
 
-def test_a_relay_that_took_the_steps_itself_gives_their_sum(party):
-    origin, relay, receiver = party(), party(forced_codec="delta"), party(forced_codec="delta")
+def test_a_relay_that_took_the_steps_itself_gives_their_sum(peer):
+    origin, relay, receiver = peer(), peer(forced_codec="delta"), peer(forced_codec="delta")
     for version in (1, 2, 3):
         manifest = origin.publish(version, changed=SMALL)
         relay.fetch(manifest, origin)
@@ -168,8 +168,8 @@ def test_a_relay_that_took_the_steps_itself_gives_their_sum(party):
     assert content(fetched.slot) == content(relay.arena.versions[3])
 
 
-def test_who_is_further_behind_than_steps_are_kept_gets_the_whole_and_asks_once(party):
-    origin, receiver = party(), party(forced_codec="delta", streams=1)
+def test_who_is_further_behind_than_steps_are_kept_gets_the_whole_and_asks_once(peer):
+    origin, receiver = peer(), peer(forced_codec="delta", streams=1)
     receiver.fetch(origin.publish(1, changed=SMALL), origin)
     origin.publish(2, changed=SMALL)
     *_, last = history(origin, [3, 4])
@@ -182,9 +182,9 @@ def test_who_is_further_behind_than_steps_are_kept_gets_the_whole_and_asks_once(
     assert content(fetched.slot) == content(origin.arena.versions[4])
 
 
-def test_steps_that_come_to_more_than_half_are_not_taken(party):
-    origin, receiver = party(), party(forced_codec="delta")
-    old = party()
+def test_steps_that_come_to_more_than_half_are_not_taken(peer):
+    origin, receiver = peer(), peer(forced_codec="delta")
+    old = peer()
     first = old.publish(1)
     receiver.fetch(first, old)
     origin.server.encoded.steps.asked()
@@ -198,16 +198,16 @@ def test_steps_that_come_to_more_than_half_are_not_taken(party):
 # -- bytes that are not what they should be ------------------------------------------------------------------
 
 
-def behind_by_two(party):
-    origin, receiver, old = party(), party(forced_codec="delta"), party()
+def behind_by_two(peer):
+    origin, receiver, old = peer(), peer(forced_codec="delta"), peer()
     first, _, last = history(origin, [1, 2, 3])
     old.publish(1, changed=SMALL)
     receiver.fetch(first, old)
     return origin, receiver, last
 
 
-def test_a_flipped_bit_in_the_base_of_a_sum(party):
-    origin, receiver, last = behind_by_two(party)
+def test_a_flipped_bit_in_the_base_of_a_sum(peer):
+    origin, receiver, last = behind_by_two(peer)
     slot = receiver.arena.versions[1]
     slot.view(slot.chunks[3])[100] ^= 1
     fetched = receiver.fetch(last, origin)
@@ -216,10 +216,10 @@ def test_a_flipped_bit_in_the_base_of_a_sum(party):
     assert [told["chunk"] for kind, told in receiver.incidents if kind == "base_damaged"] == [3]
 
 
-def test_a_base_that_is_not_what_it_says(party):
+def test_a_base_that_is_not_what_it_says(peer):
     """Its manifest is version 1's, its bytes are another's: a delta over them is never served."""
-    origin, receiver, last = behind_by_two(party)
-    other = party()
+    origin, receiver, last = behind_by_two(peer)
+    other = peer()
     other.publish(9)
     slot, wrong = receiver.arena.versions[1], other.arena.versions[9]
     for chunk in slot.chunks:
@@ -230,9 +230,9 @@ def test_a_base_that_is_not_what_it_says(party):
 
 
 @pytest.mark.parametrize("at", [1, 60, 300])
-def test_a_flipped_bit_in_a_step_that_is_kept(party, at):
+def test_a_flipped_bit_in_a_step_that_is_kept(peer, at):
     """In its frame, and in what is compressed."""
-    origin, receiver, last = behind_by_two(party)
+    origin, receiver, last = behind_by_two(peer)
     step = origin.server.encoded.steps._steps[checksum(origin, 2)][0]
     damaged = bytearray(step.chunks[2])
     damaged[at] ^= 1

@@ -46,15 +46,15 @@ def publisher(child, folder, version=1, held_after=0):
 class Fetching:
     """A fetch on a thread, from sources that a test adds to."""
 
-    def __init__(self, party, manifest, *sources: Source, **options) -> None:
-        self.party, self.sources = party, list(sources)
+    def __init__(self, peer, manifest, *sources: Source, **options) -> None:
+        self.peer, self.sources = peer, list(sources)
         self._pool = ThreadPoolExecutor(1)
-        self.future = self._pool.submit(party.receiver.fetch, manifest, lambda: list(self.sources), **options)
+        self.future = self._pool.submit(peer.receiver.fetch, manifest, lambda: list(self.sources), **options)
         self._count = len(manifest.digests)
 
     def until_part(self, part: float) -> None:
         def there() -> bool:
-            slot = self.party.arena.staging
+            slot = self.peer.arena.staging
             return self.future.done() or (slot is not None and len(slot.have) >= part * self._count)
 
         until(there)
@@ -66,9 +66,9 @@ class Fetching:
 # -- the sender ----------------------------------------------------------------------------------------
 
 
-def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
+def test_the_sender_is_killed_and_another_goes_on(peer, child, folder):
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
-    receiver = party(stall_s=30.0)
+    receiver = peer(stall_s=30.0)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.25)
     process.kill()
@@ -83,9 +83,9 @@ def test_the_sender_is_killed_and_another_goes_on(party, child, folder):
     assert "source_lost" in receiver.kinds()
 
 
-def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
+def test_a_sender_that_is_stopped_is_left_for_another(peer, child, folder):
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
-    receiver, other = party(stall_s=1.0), party()
+    receiver, other = peer(stall_s=1.0), peer()
     other.publish(1)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.25)
@@ -95,10 +95,10 @@ def test_a_sender_that_is_stopped_is_left_for_another(party, child, folder):
     assert "source_stalled" in receiver.kinds()
 
 
-def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(party, child, folder):
+def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(peer, child, folder):
     """Version 1 is in the sockets while version 2 is fetched into the same pages."""
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
-    receiver, other = party(stall_s=30.0), party()
+    receiver, other = peer(stall_s=30.0), peer()
     newer = other.publish(2)
     wanted = threading.Event()
     fetching = Fetching(receiver, manifest, source, superseded=wanted.is_set)
@@ -114,9 +114,9 @@ def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(party, child, fold
     assert set(receiver.arena.versions) == {2}
 
 
-def test_without_any_source_a_fetch_ends(party, child, folder):
+def test_without_any_source_a_fetch_ends(peer, child, folder):
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
-    receiver = party(give_up_s=1.0)
+    receiver = peer(give_up_s=1.0)
     fetching = Fetching(receiver, manifest, source)
     fetching.until_part(0.1)
     process.kill()
@@ -128,9 +128,9 @@ def test_without_any_source_a_fetch_ends(party, child, folder):
 # -- the receiver, and relays -----------------------------------------------------------------------------
 
 
-def test_a_receiver_that_was_killed_goes_on_where_it_was(party, child, folder):
+def test_a_receiver_that_was_killed_goes_on_where_it_was(peer, child, folder):
     go = threading.Event()
-    origin = party(pace=held(SOME, go.is_set))
+    origin = peer(pace=held(SOME, go.is_set))
     manifest = origin.publish(1)
     (folder / "manifest").write_text(json.dumps(manifest.to_dict()))
     first = child("receive", folder / "r", folder / "manifest", "alone", origin.address)
@@ -140,7 +140,7 @@ def test_a_receiver_that_was_killed_goes_on_where_it_was(party, child, folder):
     first.kill()
     there = journal.read_bytes().count(1)
     go.set()
-    second = party("r")
+    second = peer("r")
     fetched = second.fetch(manifest, origin)
     assert fetched.resumed == there
     missing = [chunk.nbytes for chunk in fetched.slot.chunks]
@@ -149,29 +149,29 @@ def test_a_receiver_that_was_killed_goes_on_where_it_was(party, child, folder):
     assert second.kinds() == {"resumed"}
 
 
-def test_a_journal_is_not_believed(party):
-    origin, receiver = party(), party("r")
+def test_a_journal_is_not_believed(peer):
+    origin, receiver = peer(), peer("r")
     manifest = origin.publish(1)
     slot = receiver.arena.stage_manifest(manifest, keep=None)
     for chunk in slot.chunks[:4]:
         slot.record(chunk.index)  # their bytes are not there
     slot.view(slot.chunks[5])[:] = origin.arena.versions[1].view(slot.chunks[5])
     slot.record(5)
-    again = party("r")
+    again = peer("r")
     fetched = again.fetch(manifest, origin)
     assert fetched.resumed == 1
     assert content(fetched.slot) == content(origin.arena.versions[1])
 
 
-def test_a_relay_is_killed_and_the_others_do_without(party, child, folder):
-    origin = party(pace=slow(4_000_000))
+def test_a_relay_is_killed_and_the_others_do_without(peer, child, folder):
+    origin = peer(pace=slow(4_000_000))
     manifest = origin.publish(1)
     (folder / "manifest").write_text(json.dumps(manifest.to_dict()))
     relay = child("receive", folder / "relay", folder / "manifest", "relay", origin.address)
     relay.line()
     journal = folder / "relay" / STAGING / ".journal"
     until(lambda: journal.exists() and journal.read_bytes().count(1) >= 3)
-    receivers = [party(seed=1, stall_s=1.0), party(seed=2, stall_s=1.0)]
+    receivers = [peer(seed=1, stall_s=1.0), peer(seed=2, stall_s=1.0)]
     fetching = [Fetching(one, manifest, origin.source) for one in receivers]
     fetching[0].until_part(0.1)
     relay.kill()
@@ -187,12 +187,12 @@ def flip(slot, index=3):
     view[100] ^= 1
 
 
-def test_a_flipped_bit_is_noticed_and_fetched_again_elsewhere(party):
-    bad, good = party(), party()
+def test_a_flipped_bit_is_noticed_and_fetched_again_elsewhere(peer):
+    bad, good = peer(), peer()
     manifest = bad.publish(1)
     good.publish(1)
     flip(bad.arena.versions[1])
-    receiver = party(streams=1)
+    receiver = peer(streams=1)
     fetching = Fetching(receiver, manifest, bad.source)
     until(lambda: "chunk_damaged" in receiver.kinds())
     fetching.sources.append(good.source)
@@ -200,8 +200,8 @@ def test_a_flipped_bit_is_noticed_and_fetched_again_elsewhere(party):
     assert next(told["chunk"] for kind, told in receiver.incidents if kind == "chunk_damaged") == 3
 
 
-def test_a_flipped_bit_that_everybody_has_is_never_served(party):
-    bad, receiver = party(), party(give_up_s=1.0)
+def test_a_flipped_bit_that_everybody_has_is_never_served(peer):
+    bad, receiver = peer(), peer(give_up_s=1.0)
     manifest = bad.publish(1)
     flip(bad.arena.versions[1])
     with pytest.raises(WeightsUnreachable):
@@ -210,8 +210,8 @@ def test_a_flipped_bit_that_everybody_has_is_never_served(party):
     assert list(receiver.arena.root.glob("v*")) == []
 
 
-def test_a_flipped_bit_in_the_base_of_a_delta(party):
-    origin, receiver = party(), party(forced_codec="delta")
+def test_a_flipped_bit_in_the_base_of_a_delta(peer):
+    origin, receiver = peer(), peer(forced_codec="delta")
     receiver.fetch(origin.publish(1, changed=0.01), origin)
     flip(receiver.arena.versions[1])
     fetched = receiver.fetch(origin.publish(2, changed=0.01), origin)
@@ -245,8 +245,8 @@ def test_a_full_file_system_is_an_error_and_not_a_signal(small_disk):
     arena.stage([FileSpec("model.safetensors", 1 << 20)], keep=None)
 
 
-def test_a_receiver_without_room_keeps_what_it_serves(party):
-    origin, receiver = party(), party("r")
+def test_a_receiver_without_room_keeps_what_it_serves(peer):
+    origin, receiver = peer(), peer("r")
     receiver.fetch(origin.publish(1), origin)
 
     def full(descriptor: int, size_bytes: int) -> None:
@@ -266,9 +266,9 @@ def test_a_receiver_without_room_keeps_what_it_serves(party):
 # -- versions that overtake each other ---------------------------------------------------------------------
 
 
-def test_a_newer_version_ends_a_fetch_and_is_whole(party):
+def test_a_newer_version_ends_a_fetch_and_is_whole(peer):
     go, newer = threading.Event(), threading.Event()
-    origin, receiver = party(pace=held(SOME, go.is_set)), party("r", stall_s=30.0)
+    origin, receiver = peer(pace=held(SOME, go.is_set)), peer("r", stall_s=30.0)
     manifest = origin.publish(1)
     fetching = Fetching(receiver, manifest, origin.source, superseded=newer.is_set)
     fetching.until_part(0.4)
@@ -284,9 +284,9 @@ def test_a_newer_version_ends_a_fetch_and_is_whole(party):
     assert set(receiver.arena.versions) == {2}
 
 
-def test_a_version_that_makes_room_at_the_origin_is_found_at_a_relay(party):
+def test_a_version_that_makes_room_at_the_origin_is_found_at_a_relay(peer):
     """The origin is two versions on before the second receiver has asked."""
-    origin, first, second = party(), party(), party(give_up_s=20.0)
+    origin, first, second = peer(), peer(), peer(give_up_s=20.0)
     manifest = origin.publish(1)
     first.fetch(manifest, origin)
     origin.publish(2)

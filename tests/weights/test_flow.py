@@ -17,9 +17,9 @@ from tests.weights.plane import TOKEN, content, until
 
 
 @pytest.fixture
-def chunks(party):
+def chunks(peer):
     """An origin, a transport to it, its wants, and somewhere to put them."""
-    origin = party()
+    origin = peer()
     manifest = origin.publish(1)
     transport = TcpTransport(origin.address, TOKEN, stall_s=5.0)
     yield origin, transport, [Want(manifest, chunk) for chunk in manifest.chunks()], bytearray(1 << 20)
@@ -48,7 +48,7 @@ def test_what_was_asked_for_ahead_is_not_taken_for_another_chunk(chunks):
     assert (reply["status"], reply["have"]) == ("ok", "all")
 
 
-def test_a_fetch_asks_ahead_where_there_is_one_source_and_spreads_where_there_are_two(party, monkeypatch):
+def test_a_fetch_asks_ahead_where_there_is_one_source_and_spreads_where_there_are_two(peer, monkeypatch):
     asked: list[str] = []
     inner = TcpTransport.pull
 
@@ -61,7 +61,7 @@ def test_a_fetch_asks_ahead_where_there_is_one_source_and_spreads_where_there_ar
         return inner(transport, want, into, look)
 
     monkeypatch.setattr(TcpTransport, "pull", spy)
-    origin, first, second = party(), party(codecs=("none",)), party(codecs=("none",))
+    origin, first, second = peer(), peer(codecs=("none",)), peer(codecs=("none",))
     manifest = origin.publish(1)
     first.fetch(manifest, origin)
     count = len(manifest.digests)
@@ -74,8 +74,8 @@ def test_a_fetch_asks_ahead_where_there_is_one_source_and_spreads_where_there_ar
     assert len(fetched.by) == 2
 
 
-def test_who_finds_no_turn_waits_and_is_served(party):
-    origin, receiver = party(), party()
+def test_who_finds_no_turn_waits_and_is_served(peer):
+    origin, receiver = peer(), peer()
     manifest = origin.publish(1)
     held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
     with ThreadPoolExecutor(1) as pool:
@@ -88,8 +88,8 @@ def test_who_finds_no_turn_waits_and_is_served(party):
     assert receiver.incidents == []
 
 
-def test_who_finds_no_turn_asks_another_source(party):
-    origin, relay, receiver = party(), party(), party(codecs=("none",))
+def test_who_finds_no_turn_asks_another_source(peer):
+    origin, relay, receiver = peer(), peer(), peer(codecs=("none",))
     manifest = origin.publish(1)
     relay.fetch(manifest, origin)
     before = sum(chunk.nbytes for chunk in manifest.chunks())
@@ -101,8 +101,8 @@ def test_who_finds_no_turn_asks_another_source(party):
     assert all(held)
 
 
-def test_a_receiver_that_never_has_its_turn_gives_up(party):
-    origin, receiver = party(), party(give_up_s=0.1)
+def test_a_receiver_that_never_has_its_turn_gives_up(peer):
+    origin, receiver = peer(), peer(give_up_s=0.1)
     manifest = origin.publish(1)
     held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
     with pytest.raises(WeightsUnreachable):
@@ -110,7 +110,7 @@ def test_a_receiver_that_never_has_its_turn_gives_up(party):
     assert all(held)
 
 
-def test_a_turn_at_a_source_lapses_while_its_chunk_goes_on(party, monkeypatch):
+def test_a_turn_at_a_source_lapses_while_its_chunk_goes_on(peer, monkeypatch):
     lapsed: list[str] = []
     inner = UploadSlots._lapse
 
@@ -120,7 +120,7 @@ def test_a_turn_at_a_source_lapses_while_its_chunk_goes_on(party, monkeypatch):
 
     monkeypatch.setattr(UploadSlots, "_lapse", spy)
     monkeypatch.setattr("gyre.weights.transfer.upload_slots.LONGEST_S", -1.0)  # too old from the beginning
-    origin, receiver = party(), party()
+    origin, receiver = peer(), peer()
     fetched = receiver.fetch(origin.publish(1), origin)
     assert set(lapsed) == {receiver.address}
     assert content(fetched.slot) == content(origin.arena.versions[1])

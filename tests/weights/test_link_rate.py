@@ -41,10 +41,10 @@ def test_each_moment_counts_once_in_whatever_order_transfers_end(spans):
     assert link.bytes_s() == pytest.approx(len(spans) * MB / len(busy))
 
 
-def test_deltas_that_fit_into_a_buffer_do_not_make_a_slow_link_look_fast(party):
+def test_deltas_that_fit_into_a_buffer_do_not_make_a_slow_link_look_fast(peer):
     """They come within a millisecond each; the next version would be sent whole, and take fifteen times as long."""
-    origin = party(chunk_bytes=1 << 20)
-    receiver = party(forced_codec="delta")
+    origin = peer(chunk_bytes=1 << 20)
+    receiver = peer(forced_codec="delta")
     receiver.fetch(origin.publish(1, changed=0.2, **MEASURED), origin)
     receiver.receiver.link_bytes_s = 50e6
     manifest = origin.publish(2, changed=0.2, **MEASURED)
@@ -54,10 +54,10 @@ def test_deltas_that_fit_into_a_buffer_do_not_make_a_slow_link_look_fast(party):
     assert receiver.receiver.link_bytes_s == 50e6
 
 
-def test_a_link_is_measured_by_what_comes_whole(party):
-    origin, receiver = party(chunk_bytes=MEASURED_BYTES), party(forced_codec="none")
+def test_a_link_is_measured_by_what_comes_whole(peer):
+    origin, receiver = peer(chunk_bytes=MEASURED_BYTES), peer(forced_codec="none")
     fetched = receiver.fetch(origin.publish(1, **MEASURED), origin)
     assert receiver.receiver.link_bytes_s > 0.8 * fetched.wire_bytes / fetched.seconds
-    small = party(forced_codec="none")
+    small = peer(forced_codec="none")
     small.fetch(origin.publish(2, layers=2), origin)
     assert small.receiver.link_bytes_s is None

@@ -50,16 +50,16 @@ class Copying(MooncakeEngine):
         ctypes.memmove(ours, theirs, nbytes)
 
 
-def with_engine(party, *, chunk_bytes=CHUNK, **options):
+def with_engine(peer, *, chunk_bytes=CHUNK, **options):
     engine = Copying(**options)
-    origin = party(chunk_bytes=chunk_bytes)
+    origin = peer(chunk_bytes=chunk_bytes)
     origin.server.memory = memory_of(engine, origin.arena)
     return origin, engine
 
 
-def test_chunks_are_read_from_memory_where_that_is_faster(party):
-    origin, engine = with_engine(party, chunk_bytes=MEASURED_BYTES)
-    receiver = party(mooncake=engine, forced_codec="none", streams=1)
+def test_chunks_are_read_from_memory_where_that_is_faster(peer):
+    origin, engine = with_engine(peer, chunk_bytes=MEASURED_BYTES)
+    receiver = peer(mooncake=engine, forced_codec="none", streams=1)
     receiver.receiver.rates["tcp"] = 1.0
     manifest = origin.publish(1, **MEASURED)
     fetched = receiver.fetch(manifest, origin)
@@ -69,18 +69,18 @@ def test_chunks_are_read_from_memory_where_that_is_faster(party):
     assert content(fetched.slot) == content(origin.arena.versions[1])
 
 
-def test_where_it_is_slower_tcp_stays(party):
-    origin, engine = with_engine(party, chunk_bytes=MEASURED_BYTES, delay_s=0.3)
-    receiver = party(mooncake=engine, forced_codec="none", streams=1)
+def test_where_it_is_slower_tcp_stays(peer):
+    origin, engine = with_engine(peer, chunk_bytes=MEASURED_BYTES, delay_s=0.3)
+    receiver = peer(mooncake=engine, forced_codec="none", streams=1)
     fetched = receiver.fetch(origin.publish(1, **MEASURED), origin)
     assert engine.reads <= 3  # it was measured; the file of 22 bytes and the rest of the other are no measure
     assert fetched.way == "mooncake+tcp"
     assert content(fetched.slot) == content(origin.arena.versions[1])
 
 
-def test_when_it_fails_tcp_goes_on_and_there_is_an_incident(party):
-    origin, engine = with_engine(party, fails_after=3)
-    receiver = party(mooncake=engine, forced_codec="none", streams=1)
+def test_when_it_fails_tcp_goes_on_and_there_is_an_incident(peer):
+    origin, engine = with_engine(peer, fails_after=3)
+    receiver = peer(mooncake=engine, forced_codec="none", streams=1)
     receiver.receiver.rates["tcp"] = 1.0
     fetched = receiver.fetch(origin.publish(1), origin)
     assert fetched.way == "mooncake+tcp"
@@ -88,22 +88,22 @@ def test_when_it_fails_tcp_goes_on_and_there_is_an_incident(party):
     assert content(fetched.slot) == content(origin.arena.versions[1])
 
 
-def test_a_source_without_it_is_asked_by_tcp(party):
-    origin, receiver = party(chunk_bytes=MEASURED_BYTES), party(mooncake=Copying(), forced_codec="none")
+def test_a_source_without_it_is_asked_by_tcp(peer):
+    origin, receiver = peer(chunk_bytes=MEASURED_BYTES), peer(mooncake=Copying(), forced_codec="none")
     fetched = receiver.fetch(origin.publish(1, **MEASURED), origin)
     assert fetched.way == "tcp"
     assert f"mooncake not from {origin.address}" in fetched.reason
     assert receiver.receiver.broken == {}
 
 
-def test_a_source_that_dies_does_not_speak_against_mooncake(party):
+def test_a_source_that_dies_does_not_speak_against_mooncake(peer):
     """Nor does a relay that has none: the others are read from memory all the same."""
-    able, engine = with_engine(party)
-    gone, plain = party(), party()
+    able, engine = with_engine(peer)
+    gone, plain = peer(), peer()
     for one in (able, gone, plain):
         manifest = one.publish(1)
     gone.server.close()
-    receiver = party(mooncake=engine, forced_codec="none", streams=2, transports=["mooncake", "tcp"])
+    receiver = peer(mooncake=engine, forced_codec="none", streams=2, transports=["mooncake", "tcp"])
     fetched = receiver.fetch(manifest, gone, plain, able)
     assert "mooncake" in fetched.way
     assert receiver.receiver.broken == {}
@@ -111,13 +111,13 @@ def test_a_source_that_dies_does_not_speak_against_mooncake(party):
     assert engine.reads > 0
 
 
-def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(party):
+def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(peer):
     """On a link so slow that codecs are worth it, where one has memory that Mooncake reads and one has not."""
-    able, engine = with_engine(party)
-    plain = party()
+    able, engine = with_engine(peer)
+    plain = peer()
     for one in (able, plain):
         manifest = one.publish(1)
-    receiver = party(mooncake=engine, transports=["mooncake", "tcp"], streams=1)
+    receiver = peer(mooncake=engine, transports=["mooncake", "tcp"], streams=1)
     choice = CodecChoice("planes", "slow")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -130,9 +130,9 @@ def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(party)
     assert fetched.by[able.address] > 0
 
 
-def test_mooncake_alone_is_never_replaced(party):
-    origin, engine = with_engine(party, fails_after=3)
-    receiver = party(mooncake=engine, transports=["mooncake"], streams=1, give_up_s=0.5)
+def test_mooncake_alone_is_never_replaced(peer):
+    origin, engine = with_engine(peer, fails_after=3)
+    receiver = peer(mooncake=engine, transports=["mooncake"], streams=1, give_up_s=0.5)
     with pytest.raises(WeightsUnreachable):
         receiver.fetch(origin.publish(1), origin)
     assert origin.server.sent_bytes == 0
@@ -142,10 +142,10 @@ def test_mooncake_alone_is_never_replaced(party):
     assert content(fetched.slot) == content(origin.arena.versions[1])
 
 
-def test_the_origin_counts_what_is_read_from_its_memory(party):
+def test_the_origin_counts_what_is_read_from_its_memory(peer):
     """Else each receiver would read everything from the origin."""
-    origin, engine = with_engine(party)
-    receivers = [party(mooncake=engine, forced_codec="none", seed=seed) for seed in range(3)]
+    origin, engine = with_engine(peer)
+    receivers = [peer(mooncake=engine, forced_codec="none", seed=seed) for seed in range(3)]
     for receiver in receivers:
         receiver.receiver.rates["tcp"] = 1.0
     manifest = origin.publish(1)

@@ -73,9 +73,9 @@ def test_when_nobody_will_come_what_the_dead_left_goes_and_the_living_keep_their
 
 
 def test_who_is_about_to_be_ended_takes_its_folder_away_and_keeps_its_place(tmp_path: Path) -> None:
-    claim = OwnedDir(tmp_path, "first")
-    (claim.path / "model").write_bytes(b"x" * 1000)
-    claim.forsake()
+    owned = OwnedDir(tmp_path, "first")
+    (owned.path / "model").write_bytes(b"x" * 1000)
+    owned.unlink()
     assert list(tmp_path.iterdir()) == []
-    assert OwnedDir(tmp_path, "first").path != claim.path
-    claim.close()
+    assert OwnedDir(tmp_path, "first").path != owned.path
+    owned.close()

@@ -18,10 +18,10 @@ from gyre.weights.version.manifest import WeightMismatch, layout_of
 from tests.weights.plane import TOKEN, content, weights
 
 
-def test_a_version_arrives_with_all_its_bytes(party):
+def test_a_version_arrives_with_all_its_bytes(peer):
     origin, receiver = (
-        party(),
-        party(codecs=("none",)),
+        peer(),
+        peer(codecs=("none",)),
     )  # a busy machine's link may look slow enough for another
     manifest = origin.publish(1)
     fetched = receiver.fetch(manifest, origin)
@@ -30,8 +30,8 @@ def test_a_version_arrives_with_all_its_bytes(party):
     assert receiver.incidents == []
 
 
-def test_what_arrived_is_a_model_folder(party):
-    origin, receiver = party(), party()
+def test_what_arrived_is_a_model_folder(peer):
+    origin, receiver = peer(), peer()
     slot = receiver.fetch(origin.publish(1), origin).slot
     found = safetensors.torch.load_file(slot.path / "model.safetensors")
     for name, tensor in weights(1).items():
@@ -39,8 +39,8 @@ def test_what_arrived_is_a_model_folder(party):
     assert (slot.path / "config.json").read_bytes() == b'{"model_type": "qwen3"}'
 
 
-def test_fetching_what_is_here_moves_nothing(party):
-    origin, receiver = party(), party()
+def test_fetching_what_is_here_moves_nothing(peer):
+    origin, receiver = peer(), peer()
     manifest = origin.publish(1)
     receiver.fetch(manifest, origin)
     before = origin.server.sent_bytes
@@ -48,8 +48,8 @@ def test_fetching_what_is_here_moves_nothing(party):
     assert origin.server.sent_bytes == before
 
 
-def test_on_one_machine_nothing_is_copied(party):
-    origin, receiver = party(), party()
+def test_on_one_machine_nothing_is_copied(peer):
+    origin, receiver = peer(), peer()
     manifest = origin.publish(1)
     path = origin.arena.versions[1].path
     fetched = receiver.receiver.fetch(manifest, lambda: [Source(origin.address, str(path))])
@@ -63,8 +63,8 @@ def test_on_one_machine_nothing_is_copied(party):
     assert all(fetched.slot.is_right(chunk) for chunk in fetched.slot.chunks)
 
 
-def test_where_links_cannot_be_made_files_are_read(party, monkeypatch):
-    origin, receiver = party(), party()
+def test_where_links_cannot_be_made_files_are_read(peer, monkeypatch):
+    origin, receiver = peer(), peer()
     manifest = origin.publish(1)
 
     def refuse(*_):
@@ -77,10 +77,10 @@ def test_where_links_cannot_be_made_files_are_read(party, monkeypatch):
 
 
 def test_a_source_that_shared_memory_does_not_reach_does_not_end_a_fetch_of_one_that_it_does(
-    party, monkeypatch
+    peer, monkeypatch
 ):
     monkeypatch.setattr("gyre.weights.version.arena.Arena.adopt", lambda *_, **__: None)
-    origin, far, receiver = party(), party(), party(transports=["shm"])
+    origin, far, receiver = peer(), peer(), peer(transports=["shm"])
     manifest = origin.publish(1)
     far.publish(1)
     sources = [far.source, Source("", str(origin.arena.versions[1].path))]
@@ -88,9 +88,9 @@ def test_a_source_that_shared_memory_does_not_reach_does_not_end_a_fetch_of_one_
     assert (fetched.way, far.server.sent_bytes, receiver.incidents) == ("shared", 0, [])
 
 
-def test_where_only_shared_memory_is_permitted_another_machine_is_waited_for(party):
+def test_where_only_shared_memory_is_permitted_another_machine_is_waited_for(peer):
     """It may be on this one after all, a moment later; in the end the setting is named."""
-    origin, receiver = party(), party(transports=["shm"], give_up_s=0.3)
+    origin, receiver = peer(), peer(transports=["shm"], give_up_s=0.3)
     manifest = origin.publish(1)
     looks: list[int] = []
 
@@ -107,8 +107,8 @@ def test_where_only_shared_memory_is_permitted_another_machine_is_waited_for(par
     assert "weights.transports" in evidence["error"]
 
 
-def test_a_folder_of_that_name_with_other_bytes_is_not_taken(party):
-    origin, other, receiver = party(), party(), party()
+def test_a_folder_of_that_name_with_other_bytes_is_not_taken(peer):
+    origin, other, receiver = peer(), peer(), peer()
     manifest = origin.publish(1)
     other.publish(2)
     path = str(other.arena.versions[2].path)
@@ -117,9 +117,9 @@ def test_a_folder_of_that_name_with_other_bytes_is_not_taken(party):
     assert receiver.kinds() == {"chunk_damaged"}
 
 
-def test_eight_receivers_take_less_than_two_copies_from_the_origin(party):
-    origin = party()
-    receivers = [party(seed=seed, forced_codec="none") for seed in range(8)]
+def test_eight_receivers_take_less_than_two_copies_from_the_origin(peer):
+    origin = peer()
+    receivers = [peer(seed=seed, forced_codec="none") for seed in range(8)]
     manifest = origin.publish(1, layers=24)
     with ThreadPoolExecutor(8) as pool:
         fetched = list(pool.map(lambda receiver: receiver.fetch(manifest, origin), receivers))
@@ -128,8 +128,8 @@ def test_eight_receivers_take_less_than_two_copies_from_the_origin(party):
     assert sum(one.wire_bytes for one in fetched) == 8 * manifest.size_bytes
 
 
-def test_a_reply_of_an_origin_with_a_thousand_relays_is_small_and_each_is_told_of(party):
-    origin = party()
+def test_a_reply_of_an_origin_with_a_thousand_relays_is_small_and_each_is_told_of(peer):
+    origin = peer()
     manifest = origin.publish(1)
     relays = [f"10.0.{at >> 8}.{at & 255}:7100" for at in range(1000)]
     slot, told, holders = origin.arena.versions[1], set(), set()
@@ -146,8 +146,8 @@ def test_a_reply_of_an_origin_with_a_thousand_relays_is_small_and_each_is_told_o
     assert len(holders) > 900
 
 
-def test_a_receiver_is_a_source(party):
-    origin, first, second = party(), party(), party()
+def test_a_receiver_is_a_source(peer):
+    origin, first, second = peer(), peer(), peer()
     manifest = origin.publish(1)
     first.fetch(manifest, origin)
     origin.server.close()
@@ -155,8 +155,8 @@ def test_a_receiver_is_a_source(party):
 
 
 @pytest.mark.parametrize("codec", ["none", "planes", "delta"])
-def test_every_codec_brings_the_same_bytes(party, codec):
-    origin, receiver = party(), party(forced_codec=codec)
+def test_every_codec_brings_the_same_bytes(peer, codec):
+    origin, receiver = peer(), peer(forced_codec=codec)
     receiver.fetch(origin.publish(1, changed=0.02), origin)
     manifest = origin.publish(2, changed=0.02)
     fetched = receiver.fetch(manifest, origin)
@@ -166,16 +166,16 @@ def test_every_codec_brings_the_same_bytes(party, codec):
     assert fetched.wire_bytes <= limit * manifest.size_bytes
 
 
-def test_a_delta_that_is_no_smaller_goes_as_it_is(party):
-    origin, receiver = party(), party(forced_codec="delta")
+def test_a_delta_that_is_no_smaller_goes_as_it_is(peer):
+    origin, receiver = peer(), peer(forced_codec="delta")
     receiver.fetch(origin.publish(1), origin)
     fetched = receiver.fetch(origin.publish(2), origin)
     assert "delta" not in fetched.codecs
     assert content(fetched.slot) == content(origin.arena.versions[2])
 
 
-def test_a_receiver_two_versions_behind_gets_the_whole_where_nobody_asked_for_deltas(party):
-    origin, receiver = party(), party(forced_codec="delta")
+def test_a_receiver_two_versions_behind_gets_the_whole_where_nobody_asked_for_deltas(peer):
+    origin, receiver = peer(), peer(forced_codec="delta")
     receiver.fetch(origin.publish(1, changed=0.01), origin)
     origin.publish(2, changed=0.01)
     manifest = origin.publish(3, changed=0.01)
@@ -184,8 +184,8 @@ def test_a_receiver_two_versions_behind_gets_the_whole_where_nobody_asked_for_de
     assert content(fetched.slot) == content(origin.arena.versions[3])
 
 
-def test_a_relay_passes_a_delta_on(party):
-    origin, first, second = party(), party(forced_codec="delta"), party(forced_codec="delta")
+def test_a_relay_passes_a_delta_on(peer):
+    origin, first, second = peer(), peer(forced_codec="delta"), peer(forced_codec="delta")
     manifest = origin.publish(1, changed=0.01)
     first.fetch(manifest, origin)
     second.fetch(manifest, first)
@@ -197,8 +197,8 @@ def test_a_relay_passes_a_delta_on(party):
     assert content(fetched.slot) == content(origin.arena.versions[2])
 
 
-def test_fp8_is_rounded_when_published_and_carried_in_half_the_bytes(party):
-    origin, receiver = party(), party(forced_codec="fp8", codecs=("none", "fp8"))
+def test_fp8_is_rounded_when_published_and_carried_in_half_the_bytes(peer):
+    origin, receiver = peer(), peer(forced_codec="fp8", codecs=("none", "fp8"))
     manifest = origin.publish(1, rounding="fp8")
     fetched = receiver.fetch(manifest, origin)
     assert content(fetched.slot) == content(origin.arena.versions[1])
@@ -211,15 +211,15 @@ def test_fp8_is_rounded_when_published_and_carried_in_half_the_bytes(party):
 # -- who may ----------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_gets_nothing_and_is_an_incident(party):
-    origin, receiver = party(), party(receiver_token="another", give_up_s=0.5)
+def test_a_wrong_token_gets_nothing_and_is_an_incident(peer):
+    origin, receiver = peer(), peer(receiver_token="another", give_up_s=0.5)
     with pytest.raises(WeightsUnreachable):
         receiver.fetch(origin.publish(1), origin)
     assert receiver.kinds() == {"source_refused"}
     assert origin.server.sent_bytes == 0
 
 
-def test_the_token_does_not_go_over_the_wire(party, monkeypatch):
+def test_the_token_does_not_go_over_the_wire(peer, monkeypatch):
     said = bytearray()
     send, receive = PeerConnection.send, PeerConnection.receive_into
 
@@ -233,15 +233,15 @@ def test_the_token_does_not_go_over_the_wire(party, monkeypatch):
 
     monkeypatch.setattr(PeerConnection, "send", spy_send)
     monkeypatch.setattr(PeerConnection, "receive_into", spy_receive)
-    origin = party()
+    origin = peer()
     origin.publish(1)
     dial(origin.address, TOKEN, stall_s=1.0).close()
     assert len(said) > 100
     assert TOKEN.encode() not in said
 
 
-def test_a_source_that_does_not_know_the_token_is_not_believed(party):
-    impostor = party(token="another")
+def test_a_source_that_does_not_know_the_token_is_not_believed(peer):
+    impostor = peer(token="another")
     with pytest.raises(Unauthorized):
         dial(impostor.address, TOKEN, stall_s=1.0)
 
@@ -261,9 +261,9 @@ def test_networks(host, networks, allowed):
     assert is_allowed(host, networks) is allowed
 
 
-def test_a_caller_of_another_network_is_not_heard(party):
-    origin = party(networks=["10.0.0.0/8"])
-    receiver = party(give_up_s=0.5)
+def test_a_caller_of_another_network_is_not_heard(peer):
+    origin = peer(networks=["10.0.0.0/8"])
+    receiver = peer(give_up_s=0.5)
     with pytest.raises(WeightsUnreachable):
         receiver.fetch(origin.publish(1), origin)
     assert origin.server.sent_bytes == 0
@@ -272,8 +272,8 @@ def test_a_caller_of_another_network_is_not_heard(party):
 # -- publishing --------------------------------------------------------------------------------------------
 
 
-def test_versions_only_grow(party):
-    origin = party()
+def test_versions_only_grow(peer):
+    origin = peer()
     origin.publish(3)
     with pytest.raises(Conflict):
         origin.publish(2)
@@ -281,18 +281,18 @@ def test_versions_only_grow(party):
     assert again == origin.arena.versions[3].manifest
 
 
-def test_a_publisher_that_is_started_again_serves_what_it_finds_and_forgets_what_is_newer(party, folder):
-    first = party("origin")
+def test_a_publisher_that_is_started_again_serves_what_it_finds_and_forgets_what_is_newer(peer, folder):
+    first = peer("origin")
     manifest, _ = first.publish(3), first.publish(4)
     first.server.close()
-    again = party("origin")
+    again = peer("origin")
     assert again.publish(3) == manifest
     assert set(again.arena.versions) == {3}
-    assert content(party().fetch(manifest, again).slot) == content(again.arena.versions[3])
+    assert content(peer().fetch(manifest, again).slot) == content(again.arena.versions[3])
 
 
-def test_a_publish_without_all_tensors_is_none(party):
-    origin = party()
+def test_a_publish_without_all_tensors_is_none(peer):
+    origin = peer()
     layout, own = layout_of(weights(1), floats="bfloat16")
     publication = origin.publisher.begin(1, 1, layout)
     publication.put("norm.weight", own["norm.weight"])
@@ -303,8 +303,8 @@ def test_a_publish_without_all_tensors_is_none(party):
     assert origin.arena.versions == {}
 
 
-def test_two_hundred_publishes_take_the_memory_of_two(party):
-    origin, receiver = party(), party()
+def test_two_hundred_publishes_take_the_memory_of_two(peer):
+    origin, receiver = peer(), peer()
     sizes = set()
     for version in range(200):
         manifest = origin.publish(version, layers=2)
@@ -320,11 +320,11 @@ def test_two_hundred_publishes_take_the_memory_of_two(party):
     assert sizes <= {2}
 
 
-def test_a_publish_does_not_wait_for_a_receiver_that_reads(party):
+def test_a_publish_does_not_wait_for_a_receiver_that_reads(peer):
     """A receiver that takes a chunk a minute holds on to version 1 while 2, 3 and 4 are published."""
     gate = threading.Event()
-    origin = party(pace=lambda sent: gate.wait(20) if sent > 4096 else None)
-    receiver = party()
+    origin = peer(pace=lambda sent: gate.wait(20) if sent > 4096 else None)
+    receiver = peer()
     ended = []
     manifest = origin.publish(1)
 

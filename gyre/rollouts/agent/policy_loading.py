@@ -52,15 +52,15 @@ class Holdings:
     ) -> None:
         self.token = token
         self.plane = plane
-        self.party = WeightPeer(root, of_instance(token), token, plane, url=url)
-        self.receiver = self.party.receiver(give_up_s=give_up_s, incident=incident)
+        self.peer = WeightPeer(root, of_instance(token), token, plane, url=url)
+        self.receiver = self.peer.receiver(give_up_s=give_up_s, incident=incident)
 
     @property
     def address(self) -> str:
-        return self.party.server.address
+        return self.peer.server.address
 
     def close(self) -> None:
-        self.party.close()
+        self.peer.close()
 
 
 class AgentWeights:
@@ -243,7 +243,7 @@ class AgentWeights:
             manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None
         fetched = receiver.fetch(manifest, sources, serving=serving, superseded=superseded)
-        holdings.party.settle()
+        holdings.peer.settle()
         return fetched
 
     def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:

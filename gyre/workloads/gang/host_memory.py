@@ -15,7 +15,7 @@ Invariants:
 - *pinned while mapped*: what pinned a slot is undone before the slot is unmapped;
 - *one owner*: whoever holds the lock. The kernel lets go of it, however its owner dies;
 - *room or nothing*: space is taken before it is mapped, and not the machine's last;
-- *not for ever*: `close` without `keep` removes it, and so does `forsake`; what nobody has held for `KEPT_S` goes when
+- *not for ever*: `close` without `keep` removes it, and so does `unlink`; what nobody has held for `KEPT_S` goes when
   the next one comes.
 
 This module must not know what the tensors are, or who agrees with whom about a step.
@@ -290,7 +290,7 @@ class HostMemory:
         os.close(self._lock)
         self._lock = None
 
-    def forsake(self) -> None:
+    def unlink(self) -> None:
         """Remove it beside whoever is at work in it: this process is about to be ended, and nobody comes in its place.
         Nothing is unmapped, so nobody is torn from what they read or write; the memory is free when the process is."""
         self._remove_all()

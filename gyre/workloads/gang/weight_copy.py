@@ -107,10 +107,10 @@ class FetchedCopy:
         # Whose networks the settings name is the instances' matter: the manager says who has it. The ports are
         # for the actor and the instances, one each; a rank that cannot reach this copy has the instances.
         plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": [], "ports": ""})
-        self._party = WeightPeer(root or default_root(), of_copy(purpose, directory), token, plane, url=url)
-        self.address = self._party.server.address
+        self._peer = WeightPeer(root or default_root(), of_copy(purpose, directory), token, plane, url=url)
+        self.address = self._peer.server.address
         try:
-            receiver = self._party.receiver(give_up_s=give_up_s, incident=_say)
+            receiver = self._peer.receiver(give_up_s=give_up_s, incident=_say)
             able = [Source(address, path) for address, path in sources]
             manifest = receiver.manifest_of(version, checksum, lambda: able)
             self.path = receiver.fetch(manifest, lambda: able).slot.path
@@ -124,13 +124,13 @@ class FetchedCopy:
 
         return {name: tensor.clone() for name, tensor in SafetensorsFolder(self.path).tensors().items()}
 
-    def forsake(self) -> None:
-        """As of a Party."""
-        self._party.forsake()
+    def unlink(self) -> None:
+        """Leave the folder without removing it: see `WeightPeer.unlink`."""
+        self._peer.unlink()
 
     def close(self) -> None:
         """Safe to call twice."""
-        self._party.close()
+        self._peer.close()
 
 
 def _say(kind: str, evidence: dict[str, Any]) -> None:

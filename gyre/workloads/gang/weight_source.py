@@ -48,10 +48,10 @@ class WeightSource:
     ) -> None:
         url, token = _wait_for(endpoint or (lambda: read_endpoint(directory)))
         self._settings = settings or WeightsSpec()
-        self.party = WeightPeer(
+        self.peer = WeightPeer(
             root or default_root(), of_publisher(directory), token, self._settings, url=url, held=HELD
         )
-        self.arena, self.server = self.party.arena, self.party.server
+        self.arena, self.server = self.peer.arena, self.peer.server
         self.publisher = Publisher(self.arena, self.server, chunk_bytes=self._settings.chunk_bytes)
         if self._settings.codec in ("delta", "fp8"):
             self.server.encoded.steps.asked()  # somebody will: the first step is kept, too
@@ -92,12 +92,12 @@ class WeightSource:
             "seconds": round(time.monotonic() - began, 4),
         }
 
-    def forsake(self) -> None:
-        """As of a Party."""
-        self.party.forsake()
+    def unlink(self) -> None:
+        """Leave the folder without removing it: see `WeightPeer.unlink`."""
+        self.peer.unlink()
 
     def close(self) -> None:
-        self.party.close()
+        self.peer.close()
 
 
 def _wait_for(endpoint: Callable[[], tuple[str, str] | None]) -> tuple[str, str]:

@@ -101,7 +101,7 @@ class MegatronLearner(TorchLearner):
         super().abandoned()
         memory: MemoryCheckpoints | None = getattr(self, "_memory", None)  # none before it is set up
         if memory is not None:
-            memory.forsake()
+            memory.unlink()
 
     def health(self) -> dict[str, Any]:
         kept = {"memory_checkpoint": self._memory.status()} if self._memory is not None else {}

@@ -86,7 +86,7 @@ class TorchActor(TorchLearner):
         held = [getattr(self, "_source", None), getattr(self, "_copy", None)]  # none before it is set up
         for one in held:
             if one is not None:
-                one.forsake()
+                one.unlink()
 
     def make_model(self) -> Decoder:
         return Decoder(small_architecture(self.settings, self.task), seed=self.settings.seed)

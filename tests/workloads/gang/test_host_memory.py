@@ -291,9 +291,9 @@ def test_ranks_that_are_stuck_when_the_job_ends_remove_their_own_beside_the_call
     thread = threading.Thread(target=saved, args=(other, 1))
     thread.start()
     assert at_work.wait(60)
-    other.forsake()
+    other.unlink()
     assert [path.name for path in one.path.parent.glob("rank_*")] == ["rank_00000"]
-    one.forsake()
+    one.unlink()
     assert list(tmp_path.iterdir()) == []
     go_on.set()
     thread.join(60)

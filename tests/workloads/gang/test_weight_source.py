@@ -55,7 +55,7 @@ def test_three_versions_are_held_for_pinned_requests(job: Path, tmp_path: Path) 
 def test_a_successor_publishes_the_same_version_under_the_same_checksum(job: Path, tmp_path: Path) -> None:
     first = WeightSource(job, root=tmp_path / "shm")
     before = first.publish(named(7), CONFIG, version=7, step=7)
-    first.party.close(keep=True)  # as its death would
+    first.peer.close(keep=True)  # as its death would
     second = WeightSource(job, root=tmp_path / "shm")
     after = second.publish(named(7), CONFIG, version=7, step=7)
     assert (after["checksum"], after["path"]) == (before["checksum"], before["path"])

@@ -222,14 +222,14 @@ def test_the_learning_rate_rises_falls_and_stays():
 
 def test_an_actor_that_is_ended_in_a_call_leaves_no_weights_in_memory(actor):
     """`teardown` is not run then; what it holds is removed beside the call."""
-    forsaken = []
+    unlinked = []
 
     class Holding:
         def __init__(self, what):
-            self.forsake = lambda: forsaken.append(what)
+            self.unlink = lambda: unlinked.append(what)
 
     actor.abandoned()
     actor._source, actor._copy = Holding("source"), Holding("copy")
     actor.abandoned()
-    assert forsaken == ["source", "copy"]
+    assert unlinked == ["source", "copy"]
     TorchActor().abandoned()  # before it was set up

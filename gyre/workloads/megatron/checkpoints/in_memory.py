@@ -10,7 +10,7 @@ Invariants:
   that made the same step need not have the same bits;
 - *seldom enough*: copies take at most `share` of the time, as the first rank measures it.
 
-Every method but `close` and `forsake` is a collective of all ranks. This module must not know what a step is made of,
+Every method but `close` and `unlink` is a collective of all ranks. This module must not know what a step is made of,
 or where else a state may come from, and must not be imported before `seam.open_seam`.
 """
 
@@ -136,11 +136,11 @@ class MemoryCheckpoints:
             self._memory.close(keep=keep)
             self._memory = None
 
-    def forsake(self) -> None:
+    def unlink(self) -> None:
         """Remove this rank's, on another thread than the one that may be at work here. No collective."""
         memory = self._memory
         if memory is not None:
-            memory.forsake()
+            memory.unlink()
 
     # -- all ranks together --------------------------------------------------------------------------
 

@@ -292,11 +292,11 @@ def _held() -> dict[str, int]:
 
 def main() -> None:
     roles = {"serve": Serve, "train": Train, "fetch": Fetch, "socket": Plain}
-    party = roles[sys.argv[1]](json.loads(sys.argv[2]))
+    peer = roles[sys.argv[1]](json.loads(sys.argv[2]))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         what, options = json.loads(line)
-        print(json.dumps(getattr(party, what)(**options)), flush=True)
+        print(json.dumps(getattr(peer, what)(**options)), flush=True)
 
 
 if __name__ == "__main__":
