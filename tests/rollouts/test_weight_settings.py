@@ -607,7 +607,7 @@ async def test_the_manager_says_how_and_tells_the_journal_when_it_changes(
                     why=f"{codec} was asked for",
                 )
             )
-        await until(lambda: len(plane.told("TransferChosen")) == 3, 10.0)
+        await until(lambda: len(plane.told("TransferChosen")) == 3)
         assert [(told["version"], told["codec"]) for told in plane.told("TransferChosen")] == [
             (0, "none"),
             (1, "delta"),

@@ -18,7 +18,7 @@ from tests.workloads.plain_workloads import Cluster
 from tests.workloads.scripts import script_spec
 from tests.workloads.toy_policy import toy_spec
 
-DEADLINE_S = 40
+DEADLINE_S = 100
 
 TORCH = {
     "name": "torch",
@@ -53,6 +53,7 @@ def cluster():
     made.close()
 
 
+@pytest.mark.timeout(240)  # two jobs
 def test_the_torch_workloads_end_with_the_same_bits_whatever_died(make_job):
     with make_job(TORCH) as job:
         undisturbed = job.result(timeout_s=DEADLINE_S)

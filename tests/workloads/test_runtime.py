@@ -10,7 +10,7 @@ import pytest
 from gyre.errors import JobFailed, UserCodeError
 from tests.workloads.scripts import Thinker, script_spec
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def result_of(make_job, trainer):

@@ -24,10 +24,10 @@ from gyre.rollouts.agent.join import NotTaken, run_agent
 from gyre.rollouts.manager import server as server_module
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import Group, VersionRun
 from gyre.weights import pack_weights
 from gyre.workloads.gang.weight_source import WeightSource
-from tests.rollouts.plane import TOKEN, Plane, ScriptedTrainer, live_plane, until, within
+from tests.rollouts.plane import SOON_S, TOKEN, Plane, ScriptedTrainer, live_plane, until, within
 
 ENGINE = Path(__file__).parents[2] / "engines" / "plane_engine.py"
 
@@ -64,7 +64,7 @@ class Crew:
         cache = self.tmp_path / "cache"
         cache.mkdir(exist_ok=True)
         return AgentSettings(
-            name=name, max_running=8, kv_tokens=1 << 16, cache=cache, engine="fake", ready_within_s=20.0
+            name=name, max_running=8, kv_tokens=1 << 16, cache=cache, engine="fake", ready_within_s=SOON_S
         )
 
     def start(self, name: str, delay: float = 0.01) -> Agent:
@@ -95,10 +95,10 @@ class Crew:
             told = {one["instance"]: one for one in self.plane.manager.status()["instances"]}
             return all(told.get(name, {}).get("version") == version for name in names)
 
-        await until(able, 20.0)
+        await until(able)
 
     async def generated(self, tokens: int) -> None:
-        await until(lambda: self.plane.manager.groups.account.generated >= tokens, 20.0)
+        await until(lambda: self.plane.manager.groups.account.generated >= tokens)
 
     def cut(self, name: str) -> None:
         peer = self.plane.manager.sessions[name].connection
@@ -125,7 +125,7 @@ async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
 
 
 async def all_groups(trainer: ScriptedTrainer, count: int, purpose: str = "train") -> dict[int, Group]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SOON_S):
         got: dict[int, Group] = {}
         while len(got) < count:
             with contextlib.suppress(TimeoutError):
@@ -169,13 +169,13 @@ async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: C
     match hurt:
         case "engine dies":
             crew.tell("a", "die")
-            await until(lambda: plane.told("EngineDied"), 10.0)
+            await until(lambda: plane.told("EngineDied"))
             told = plane.told("EngineDied")[0]
             assert "SIGKILL" in told["error"]
             assert "last words" in told["tail"]
         case "cut":
             crew.cut("a")
-            await until(lambda: len(plane.told("InstanceJoined")) == 2, 20.0)
+            await until(lambda: len(plane.told("InstanceJoined")) == 2)
         case "requests fail":
             crew.tell("a", "fail")
             crew.tell("a", "die")
@@ -192,7 +192,7 @@ async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: C
             await plane.start()
             trainer = await plane.trainer(term=2)
             await trainer.ask([0, 1, 2], n=2, limit=100)
-            await until(lambda: len(plane.told("InstanceJoined")) == 2, 20.0)
+            await until(lambda: len(plane.told("InstanceJoined")) == 2)
             plane.end_restart_grace()
     crew.go_on("a")
     groups = await all_groups(trainer, 3)
@@ -219,13 +219,13 @@ async def test_nothing_that_was_generated_is_generated_again_when_an_engine_dies
     crew.away = True
     await plane.kill()
     crew.hold("a", 2 + 60)
-    await until(lambda: agent.tokens == 60, 20.0)
+    await until(lambda: agent.tokens == 60)
     crew.tell("a", "die")
-    await until(lambda: agent._host.engine is None, 20.0)
+    await until(lambda: agent._host.engine is None)
     made = agent.tokens
     await plane.start()
     crew.away = False
-    await until(lambda: plane.manager.groups.account.generated >= made, 10.0)
+    await until(lambda: plane.manager.groups.account.generated >= made)
     assert next(state.length for state in plane.manager.groups.samples()) >= made
     await until(lambda: plane.told("EngineDied"))
     await crew.serving("a")
@@ -258,7 +258,7 @@ async def test_a_drain_hands_over_within_a_second_also_when_the_engine_hangs(cre
         await until(lambda: "a" not in plane.manager.sessions or not plane.manager.groups.instances["a"].held)
     assert bits(await all_groups(trainer, 3)) == calm
     crew.take_back("a", "hang")
-    await asyncio.wait_for(crew.tasks["a"], 15.0)
+    await asyncio.wait_for(crew.tasks["a"], SOON_S)
     assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drained"]
     assert plane.manager.groups.account.discarded == {}
 
@@ -278,7 +278,7 @@ async def test_a_drained_agent_waits_for_the_manager_before_it_forgets(crew: Cre
     made = agent.tokens
     assert not crew.tasks["a"].done()
     await plane.start()
-    await asyncio.wait_for(crew.tasks["a"], 15.0)
+    await asyncio.wait_for(crew.tasks["a"], SOON_S)
     assert [state.length for state in plane.manager.groups.samples()] == [made]
 
 
@@ -292,16 +292,17 @@ async def test_new_weights_come_under_running_samples(tmp_path: Path, mode: str)
         await crew.serving("a")
         crew.hold("a", 2 + 40)
         await trainer.ask([0, 1], n=2, limit=80)
-        await until(lambda: all_longer_than(plane, 1, count=4), 20.0)
+        await until(lambda: all_longer_than(plane, 39, count=4))
         await trainer.publish(1)
         await crew.serving("a", version=1)
         crew.go_on("a")
         groups = await all_groups(trainer, 2)
         for group in groups.values():
             for sample in group.samples:
-                assert [run.version for run in sample.versions] == [0, 1]
-                # And each run is what the weights of its version make.
-                assert sample.versions[0].end > 1
+                # Without a handover the first chunk after the change is called the older version's.
+                changed = sample.versions[0].end
+                assert changed == 40 if mode == "handover" else changed > 40
+                assert sample.versions == (VersionRun(0, 0, changed), VersionRun(1, changed, 80))
         modes = (tmp_path / "a" / "modes").read_text().split()
         assert modes == (["in_place"] if mode == "in_place" else ["retract", "flush"])
         await crew.stop()
@@ -321,7 +322,7 @@ async def test_where_no_cache_is_dropped_while_requests_wait_they_are_handed_ove
         crew.tell("a", "no_flush")
         crew.hold("a", 2 + 40)
         await trainer.ask([0, 1], n=2, limit=80)
-        await until(lambda: all_longer_than(plane, 1, count=4), 20.0)
+        await until(lambda: all_longer_than(plane, 1, count=4))
         await trainer.publish(1)
         await crew.serving("a", version=1)
         crew.go_on("a")
@@ -346,7 +347,7 @@ async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Cr
     await crew.generated(10)
     crew.tell("a", "no_update")
     await trainer.publish(1)
-    await until(lambda: plane.told("EngineDied"), 10.0)
+    await until(lambda: plane.told("EngineDied"))
     assert "did not load version 1" in plane.told("EngineDied")[0]["error"]
     crew.take_back("a", "no_update")
     (group,) = (await all_groups(trainer, 1)).values()
@@ -395,7 +396,7 @@ async def test_weights_from_another_machine_are_fetched_and_a_flipped_bit_is_nev
     good = (slot.path / "model.safetensors").read_bytes()
     slot.views[0][500] ^= 1
     agent = crew.start("a")
-    await until(lambda: plane.told("WeightsTrouble"), 10.0)
+    await until(lambda: plane.told("WeightsTrouble"))
     assert plane.told("WeightsTrouble")[0]["what"] == "chunk_damaged"
     assert agent.version == -1
     slot.views[0][500] ^= 1
@@ -432,7 +433,7 @@ async def test_what_is_fetched_ahead_is_served_when_it_is_told_to_be_and_not_fet
     await crew.serving("a")
     plane.manager.windows.may_load = lambda session: False  # type: ignore[method-assign]
     await published_far_away(trainer, publisher, 1)
-    await until(lambda: agent._weights._ahead is not None, 10.0)
+    await until(lambda: agent._weights._ahead is not None)
     assert agent.version == 0
     publisher.close()  # there is nobody to fetch it from any more
     del plane.manager.windows.may_load  # type: ignore[method-assign]
@@ -460,7 +461,7 @@ async def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_to_be_loade
     monkeypatch.setattr(agent._weights, "_fetch", broken)
     plane.manager.windows.may_load = lambda session: False  # type: ignore[method-assign]
     await published_far_away(trainer, publisher, 1)
-    await until(lambda: refused, 10.0)
+    await until(lambda: refused)
     assert agent.version == 0
     monkeypatch.setattr(agent._weights, "_fetch", fetch)
     del plane.manager.windows.may_load  # type: ignore[method-assign]
@@ -477,7 +478,7 @@ async def test_a_version_that_is_overtaken_while_it_is_fetched_is_never_served(
     await published_far_away(trainer, publisher, 0)
     publisher.arena.versions[0].have.clear()  # it is there, and nobody gets any chunk of it
     agent = crew.start("a")
-    await until(lambda: agent._weights.source, 10.0)
+    await until(lambda: agent._weights.source)
     await published_far_away(trainer, publisher, 1)
     await crew.serving("a", version=1)
     assert [told["version"] for told in plane.told("WeightsLoaded")] == [1]

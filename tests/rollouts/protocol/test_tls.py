@@ -171,7 +171,7 @@ async def test_join_and_drain_over_tls_from_the_command_line(secured: Secured) -
     assert "--ca" in said
     joined = await begin(*join, "--ca", str(secured.cert))
     try:
-        await until(lambda: "spot" in secured.manager.sessions, 30.0)
+        await until(lambda: "spot" in secured.manager.sessions, 60.0)
         drain = [*gyre, "drain", "spot", "--url", secured.url, "--token", TOKEN, "--ca", str(secured.cert)]
         assert (await end(await begin(*drain)))[0] == 0
         assert (await end(joined))[0] == 0

@@ -18,7 +18,7 @@ from gyre.workloads.handles import RoleHandle
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.scripts import script_spec
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Gang:

@@ -17,7 +17,7 @@ from tests.workloads.conftest import digests_of, replaced_when_out_of_step, step
 from tests.workloads.toy_policy import digests_by_hand, toy_spec
 
 HERE = "tests.workloads.toy_policy"
-DEADLINE_S = 30
+DEADLINE_S = 90
 
 
 def came_to(job: InProcessJob, undisturbed) -> None:

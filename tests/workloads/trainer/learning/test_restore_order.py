@@ -13,7 +13,7 @@ from tests.workloads import kept_policy
 from tests.workloads.conftest import digests_of
 from tests.workloads.toy_policy import ToyActor
 
-DEADLINE_S = 30
+DEADLINE_S = 90
 HERE = "tests.workloads.kept_policy"
 
 
