@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -276,6 +277,46 @@ def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyre.api.cli.context.Session.reader", interrupt)
     result = gyre("show")
     assert (result.exit_code, result.output.strip()) == (130, "")
+
+
+@pytest.mark.parametrize(("signalled", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_that_fails_an_import_is_no_error_of_ours(
+    tmp_path: Path, home: Home, signalled: str, code: int
+) -> None:
+    """Libraries replace whatever comes while they load with an ImportError of their own."""
+    (tmp_path / "interrupted.py").write_text(
+        "import signal\n"
+        "from gyre.api.terminal.foreground import terminable\n"
+        "try:\n"
+        "    with terminable():\n"
+        f"        signal.raise_signal(signal.{signalled})\n"
+        "except BaseException:\n"
+        "    raise ImportError('a part of this library is missing')\n"
+    )
+    script = (
+        "import sys\n"
+        "from gyre.api.cli import main\n"
+        "from gyre.api.cli.context import Session\n"
+        "Session.reader = lambda session: __import__('interrupted')\n"
+        "main(['show'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "", "")
+
+
+def test_an_error_that_nobody_caused_by_a_signal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ImportError("a part of this library is missing")
+
+    monkeypatch.setattr("gyre.api.cli.context.Session.reader", fail)
+    result = gyre("show")
+    assert isinstance(result.exception, ImportError)
 
 
 def test_a_reader_that_goes_is_quiet(seed: Seed, home: Home) -> None:

@@ -97,7 +97,23 @@ class LazyGroup(click.Group):
         except BrokenPipeError:
             _forget_stdout()
             code = 0
+        except Exception as error:  # an import that Ctrl-C cut short may fail with an error of its own
+            if (interrupt := _interrupt_behind(error)) is None:
+                raise
+            code = INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C or SIGTERM that this error was raised over, if there was one."""
+    behind: BaseException | None = error
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, KeyboardInterrupt):
+            return behind
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 def _say(error: GyreError) -> int:
