@@ -13,9 +13,9 @@ Invariants, each with a test of its name:
 The graph gives the scope of a repair: the region of the culprit, that is, itself and its peers in a collective. When a
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.
 
-This module holds the entry and the table of handlers. The handlers are in a module for each subject: startup, losses,
-progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`, changes the draft, and returns
-commands.
+This module holds the entry and the table of handlers. `gyre.failover.handlers` has a module for each subject: startup,
+deaths, progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`, changes the draft, and
+returns commands.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 from gyre.config import JobSpec
 from gyre.failover import commands as c
-from gyre.failover import ending, losses, pausing, progress, role_counts, startup
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
+from gyre.failover.handlers import deaths, ending, pausing, progress, role_counts, startup
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, Reason, RowKey, VertexPhase
 from gyre.failover.vertices import wanted
@@ -124,11 +124,11 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.MasterStarted: startup.master_started,
     e.MasterHung: startup.master_hung,
     e.VertexStarted: startup.vertex_started,
-    e.VertexStartFailed: losses.vertex_start_failed,
-    e.VertexLost: losses.vertex_lost,
-    e.OperatorFailed: losses.operator_failed,
-    e.TrainerFailed: losses.trainer_failed,
-    e.JobStalled: losses.job_stalled,
+    e.VertexStartFailed: deaths.vertex_start_failed,
+    e.VertexLost: deaths.vertex_lost,
+    e.OperatorFailed: deaths.operator_failed,
+    e.TrainerFailed: deaths.trainer_failed,
+    e.JobStalled: deaths.job_stalled,
     e.StepCompleted: progress.step_completed,
     e.WeightsPublished: progress.weights_published,
     e.CheckpointCommitted: progress.checkpoint_committed,

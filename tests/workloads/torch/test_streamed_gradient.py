@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.batching import BatchSettings, MicroBatch, MicroBatcher, deal
+from gyre.rollouts.trainer.micro_batcher import BatchSettings, MicroBatch, MicroBatcher, deal
 from gyre.workloads.algorithms.advantages import advantages_of
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.trainer.groups.group_state import tokens_of

@@ -19,7 +19,7 @@ import xxhash
 
 from gyre.config.sections import OptimSettings
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.batching import deal
+from gyre.rollouts.trainer.micro_batcher import deal
 
 
 def mini_batches_of(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.batching import deal
+from gyre.rollouts.trainer.micro_batcher import deal
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch, Restore, SampleLedger
 from gyre.workloads.trainer.groups.slots import Slots
 

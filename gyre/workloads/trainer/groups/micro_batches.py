@@ -19,7 +19,7 @@ from gyre.config import RunSpec
 from gyre.errors import GyreError
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
-from gyre.rollouts.trainer.batching import BatchSettings, MicroBatcher
+from gyre.rollouts.trainer.micro_batcher import BatchSettings, MicroBatcher
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch
 from gyre.rollouts.trainer.staleness import Action, Verdict
 from gyre.workloads.trainer.groups.group_state import GroupState, tokens_of

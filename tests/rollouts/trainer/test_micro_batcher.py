@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts.trainer.batching import BatchSettings, Counts, MicroBatch, MicroBatcher, deal
+from gyre.rollouts.trainer.micro_batcher import BatchSettings, Counts, MicroBatch, MicroBatcher, deal
 
 Finished = list[tuple[int, int, int]]
 """(group, samples, tokens)"""

@@ -8,9 +8,9 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
+from gyre.failover.handlers.repair import Rung, pay, repair
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
-from gyre.failover.repair import Rung, pay, repair
 from gyre.failover.state import Cause, JobPhase, Scope, VertexPhase
 from gyre.failover.vertices import TRAINER_VERTEX, current
 

@@ -9,9 +9,9 @@ from gyre.errors import ConfigError, Conflict, NotFound, nearest
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
+from gyre.failover.handlers.startup import first_start
 from gyre.failover.incidents import close_incidents
 from gyre.failover.layout import JobLayout
-from gyre.failover.startup import first_start
 from gyre.failover.state import JobPhase, JobState, Reason, VertexPhase, VertexRecord
 from gyre.failover.vertices import announce, is_wanted, start_commands
 

@@ -12,10 +12,10 @@ from gyre.config import TRAINER, Budget
 from gyre.failover import commands as c
 from gyre.failover.budget import affordable, backoff_s, within
 from gyre.failover.draft import Draft
-from gyre.failover.ending import end_job, stop_all
+from gyre.failover.handlers.ending import end_job, stop_all
+from gyre.failover.handlers.role_counts import set_count
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout, role_and_rank
-from gyre.failover.role_counts import set_count
 from gyre.failover.state import JobPhase, Reason, Scope, VertexPhase, VertexRecord
 from gyre.failover.vertices import TRAINER_VERTEX, announce, is_wanted, wanted
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
+from gyre.failover.handlers.role_counts import bring_back
 from gyre.failover.layout import JobLayout
-from gyre.failover.role_counts import bring_back
 from gyre.failover.state import JobPhase, Reason, VertexPhase
 from gyre.failover.vertices import TRAINER_VERTEX, current, live_trainer, start_commands
 

@@ -1,0 +1,1 @@
+"""What the coordinator decides for each kind of event: one module a subject. Pure."""
