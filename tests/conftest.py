@@ -38,7 +38,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolde
     return ByFolder(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+def mark_most_cases_slow(items: list[pytest.Item]) -> None:
+    """A test marked `many_cases(quick=n)` keeps n of its cases in `make test`, spread evenly over the table; the others
+    are `slow`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("many_cases") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for table in cases.values():
+        marker = table[0].get_closest_marker("many_cases")
+        assert marker is not None
+        quick = marker.kwargs["quick"]
+        kept = {round(at * len(table) / quick) for at in range(quick)}
+        for at, item in enumerate(table):
+            if at not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_most_cases_slow(items)
+
     def turn(item: pytest.Item) -> int:
         folder = folder_of(item.nodeid)
         return ORDER.index(folder) if folder in ORDER else len(ORDER)

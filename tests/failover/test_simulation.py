@@ -28,6 +28,7 @@ def check(spec: JobSpec, result: SimResult) -> None:
     assert [i for i in result.state.incidents.values() if i.outcome == "open"] == []
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_job_outlives_more_than_a_thousand_faults(seed: int) -> None:
     spec = generous(small_spec())
@@ -46,6 +47,7 @@ def test_a_job_outlives_more_than_a_thousand_faults(seed: int) -> None:
     check(spec, result)
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("seed", range(8))
 def test_small_budgets_end_the_job_and_say_why(seed: int) -> None:
     spec = small_spec()

@@ -361,6 +361,7 @@ def commit_points(life: Life) -> list[int]:
     return [n for n, point in enumerate(life.points) if point.endswith((".before_commit", ".after_commit"))]
 
 
+@pytest.mark.slow
 def test_the_master_may_die_at_every_commit(make_job: Callable[..., Job]) -> None:
     """Before and after each one. How commits are grouped depends on the threads, so a run may have one fewer."""
     whole = make_job(steps=5)

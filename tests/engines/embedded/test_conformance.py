@@ -165,6 +165,7 @@ class TakesAnything(EngineClient):
                 yield chunk
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("doctored", "clause"),

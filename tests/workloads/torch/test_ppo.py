@@ -103,6 +103,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize(("call", "victim", "nth", "when"), DEATHS)
 def test_whoever_dies_actor_and_critic_end_with_the_same_bits(make_job, undisturbed, call, victim, nth, when):
     job = make_job(spec("ppo", **PPO_LOSS))

@@ -185,6 +185,7 @@ def test_a_version_is_never_served_again_with_other_bytes(
     assert all("version 3 was published with checksum of 3 as it is served" in error for error in blamed)
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("mode", ["fixed", "streamed", "wait", "drop", "drop, replaced"])
 @pytest.mark.parametrize("seed", range(4))
 def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode: str, seed: int) -> None:

@@ -247,6 +247,7 @@ def test_bounds_in_samples_and_tokens_hold(make_streamed):
 # -- deaths -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.many_cases(quick=12)
 @pytest.mark.parametrize("mode", ["streamed", "wait", "drop"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
@@ -290,6 +291,7 @@ def test_a_trainer_that_dies_between_two_writes_is_continued(make_streamed, kind
     assert job.vertex("trainer-0").host.incarnation == 2
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_deaths_at_random_moments_lose_nothing(make_streamed, seed):
     dice = random.Random(seed)
