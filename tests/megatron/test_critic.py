@@ -126,7 +126,7 @@ def test_a_restored_critic_goes_on_bit_by_bit_and_in_another_layout(pool: RankPo
 
 def test_a_job_trains_it_beside_its_actor(pool: RankPool, tmp_path: Path) -> None:
     """In several updates a step. The trainer dies once, and the critic is checkpointed with the actor."""
-    (told,) = pool.run(learner_work.run_ppo, 1, tmp_path, {"epochs": 2, "mini_batches": 2})
+    (told,) = pool.run(learner_work.run_ppo, 1, tmp_path, {"lr": 1e-3, "epochs": 2, "mini_batches": 2})
     assert (told["steps"], told["account"]) == (3, (12, (), ()))
     critic = told["critic"]
     assert (critic["step"], critic["trained"], critic["metrics"]["updates"]) == (3, [[0, 12]], 4)
