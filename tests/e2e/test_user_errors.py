@@ -31,7 +31,8 @@ config:
   task: {{digits: 1}}
   model: {{layers: 1, hidden: 32, heads: 2, kv_heads: 1, mlp: 64}}
   sampling: {{n: 2}}
-  warm_start: {{max_steps: 1, batch: 8}}
+  warm_start: {{max_steps: 1, batch: 8, lr: 3.0e-3}}
+  optim: {{lr: 1.0e-3}}
 run: {{steps: 3, prompts_per_step: 4, groups_per_firing: 2, groups_per_micro_batch: 4, evaluate_every: 0}}
 failover: {{retry: {{max: 1, window_s: 60}}, user_error: {{max: 1, window_s: 60}}, backoff_s: 0.1}}
 roles:
