@@ -383,7 +383,9 @@ def test_a_host_keeps_its_rendezvous(host):
 
 
 def test_a_rendezvous_avoids_ports_in_use_and_takes_any_where_all_its_own_are(monkeypatch):
-    address = VertexHost("echo-0", 1, 5).address(5)[0]  # this machine's, where another test of the process has a Ray
+    address = VertexHost("echo-0", 1, 5).address(5)[
+        0
+    ]  # this machine's, where another test of the process has a Ray
     with socket.socket() as taken:
         taken.bind((address, 0))
         monkeypatch.setattr(host_module, "RENDEZVOUS_PORTS", [taken.getsockname()[1]] * 64)
