@@ -1,7 +1,7 @@
-"""Data sets of prompts with answers: read, put into tokens once, and drawn from by number.
+"""Data sets of prompts with answers: read, tokenised once, and drawn by number.
 
-`gyre data prepare` makes a folder of tokens, answers and hashes out of JSONL, Parquet or a Hugging Face data set;
-`PreparedData` gives its rows to a job, as prompts by index. Exports are resolved on first use.
+`gyre data prepare` turns JSONL, Parquet or a Hugging Face data set into a folder of tokens, answers and hashes;
+`PreparedData` gives a job its rows as prompts by index. Exports are resolved on first use.
 """
 
 from __future__ import annotations

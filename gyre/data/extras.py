@@ -1,4 +1,4 @@
-"""Packages that only data sets need: imported when they are, and named where they are missing."""
+"""Packages that only data sets need, imported on first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gyre.errors import ConfigError
 
 
 def needed(module: str, why: str) -> Any:
-    """Raises ConfigError where the package is not installed."""
+    """The module. Raises ConfigError if its package is not installed."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,16 +1,16 @@
 """The prepared form of a data set: a folder of tokens, answers and hashes, with a manifest.
 
-    manifest.json    what it was made from and how, the count of rows, and the size and checksum of every file
+    manifest.json    the source and the options, the number of rows, and the size and checksum of every file
     tokens.npy       int32, the prompts' tokens one after another
-    offsets.npy      int64 `[rows + 1]`, where each prompt begins
-    hashes.npy       uint64 `[rows]`, of each prompt's tokens: equal prompts have equal hashes
-    meta.jsonl       a row a line: `{"answer": …, …}`, which goes with the group to the reward
-    meta.npy         int64 `[rows + 1]`, where each line begins
+    offsets.npy      int64 `[rows + 1]`, the start of each prompt
+    hashes.npy       uint64 `[rows]`, the hash of each prompt's tokens: equal prompts have equal hashes
+    meta.jsonl       one line per row: `{"answer": …, …}`, which goes with the group to the reward
+    meta.npy         int64 `[rows + 1]`, the start of each line
     tokenizer/       the tokenizer's files
 
 Invariants:
-- *whole or not there*: the folder is renamed into place when all of it is written;
-- *as it was made*: `digest` is over every row, and says which data set a job was trained on.
+- *whole or not there*: the folder is renamed into place after all of it is written;
+- *as it was made*: `digest` covers every row, and identifies the data set that a job was trained on.
 
 This module must not know where rows come from.
 """
@@ -39,7 +39,7 @@ TOKENIZER = "tokenizer"
 
 
 class FolderWriter:
-    """Rows one by one; `finish` puts the folder in its place. Left without it, nothing stays."""
+    """Takes rows one by one; `finish` puts the folder in its place. Without `finish` nothing stays."""
 
     def __init__(self, path: Path) -> None:
         if path.exists():
@@ -77,10 +77,12 @@ class FolderWriter:
         self._digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes() + line)
 
     def finish(self, about: Mapping[str, Any], tokenizer: Mapping[str, Path]) -> dict[str, Any]:
-        """Write what is left and rename the folder into place; returns the manifest. Raises ConfigError where there
+        """Write the other files and rename the folder into place; returns the manifest. Raises ConfigError if there
         are no rows."""
         if not self._tokens:
-            raise ConfigError("no row is left to be trained on.", hint="See what was left out, and why.")
+            raise ConfigError(
+                "no row is left to train on.", hint="All were left out: too long, or without an answer."
+            )
         self._meta.close()
         offsets = np.cumsum([0, *(len(tokens) for tokens in self._tokens)], dtype=np.int64)
         np.save(self._partial / "tokens.npy", np.concatenate(self._tokens))
@@ -118,13 +120,13 @@ class FolderWriter:
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """Rows by number; arrays are mapped, not read."""
+    """A prepared data set. Its arrays are mapped, not read."""
 
     path: Path
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """Raises ConfigError where the folder is none, or a file of it has another size than it was written with."""
+        """The manifest. Raises ConfigError if the folder has none, or a file's size differs from the manifest's."""
         file = self.path / MANIFEST
         if not file.exists():
             raise ConfigError(
@@ -139,7 +141,10 @@ class PreparedFolder:
         for name, told in found["files"].items():
             one = self.path / name
             if not one.exists() or one.stat().st_size != told["size_bytes"]:
-                raise ConfigError(f"{one} is not as it was written.", hint="Prepare the data set again.")
+                raise ConfigError(
+                    f"{one} is missing or has changed since it was written.",
+                    hint="Prepare the data set again.",
+                )
         return found
 
     @property
@@ -147,13 +152,13 @@ class PreparedFolder:
         return int(self.manifest["rows"])
 
     def prompt_ids(self, row: int) -> NDArray[np.int32]:
-        """int32 `[p]`, a copy."""
+        """The prompt's tokens, int32 `[p]`, as a copy."""
         start, end = self._offsets[row : row + 2]
         return np.array(self._tokens[start:end], dtype=np.int32)
 
     @property
     def largest_token(self) -> int:
-        """Of all prompts. Reads all of them."""
+        """The largest token of all prompts. Reads all of them."""
         return int(self._tokens.max())
 
     def meta(self, row: int) -> dict[str, Any]:
@@ -168,7 +173,7 @@ class PreparedFolder:
         return self._array("hashes.npy")
 
     def verify(self) -> list[str]:
-        """The files whose content is not what it was; reads all of them."""
+        """The files whose checksum differs from the manifest's. Reads all of them."""
         files = self.manifest["files"]
         return [name for name, told in files.items() if _checksum(self.path / name) != told["xxh3_128"]]
 

@@ -1,11 +1,11 @@
-"""What a row means: its messages and its answer.
+"""Layouts: which columns of a row are its messages and its answer.
 
 | layout | columns |
 | --- | --- |
 | `gsm8k` | `question`, and `answer`, whose last line is `#### 72` |
 | `openr1-math` | `problem`, and `answer`; rows without an answer (proofs) are left out |
 | `verl` | `prompt` as a list of messages, `reward_model.ground_truth`, `data_source` |
-| `plain` | the columns that are named: text or a list of messages, and an answer |
+| `plain` | the columns given as `prompt` (text or a list of messages) and `answer` |
 
 This module must not know of tokens or files.
 """
@@ -23,7 +23,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What to ask, and what is right. `meta` goes with the group to the reward."""
+    """A question with its answer. `meta` goes with the group to the reward."""
 
     messages: Messages
     answer: str
@@ -31,11 +31,11 @@ class Problem:
 
 
 Layout = Callable[[Mapping[str, Any]], Problem | None]
-"""None for a row without an answer."""
+"""Returns None for a row without an answer."""
 
 
 def layout_for(name: str, columns: list[str], *, prompt: str = "", answer: str = "") -> Layout:
-    """`auto` takes the layout whose columns are there. Raises ConfigError where none fits."""
+    """The layout of this name; `auto` takes the one whose columns are there. Raises ConfigError if none fits."""
     if prompt or answer:
         return _plain(prompt or "prompt", answer or "answer", columns)
     if name == "auto":
@@ -43,7 +43,7 @@ def layout_for(name: str, columns: list[str], *, prompt: str = "", answer: str =
     if name == "plain":
         return _plain("prompt", "answer", columns)
     if name not in _KNOWN:
-        raise ConfigError(f"layout {name!r} is none of auto, plain, {', '.join(_KNOWN)}.")
+        raise ConfigError(f"layout {name!r} is not one of auto, plain, {', '.join(_KNOWN)}.")
     layout, needs = _KNOWN[name]
     if not needs <= set(columns):
         raise ConfigError(

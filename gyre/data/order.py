@@ -1,7 +1,7 @@
-"""The order in which rows are drawn: a permutation of them all in every epoch, by the seed.
+"""The order in which rows are drawn: in each epoch a permutation of all rows, by the seed.
 
-Invariant *resumable*: which row stands at an index is a function of `(seed, rows, index)` alone; whoever knows the
-next index knows everything, so the sample ledger's cursor is the sampler's whole state.
+Invariant *resumable*: the row at an index is a function of `(seed, rows, index)` alone, so the sample ledger's cursor
+is the sampler's whole state.
 
 This module must not know what a row is.
 """
@@ -20,7 +20,7 @@ _KEPT_EPOCHS = 2
 
 
 class EpochOrder:
-    """`rows` ≥ 1 rows; without `shuffle`, every epoch is in their own order."""
+    """The order of `rows` ≥ 1 rows; without `shuffle`, every epoch has the rows in their stored order."""
 
     def __init__(self, rows: int, *, seed: int, shuffle: bool = True) -> None:
         if rows < 1:
@@ -40,7 +40,7 @@ class EpochOrder:
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._epochs:
-            # Sorting random words, not numpy's shuffle: that one may change with numpy's version.
+            # Random words are sorted because NumPy's shuffle may change with its version.
             lots = words(self._seed, _STREAM_ORDER, np.arange(self.rows), epoch & 0xFFFFFFFF, 0)
             self._epochs[epoch] = np.argsort(lots, kind="stable").astype(np.int64)
             while len(self._epochs) > _KEPT_EPOCHS:

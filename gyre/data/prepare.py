@@ -1,6 +1,6 @@
-"""From a data set on disk to its prepared form: rows to messages, messages to text, text to tokens.
+"""Preparation of a data set: rows become messages, messages become text, text becomes tokens.
 
-This module must not know what is trained on them.
+This module must not know what is trained on the tokens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Recipe:
 
     split: str = "train"
     subset: str = ""
-    """Of a data set that has several: one that its card names, or a folder in it."""
+    """One subset of a data set with several: a name from its card, or a folder in it."""
     layout: str = "auto"
     prompt: str = ""
-    """The column of the prompt, for a layout that is none of the known ones."""
+    """The column of the prompt, for the `plain` layout."""
     answer: str = ""
-    """The column of the answer."""
+    """The column of the answer, for the `plain` layout."""
     system: str = ""
     """A system message before every conversation."""
     suffix: str = ""
-    """Text after every question: how to answer."""
+    """Text after every question, such as how to answer."""
     chat: bool = True
-    """By the tokenizer's chat template; without, the question is taken as it is."""
+    """Whether the tokenizer's chat template is applied; otherwise the question is the prompt."""
     template: dict[str, Any] = field(default_factory=dict)
     """The chat template's own options, such as `enable_thinking`."""
     max_prompt_tokens: int = 0
@@ -51,13 +51,13 @@ class Recipe:
 def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe()) -> dict[str, Any]:
     """Writes the folder `out` and returns its manifest; see `gyre.data.folder`. The same input gives the same digest.
 
-    Raises ConfigError where the source, the layout, the tokenizer or its template will not do.
+    Raises ConfigError if the source, the layout, the tokenizer or its template cannot be used.
     """
     text = TextTokenizer(tokenizer)
     if recipe.chat and text.template is None:
         raise ConfigError(
             f"the tokenizer in {tokenizer} has no chat template.",
-            hint="Take that of an instruction-tuned model, or prepare without: --no-chat.",
+            hint="Take the tokenizer of an instruction-tuned model, or give --no-chat.",
         )
     rows = read_rows(source, recipe.split, recipe.subset)
     if recipe.limit:
@@ -103,7 +103,7 @@ def _problems(block: list[Row], layout: Layout, left_out: Counter[str], *, first
         try:
             problem = layout(row)
         except KeyError as error:
-            raise ConfigError(f"row {number} lacks the column {error}, which the first one has.") from error
+            raise ConfigError(f"row {number} lacks the column {error}, which row 1 has.") from error
         except ConfigError as error:
             raise ConfigError(f"row {number}: {error.message}", hint=error.hint) from error
         if problem is None:

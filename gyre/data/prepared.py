@@ -1,8 +1,8 @@
-"""A prepared data set as a job's prompts: `run.data: gyre.data.prepared:PreparedData`.
+"""A prepared data set as the source of a job's prompts: `run.data: gyre.data.prepared:PreparedData`.
 
 Invariants:
 - *endless and resumable*: prompt `i` is a function of the folders, the seed and `i` alone; see `gyre.data.order`;
-- *held out stays out*: a prompt whose tokens are those of a held-out one is never drawn for training.
+- *held out stays out*: a prompt with the same tokens as a held-out prompt is never drawn for training.
 
 This module must not know how answers are produced or rewarded.
 """
@@ -26,7 +26,7 @@ from gyre.rollouts.samples import Group, Sample
 
 
 class PreparedData:
-    """By the job's `config`: its section `data`, and `seed`. Raises ConfigError where the folders will not do."""
+    """Prompts by the job's `config`: its section `data`, and `seed`. Raises ConfigError if a folder cannot be used."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.settings = read_section(DataSettings, config, "data")
@@ -49,16 +49,13 @@ class PreparedData:
     # -- prompts ------------------------------------------------------------------------------------
 
     def prompt(self, index: int) -> Group:
-        """Training prompt `index` ≥ 0: `meta` has its answer, its row and the epoch it is drawn in."""
+        """Training prompt `index` ≥ 0; `meta` has its answer, its row and the epoch in which it is drawn."""
         row = int(self._training[self._order.row_at(index)])
         meta = {"row": row, "epoch": self._order.epoch_of(index)}
         return self._group(index, self._folder, row, meta)
 
     def held_out(self, count: int) -> list[Group]:
-        """The first `count` prompts that are never trained on, always the same. Their ids are -1, -2, …
-
-        Raises ConfigError where there are fewer.
-        """
+        """The first `count` held-out prompts, with ids -1, -2, … Raises ConfigError if there are fewer."""
         folder = self._aside or self._folder
         rows = np.arange(folder.rows) if self._aside is not None else np.flatnonzero(self._is_held_out)
         if len(rows) < count:
@@ -76,7 +73,7 @@ class PreparedData:
 
     @cached_property
     def _is_held_out(self) -> NDArray[np.bool_]:
-        """bool `[rows]`: by the prompt, so that one that stands there twice is held out twice."""
+        """bool `[rows]`. Equal prompts are held out together."""
         if self._aside is not None:
             return np.isin(self._folder.hashes, self._aside.hashes)
         if not self.settings.held_out_every:
@@ -97,7 +94,8 @@ class PreparedData:
 
     @cached_property
     def largest_token(self) -> int:
-        """Of all prompts, those that are held out included: what a model must know. Reads every token once."""
+        """The largest token of all prompts, held-out ones included, which the model's vocabulary must have. Reads every
+        token once."""
         return max(folder.largest_token for folder in (self._folder, self._aside) if folder is not None)
 
     # -- texts --------------------------------------------------------------------------------------
@@ -110,5 +108,5 @@ class PreparedData:
         return self.tokenizer.decode(group.prompt_ids.tolist())
 
     def answer_of(self, sample: Sample) -> str:
-        """What the sample says, without special tokens."""
+        """The sample's text, without special tokens."""
         return self.tokenizer.decode(sample.token_ids.tolist())

@@ -1,8 +1,8 @@
-"""Rows of a data set on disk, as mappings, in the order in which they are stored.
+"""Reader of a data set's rows on disk, as mappings, in the order in which they are stored.
 
-What is read: `.jsonl` and `.json` with a row a line, also as `.gz`; `.parquet`; a folder that Hugging Face's
-`save_to_disk` wrote; and a folder of such files, as it comes from the Hub, where the card lists the files of each
-subset and split, or the split is part of the files' names.
+It reads `.jsonl` and `.json` with one row per line, also as `.gz`; `.parquet`; a folder that Hugging Face's
+`save_to_disk` wrote; and a folder of such files from the Hub, whose card lists the files of each subset and split, or
+whose file names contain the split.
 
 This module must not know what a row means.
 """
@@ -28,7 +28,7 @@ _ABOUT = ("dataset_info.json", "state.json", "dataset_dict.json", "dataset_infos
 
 
 def read_rows(path: Path, split: str = "train", subset: str = "") -> Iterator[Row]:
-    """Raises ConfigError where nothing is there, the split is not, or a row cannot be read."""
+    """The rows of a split. Raises ConfigError if the files or the split are missing, or a row cannot be read."""
     for file in files_of(path, split, subset):
         if file.name.endswith(_LINES):
             yield from _lines(file)
@@ -39,8 +39,8 @@ def read_rows(path: Path, split: str = "train", subset: str = "") -> Iterator[Ro
 
 
 def files_of(path: Path, split: str = "train", subset: str = "") -> list[Path]:
-    """The files that hold the split, in order. `subset` is one of those that the folder's card names, or, without a
-    card, a folder in it. Raises ConfigError where there are none, or where it must be said which subset is meant."""
+    """The files that hold the split, in order. `subset` is a name from the folder's card, or, without a card, a folder
+    in it. Raises ConfigError if there are none, or if several subsets have the split and none is named."""
     if path.is_file():
         _refuse_unknown(path)
         if subset:
@@ -76,7 +76,7 @@ def files_of(path: Path, split: str = "train", subset: str = "") -> list[Path]:
 
 def _refuse_unknown(file: Path) -> None:
     if not _holds_rows(file):
-        raise ConfigError(f"{file}: cannot tell what this file is.", hint="Give JSONL, Parquet or Arrow.")
+        raise ConfigError(f"{file}: unknown kind of file.", hint="Give JSONL, Parquet or Arrow.")
 
 
 def _holds_rows(file: Path) -> bool:
@@ -91,7 +91,7 @@ def _unreadable(file: Path, error: Exception) -> ConfigError:
     told = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ConfigError(
         f"{file} cannot be read: {told}.",
-        hint="Is it whole? A clone without Git LFS has small text files in the place of data.",
+        hint="The file may be incomplete; a clone without Git LFS has small text files in place of the data.",
     )
 
 
@@ -111,7 +111,7 @@ def _row(file: Path, number: int, line: str) -> Row:
         row = json.loads(line)
     except ValueError as error:
         raise ConfigError(
-            f"{file}, line {number}: no JSON: {error}.", hint="The file must have one row a line."
+            f"{file}, line {number}: not JSON: {error}.", hint="The file must have one row per line."
         ) from error
     if not isinstance(row, dict):
         raise ConfigError(f"{file}, line {number}: a {type(row).__name__}, not a mapping.")

@@ -1,12 +1,12 @@
-"""Which files of a data set's repository belong together: the subsets and splits that its card names.
+"""The subsets and splits of a data set's repository: which of its files belong together, by its card.
 
 A clone from the Hub often holds several data sets: GSM8K's `main` and `socratic`, OpenR1-Math-220k's `default`,
 `extended` and `all`. They are different views of the same questions, so reading every file would draw each question
-twice. The card, `README.md`, begins with YAML; its `configs` say which files are which
+twice. The card, `README.md`, begins with YAML, whose `configs` list the files of each
 (huggingface.co/docs/hub/datasets-manual-configuration).
 
-Invariant *never two at once*: files of several subsets are not read together; whoever does not say which one is told
-their names, unless one is the default.
+Invariant *never two at once*: files of several subsets are not read together. A user who names none gets the default,
+or an error with their names if there is no default.
 
 This module must not know how a file is read, or what a row means.
 """
@@ -23,14 +23,14 @@ import yaml
 from gyre.errors import ConfigError
 
 Splits = dict[str, list[str]]
-"""Patterns of files, by split."""
+"""File patterns by split."""
 
 _DEFAULT = "default"
 
 
 def listed_files(path: Path, split: str, subset: str) -> list[Path] | None:
-    """The files that the card of the folder `path` lists for a subset's split, in the order of its patterns; None where
-    it lists none. Raises ConfigError for a subset or split that it does not name, and for files that are not there."""
+    """The files that the card of the folder `path` lists for a subset's split, in the order of its patterns; None if it
+    lists none. Raises ConfigError for a subset or split that the card does not name, and for missing files."""
     subsets = _subsets_of(path)
     if not subsets:
         return None
@@ -49,8 +49,8 @@ def listed_files(path: Path, split: str, subset: str) -> list[Path] | None:
     for pattern in splits[split]:
         if ".." in Path(pattern).parts:
             raise ConfigError(
-                f"the card of {path} names {pattern} for {name!r}, which is not within it.",
-                hint="Name the file itself.",
+                f"the card of {path} names {pattern} for {name!r}, which is outside of the folder.",
+                hint="Give the file itself instead of the folder.",
             )
         try:
             found = sorted(file for file in path.glob(pattern) if file.is_file())
@@ -58,16 +58,15 @@ def listed_files(path: Path, split: str, subset: str) -> list[Path] | None:
             found = []
         if not found:
             raise ConfigError(
-                f"the card of {path} names {pattern} for {name!r}, and no such file is there.",
-                hint="Was the clone made without its files? `git lfs pull` gets them.",
+                f"the card of {path} names {pattern} for {name!r}, and there is no such file.",
+                hint="If the clone was made without its files, `git lfs pull` gets them.",
             )
         files += [file for file in found if file not in files]
     return files
 
 
 def one_of_several(path: Path, files: Sequence[Path], split: str) -> list[Path]:
-    """The same files, of a folder without a card. Raises ConfigError where the split stands in several folders, each
-    with its own: which of them is meant?"""
+    """The same files, of a folder without a card. Raises ConfigError if several folders have a split of this name."""
     above = {_before_split(file.relative_to(path), split): None for file in files}
     if len(above) > 1:
         raise ConfigError(
@@ -78,7 +77,7 @@ def one_of_several(path: Path, files: Sequence[Path], split: str) -> list[Path]:
 
 
 def has_split(file: Path, split: str) -> bool:
-    """Whether a file's path, from its data set's folder on, has the split's name in it as a word."""
+    """Whether a file's path, relative to its data set's folder, contains the split's name as a word."""
     return split in re.split(r"[^A-Za-z0-9]+", file.as_posix())
 
 
@@ -103,7 +102,7 @@ def _default(path: Path, subsets: Mapping[str, Splits]) -> str:
 
 
 def _subsets_of(path: Path) -> dict[str, Splits]:
-    """By name, as the card lists them; the one that is marked as the default has the name `default` too."""
+    """The card's subsets by name; the one that is marked as the default has the name `default` too."""
     try:
         text = (path / "README.md").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):  # no card
@@ -111,7 +110,7 @@ def _subsets_of(path: Path) -> dict[str, Splits]:
     head = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     try:
         card = yaml.safe_load(head[1]) if head else None
-    except yaml.YAMLError:  # a text of its own
+    except yaml.YAMLError:  # the file begins with something else
         return {}
     found: dict[str, Splits] = {}
     configs = card.get("configs") if isinstance(card, dict) else None
@@ -125,7 +124,7 @@ def _subsets_of(path: Path) -> dict[str, Splits]:
 
 
 def _splits(data_files: Any) -> Splits:
-    """`data_files` of a card: a pattern, several, or a split and its patterns each."""
+    """The splits in a card's `data_files`, which is a pattern, a list of patterns, or a list of splits."""
     splits: Splits = {}
     for one in data_files if isinstance(data_files, list) else [data_files]:
         if isinstance(one, str):

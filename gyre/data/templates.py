@@ -1,10 +1,9 @@
-"""Chat templates: the Jinja text that a model's tokenizer comes with, in a sandbox.
+"""Chat templates: the Jinja text that comes with a model's tokenizer, rendered in a sandbox.
 
-The names that a template may use are those of Hugging Face's `apply_chat_template`: `messages`,
-`add_generation_prompt`, the special tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls and the
-`generation` block.
+A template may use the names of Hugging Face's `apply_chat_template`: `messages`, `add_generation_prompt`, the special
+tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` block.
 
-Invariant *text only*: a template is data from outside; it cannot reach an attribute of Python's, a file or a module.
+Invariant *text only*: a template is data from outside; it cannot reach Python's attributes, files or modules.
 
 This module must not know of tokens.
 """
@@ -22,7 +21,7 @@ from gyre.errors import ConfigError
 
 
 class ChatTemplate:
-    """`special` are the special tokens' texts: `bos_token`, `eos_token`, …"""
+    """A chat template. `special` has the texts of the special tokens: `bos_token`, `eos_token`, …"""
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
         self.source = source
@@ -47,7 +46,7 @@ class ChatTemplate:
         extensions = needed("jinja2.ext", "a chat template")
 
         class Generation(extensions.Extension):  # type: ignore[name-defined,misc]
-            """Marks what the assistant wrote; here it is only shown."""
+            """The block around the assistant's text; its content is rendered as it is."""
 
             tags = {"generation"}  # noqa: RUF012
 
@@ -70,4 +69,4 @@ class ChatTemplate:
         try:
             return environment.from_string(self.source)
         except jinja.exceptions.TemplateError as error:
-            raise ConfigError(f"the chat template is no template: {error}.") from error
+            raise ConfigError(f"the chat template is not valid Jinja: {error}.") from error

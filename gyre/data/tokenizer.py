@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face model folder, by the `tokenizers` library: text to tokens and back.
+"""The tokenizer of a model folder in Hugging Face's layout, by the `tokenizers` library.
 
 This module must not know of data sets.
 """
@@ -21,13 +21,13 @@ FILES = (
     "generation_config.json",
     "config.json",
 )
-"""What is read of a model's folder; all but the first may be absent."""
+"""The files that are read from a model's folder; all but the first are optional."""
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TextTokenizer:
-    """Raises ConfigError for a folder without `tokenizer.json`, or without an end token."""
+    """A model folder's tokenizer. Raises ConfigError if the folder has no `tokenizer.json`, or no end token."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
@@ -52,17 +52,17 @@ class TextTokenizer:
         return self.stop_token_ids[0]
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """With `special`, the tokenizer puts in what it puts in by itself (a begin token, say)."""
+        """The tokens of each text; with `special`, also those that the tokenizer adds (a begin token, say)."""
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return [list(one.ids) for one in found]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens."""
+        """The text, without special tokens."""
         text: str = self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=True)
         return text
 
     def _stops(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
-        """The tokenizer's own end token first, then those that the model was trained to end with."""
+        """The end tokens: the tokenizer's first, then those that the model was trained with."""
         found = []
         if "eos_token" in self.special:
             found.append(self._tokenizer.token_to_id(self.special["eos_token"]))

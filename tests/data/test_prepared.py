@@ -82,7 +82,7 @@ def test_a_chat_template_gives_what_transformers_gives(model, options):
         ("{{ ''.__class__.__base__.__subclasses__() }}", "refuses"),
         ("{% set _ = messages.append(1) %}", "refuses"),
         ("{{ raise_exception('only users') }}", "only users"),
-        ("{% if %}", "no template"),
+        ("{% if %}", "not valid Jinja"),
     ],
 )
 def test_a_template_reaches_nothing_of_python(template, sentence):
@@ -166,7 +166,7 @@ def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source):
     broken = CliRunner().invoke(main, ["data", "show", str(out), "--verify"])
     assert broken.exit_code != 0
     tokens.write_bytes(tokens.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match="not as it was written"):
+    with pytest.raises(ConfigError, match="has changed since it was written"):
         data_of(out)
 
 

@@ -96,7 +96,7 @@ def cloned(folder, card=""):
 def test_a_card_names_no_file_outside_its_folder(tmp_path):
     cloned(tmp_path / "other")
     card = CARD.format(default="default").replace("data/train-*", "../other/data/train-*")
-    with pytest.raises(ConfigError, match="which is not within it"):
+    with pytest.raises(ConfigError, match="which is outside of the folder"):
         files_of(cloned(tmp_path / "carded", card), "train", "")
 
 
@@ -137,11 +137,11 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.jsonl", '{"a": 1}\nnonsense\n', r"a\.jsonl, line 2: no JSON"),
+        ("a.jsonl", '{"a": 1}\nnonsense\n', r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", "[1]\n", r"line 1: a list"),
-        ("a.csv", "a,b\n", "cannot tell"),
+        ("a.csv", "a,b\n", "unknown kind"),
         ("a.jsonl", b'{"a": "\xff"}\n', r"a\.jsonl cannot be read: .*utf-8"),
-        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-9], r"cannot be read.*whole"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-9], r"cannot be read.*incomplete"),
         ("a.jsonl.gz", b'{"a": 1}\n', r"cannot be read: Not a gzipped file"),
         ("a.parquet", LFS_POINTER, r"a\.parquet cannot be read: .*Git LFS"),
         ("a.arrow", LFS_POINTER, r"a\.arrow cannot be read: .*Git LFS"),
@@ -183,7 +183,7 @@ def test_layouts_go_by_the_columns():
     [
         ("auto", ["a", "b"], "no column 'prompt'.*there are a, b"),
         ("gsm8k", ["problem", "answer"], "needs the columns answer, question"),
-        ("gsm", ["question"], "none of auto, plain"),
+        ("gsm", ["question"], "not one of auto, plain"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_named(name, columns, sentence):

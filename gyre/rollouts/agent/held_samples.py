@@ -1,11 +1,11 @@
-"""A sample as an agent has it: what came with it, what its engine made of it, and how much of that was reported.
+"""A sample that an agent holds: what was assigned, the tokens that the engine generated, and how many were reported.
 
-Which version made a token is counted where the engine's loader tells how far each request was when the weights changed
-(`changed`). Else it is the label that the engine sends a chunk with.
+A token's policy version is counted if the engine's loader says how far each request was when the weights changed
+(`changed`). Otherwise it is the label that the engine puts on a chunk.
 
-Invariant *an old label rather than a new one*: where neither tells which weights made a token, it is called older.
+Invariant *an old label rather than a new one*: a token that either version may have made gets the older one.
 
-This module must not know about connections, or who else generates.
+This module must not know about connections or other agents.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _SAMPLING_KEYS = {entry.name for entry in fields(SamplingParams)}
 
 @dataclass(eq=False, slots=True)
 class HeldSample:
-    """A sample that this agent has."""
-
     key: int
     row: int
     lease: int
@@ -44,34 +42,34 @@ class HeldSample:
     made: int = 0
     sent: int = 0
     lease_began: int = 0
-    """Tokens made before the present lease (a reconnect gives a new one)."""
+    """Tokens generated before the present lease; a reconnect gives a new lease."""
     end: EndKind | Literal[""] = ""
     message: str = ""
     true_runs: tuple[tuple[int, int], ...] = ()
     end_seq: int = 0
-    """The report that held its end; 0 while not sent."""
+    """Number of the report that had the sample's end; 0 before it is sent."""
     task: asyncio.Future[None] | None = None
-    """Ends with its generation; cancelling it gives the sample up."""
+    """Generates the sample; cancelling it gives the sample up."""
     rid: str = ""
     seen: int = -1
-    """The version that the engine served at the last chunk, or when it got the sample."""
+    """The version that the engine served at the last chunk, or when the sample was assigned."""
     cancelled: bool = False
     asked_at: int = 0
-    """Tokens made before the engine was asked for the rest."""
+    """Tokens generated before the engine was asked for the rest."""
     counted: list[tuple[int, int]] | None = None
-    """[token, version]: from that token on they are made by that version. None where the engine's labels must do."""
+    """(first token, version) of each counted run of tokens; None if only the engine's labels tell versions."""
 
     @property
     def start(self) -> int:
         return len(self.prior)
 
     def asked(self, version: int) -> None:
-        """The engine is asked for the rest of it while it serves `version`; -1 where nobody counts."""
+        """Note that the engine, serving `version`, is asked for the rest of the sample; -1 if nobody counts."""
         self.asked_at = self.made
         self.counted = [(self.made, version)] if version >= 0 else None
 
     def changed(self, version: int, made: Mapping[str, int] | None) -> None:
-        """The engine's weights have become `version`'s. `made` as `EngineLoader.load` tells it."""
+        """Note that the engine now serves `version`. `made` is what `EngineLoader.load` returned."""
         if self.counted is None:
             return
         if made is None:
@@ -80,11 +78,12 @@ class HeldSample:
             first = self.asked_at + made[self.rid]
             self.counted.append((max(first, self.made, self.counted[-1][0]), version))
         elif self.made == self.asked_at:
-            self.counted = None  # the engine does not have it yet, or has just ended it: its labels tell
-        # Else the engine had ended it: what is still to come of it was made before.
+            self.counted = None  # the engine does not have the request yet, or has just ended it: labels tell
+        # Otherwise the engine had ended the request, and chunks still to come were made before the change.
 
     def take(self, chunk: StreamChunk, served: int) -> None:
-        """By labels, the first chunk after a change of weights may hold tokens of both, and is called the older's."""
+        """Add a chunk. By labels, the first chunk after a change of weights may hold tokens of both versions; it gets
+        the older one."""
         told = chunk.weight_version
         now = int(told) if told is not None and told.isdecimal() else served
         label = now if self.seen < 0 else self.seen if now < 0 else min(now, self.seen)
@@ -106,7 +105,7 @@ class HeldSample:
         self.made = end
 
     def has(self, known: int, expected: str) -> bool:
-        """Whether its first `known` tokens are those that the manager names by `expected`."""
+        """Whether the lineage of its first `known` tokens is the one that the manager expects."""
         tokens = np.concatenate([self.prior, *self.ids])[:known]
         return lineage(self.prompt, self.seed, tokens) == expected
 
@@ -116,7 +115,7 @@ class HeldSample:
         self.true_runs = ()
 
     def unsent(self) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
-        """Ids and log-probs that were not sent, as far as they are of one version, and that version."""
+        """The next unsent ids and log-probs that one version made, and that version."""
         first, at = self.sent, 0
         version = -1
         end = self.made
@@ -135,12 +134,12 @@ class HeldSample:
 
 
 def request_id(lease: int) -> str:
-    """Of one length for all: engines abort by prefix."""
+    """The engine's id for a lease. All ids have one length, because engines abort by prefix."""
     return f"{lease:020d}"
 
 
 def engine_request(held: HeldSample, cache_key: str = "") -> GenerateRequest:
-    """From its last token on, those that this agent made included."""
+    """The request for the rest of a sample, after all tokens that it has."""
     sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
     sampling["max_new_tokens"] -= held.start + held.made
     sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
@@ -153,7 +152,7 @@ def engine_request(held: HeldSample, cache_key: str = "") -> GenerateRequest:
 
 
 def version_runs(chunk: StreamChunk, held: HeldSample) -> tuple[tuple[int, int], ...]:
-    """The engine's own account of which version made which tokens; () where it does not add up."""
+    """The engine's own account of which version made which tokens; () if it does not add up."""
     runs: list[tuple[int, int]] = []
     for span in chunk.spans:
         if not span.version.isdecimal():

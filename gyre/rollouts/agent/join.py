@@ -1,7 +1,7 @@
-"""An instance from the command line: an agent with its engine, until it is told to leave.
+"""An instance started from the command line: an agent with its engine, which works until it is told to leave.
 
-Exit codes are the command line's: 0 after a drain, 2 where the manager refuses this instance, 3 where it is not
-reached or does not accept the token; an engine that cannot be started is an error of its own.
+Exit codes: 0 after a drain, 2 if the manager refuses this instance, 3 if the manager cannot be reached or does not
+accept the token; an engine that cannot be started is an error of its own.
 
 This module must not know about Ray, or what an engine does.
 """
@@ -25,7 +25,7 @@ from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.protocol.connection import Endpoint, Refused
 
 LOOK_S = 0.2
-"""How often the notice file is looked for."""
+"""Interval between looks for the notice file."""
 
 
 class NotTaken(Refused):
@@ -41,9 +41,9 @@ def engine_commands(
     python: str | None = None,
     extra: Sequence[str] = (),
 ) -> Callable[[Path, str], EngineCommand]:
-    """How `sglang`, the `embedded` engine or one of the user's own is started over a model folder. `model`, where
-    given, has the tokenizer and configuration that the published folders lack, and is what `extra` may refer to as
-    `{model}`. Raises ConfigError where an engine of the user's own cannot be loaded."""
+    """A function of model folder and weight version that returns the command of `sglang`, of the `embedded` engine or
+    of the user's own. `model` is the folder with the tokenizer and configuration that published folders lack; `extra`
+    may refer to it as `{model}`. Raises ConfigError if the user's engine cannot be loaded."""
     given = [part.replace("{model}", str(model or "")) for part in extra]
     own = None if engine in ENGINE.built_in else ENGINE.load(engine)
 
@@ -92,9 +92,9 @@ async def run_agent(
     say: Callable[[str], None] = lambda text: None,
     on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
 ) -> None:
-    """Work until drained: by SIGTERM or SIGINT, when `notice_file` appears, or when the manager asks. A second signal
-    does not wait any more. Raises NotTaken, Unauthorized, or Unreachable where the manager is away for longer than
-    `reach_within_s`; tokens that it does not have are lost then."""
+    """Work until drained, which SIGTERM, SIGINT, the appearance of `notice_file` or the manager begins. A second signal
+    ends the work at once. Raises NotTaken, Unauthorized, or Unreachable if the manager is away for longer than
+    `reach_within_s`; tokens that have not reached it are lost then."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
         agent = Agent(settings, endpoint, command_for, on_progress=on_progress, tls=tls)
@@ -126,7 +126,7 @@ async def run_agent(
                 f"The rollout manager does not take {settings.name}: {error.message}", details=error.details
             ) from None
         except asyncio.CancelledError:
-            if not agent.is_draining:  # it was us who were cancelled, and not the work by a second signal
+            if not agent.is_draining:  # this task was cancelled, and not the work by a second signal
                 raise
         finally:
             for task in (watch, work):

@@ -1,13 +1,13 @@
-"""How an agent gets a policy version, and how its engine gets to serve it.
+"""An agent's policy: it fetches a version, verifies it and brings the engine to serve it.
 
 Invariants:
-- *first the weights*: a version is loaded after every byte of it was compared with its checksums, and only then the
-  manager is told that it is loaded;
-- *one at a time*: of the versions that were published meanwhile, only the newest is loaded; a fetch that a newer one
-  overtakes ends, and nothing of it is served;
-- *what is served stays*: the pages of the version that the engine has are not written to until it has another;
-- *ahead is not served*: what was fetched ahead is verified and lies there; only who is told to load it serves it;
-- *a source too*: chunks that were verified are served to other agents while the rest is fetched.
+- *first the weights*: a version is loaded after all its bytes matched their checksums, and the manager hears of it
+  after it is loaded;
+- *one at a time*: of several versions that were published meanwhile, only the newest is loaded; a newer version ends
+  an older one's fetch, of which nothing is served;
+- *what is served stays*: the pages of the version that the engine serves are not written to until it serves another;
+- *ahead is not served*: a version that was fetched ahead is verified and kept; it is served after the order to load it;
+- *a source too*: verified chunks are served to other agents while the rest is fetched.
 
 This module must not know about samples, or how an engine is started.
 """
@@ -34,11 +34,11 @@ from gyre.weights.transfer.receiver import Fetched
 from gyre.weights.transfer.transport import Source
 
 ENGINE_STARTS = 3
-"""Starts in a row that may fail before the agent gives up: its machine is not able."""
+"""Starts in a row that may fail before the agent gives up: the fault is then its machine's."""
 
 
 class Holdings:
-    """What this agent has of weights: a folder, its server, and the receiver that fills it. Raises ConfigError."""
+    """This agent's weights: a folder, its server, and the receiver that fills it. Raises ConfigError."""
 
     def __init__(
         self,
@@ -64,8 +64,10 @@ class Holdings:
 
 
 class AgentWeights:
-    """`serve(folder, weights)` brings the engine to serve a verified folder and says how (None: by starting it),
-    `is_serving()` says whether there is an engine, `send(frame)` tells the manager. `cache` is where folders are made.
+    """The policy versions of one agent.
+
+    `serve(folder, weights)` brings the engine to serve a verified folder and returns how, None if it started the
+    engine; `is_serving()` says whether there is an engine; `send(frame)` tells the manager; `cache` holds the folders.
     """
 
     def __init__(
@@ -81,10 +83,10 @@ class AgentWeights:
         codec: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bind` and `ports` are this machine's own, before what the manager says. `codec` is the codec of the job's
-        own that may be imported here."""
+        """`bind` and `ports` are this machine's settings and override the manager's. `codec` is the user's codec that
+        may be imported here."""
         self.version = -1
-        """What the engine serves; -1 without."""
+        """The version that the engine serves; -1 if none."""
         self.checksum = ""
         self._root = cache
         self._serve = serve
@@ -100,15 +102,15 @@ class AgentWeights:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed_starts = 0
         self._ahead: tuple[int, str, Fetched] | None = None
-        """The version and checksum of what was fetched ahead, and how it came."""
+        """Version and checksum of the weights that were fetched ahead, and how they came."""
 
     @property
     def source(self) -> str:
-        """Where others can fetch what this agent has; "" before it has anything."""
+        """The address where others can fetch this agent's chunks; "" before it has any."""
         return self._holdings.address if self._holdings is not None else ""
 
     def settle(self, plane: WeightsSpec) -> None:
-        """How the job wants weights to travel. Raises ConfigError where this machine cannot do it."""
+        """Take over the job's settings of the weight plane. Raises ConfigError if this machine cannot follow them."""
         own = {"bind": self._bind, "ports": self._ports}
         given = {key: value for key, value in own.items() if value is not None}
         if plane.codec not in (*CODEC.built_in, self._codec):
@@ -117,7 +119,7 @@ class AgentWeights:
         check_transports(self._plane)
 
     def lost(self) -> None:
-        """There is no engine any more."""
+        """Note that there is no engine any more."""
         self.version, self.checksum = -1, ""
 
     def close(self) -> None:
@@ -126,28 +128,28 @@ class AgentWeights:
             self._holdings.close()
 
     def load(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
-        """Fetch, verify, load, and tell. What is awaited raises EngineError where no engine can be started, time
-        after time, and ConfigError where this machine cannot do what the settings say."""
-        self._wanted = weights  # now, and not when its turn comes
+        """Fetch, verify and load a version, and tell the manager. The awaitable raises EngineError after
+        `ENGINE_STARTS` failed starts, and ConfigError if this machine cannot follow the settings."""
+        self._wanted = weights  # before the lock, so that an older fetch ends
         return self._load(weights, url, token)
 
     def fetch_ahead(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
-        """Fetch and verify what is to be loaded later. Where that cannot be, whoever loads it tries again, and tells.
-        What is awaited raises ConfigError."""
+        """Fetch and verify a version that is to be loaded later. If that fails, `load` tries again and tells the
+        manager. The awaitable raises ConfigError."""
         self._wanted = weights
         return self._fetch_ahead(weights, url, token)
 
     async def _fetch_ahead(self, weights: Weights, url: str, token: str) -> None:
         async with self._loading:
             if self._wanted is not weights:
-                return  # it is to be loaded by now, or there is a newer one
+                return  # `load` was called meanwhile, or there is a newer version
             self._loop = asyncio.get_running_loop()
             try:
                 fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
             except ConfigError:
                 raise
             except (GyreError, OSError):
-                return  # `load` fetches it again, and says what is wrong
+                return  # `load` fetches again and tells the error
             self._ahead = (weights.version, weights.checksum, self._fetched_ahead(weights) or fetched)
 
     def _fetched_ahead(self, weights: Weights) -> Fetched | None:
@@ -158,10 +160,10 @@ class AgentWeights:
     async def _load(self, weights: Weights, url: str, token: str) -> None:
         async with self._loading:
             if self._wanted is not weights:
-                return  # a newer one was published meanwhile
+                return  # a newer version was published meanwhile
             began = self._now()
             if self._is_serving() and (self.version, self.checksum) == (weights.version, weights.checksum):
-                self._tell_loaded(weights)  # told over another connection, or not heard
+                self._tell_loaded(weights)  # again: the last word may have been lost with its connection
                 return
             try:
                 self._loop = asyncio.get_running_loop()
@@ -170,7 +172,7 @@ class AgentWeights:
                 report = await self._serve(fetched.slot.path, weights)
             except Superseded:
                 return
-            except ConfigError:  # it would be so again each time
+            except ConfigError:  # another attempt would fail the same way
                 raise
             except EngineRefused as error:
                 self._failed(weights, error)
@@ -185,7 +187,7 @@ class AgentWeights:
                 self._failed(weights, error)
                 return
             self._failed_starts = 0
-            fetched = self._fetched_ahead(weights) or fetched  # how it came, where it was there already
+            fetched = self._fetched_ahead(weights) or fetched  # the real transfer, if it was fetched ahead
             self._ahead = None
             self.version, self.checksum = weights.version, weights.checksum
             self._tell_loaded(
@@ -211,13 +213,13 @@ class AgentWeights:
     # -- the fetching thread ---------------------------------------------------------------------------
 
     def _fetch(self, weights: Weights, url: str, token: str) -> Fetched:
-        """The version, verified, in this agent's own folder. Raises Superseded, WeightsUnreachable, ArenaFull,
+        """Fetch the version into this agent's folder and verify it. Raises Superseded, WeightsUnreachable, ArenaFull,
         ConfigError."""
         holdings = self._holdings
         if holdings is None or holdings.token != token or holdings.plane != self._plane:
             if holdings is not None:
                 holdings.close()
-                self._holdings = None  # should there be no other
+                self._holdings = None  # in case the new ones cannot be made
             holdings = self._holdings = Holdings(
                 self._root,
                 token,
@@ -232,7 +234,7 @@ class AgentWeights:
             return wanted is None or (wanted.version, wanted.checksum) != (weights.version, weights.checksum)
 
         def sources() -> list[Source]:
-            wanted = self._wanted or weights  # the same version, told again with other sources
+            wanted = self._wanted or weights  # a later order for the same version may name other sources
             told = [Source(address) for address in wanted.sources if address != holdings.address]
             return [Source("", wanted.local_path), *told] if wanted.local_path else told
 
@@ -247,19 +249,19 @@ class AgentWeights:
         return fetched
 
     def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:
-        """On any thread."""
+        """Tell the manager of trouble with a version; callable from any thread."""
         frame = WeightsTrouble(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._send, frame)
 
 
 def _codec_of(fetched: Fetched) -> str:
-    """Of those chunks that did not go as they are, most; "none" where all did."""
+    """The codec of most of the encoded chunks; "none" if none was encoded."""
     return max(fetched.codecs, key=lambda codec: (codec != "none", fetched.codecs[codec]), default="none")
 
 
 def _told(fetched: Fetched) -> str:
-    """One line for the log: which way, how much, in which codec and why."""
+    """One line for the log: the transport, the bytes, the codecs and the reason for them."""
     codecs = ", ".join(f"{count} {codec}" for codec, count in sorted(fetched.codecs.items()))
     return (
         f"{fetched.way}: {fetched.wire_bytes} bytes in {fetched.seconds:.3f} s from {len(fetched.by)} sources"

@@ -1,7 +1,7 @@
-"""What an agent reports: the new tokens of its samples, how they ended, and how full and fast its engine is.
+"""An agent's reports: the new tokens of its samples, how samples ended, and how full and fast the engine is.
 
 Invariants:
-- *dead together*: what an engine died with is reported as such in one frame;
+- *dead together*: all samples that died with one engine are reported in one frame;
 - *ends after tokens*: a sample's end is in no frame before its last token.
 
 This module must not know about connections, or how samples are generated.
@@ -18,7 +18,7 @@ from gyre.rollouts.agent.held_samples import HeldSample
 from gyre.rollouts.protocol.progress import End, Progress
 
 PORTION_TOKENS = 1 << 20
-"""In one report: 8 MiB, far below the frame limit, however long the manager was away."""
+"""Most tokens in one report: 8 MiB, well below the frame limit however long the manager was away."""
 
 
 class Reports:
@@ -26,7 +26,7 @@ class Reports:
 
     def __init__(self, max_running: int) -> None:
         self.seq = 0
-        """Of the last one; begins anew with each connection."""
+        """Number of the last report; counted anew on each connection."""
         self._max_running = max_running
         self._rate = 0.0
         self._rate_at = 0.0
@@ -41,8 +41,9 @@ class Reports:
         interval_s: float,
         now: float,
     ) -> tuple[Progress, bool]:
-        """What is new, if not of all samples then of those that ended, and whether there is more (of another version)
-        for a further frame. `made_tokens` is what the agent's engines made in all."""
+        """The next report, and whether more tokens (of another version, say) need a further frame. It has the new
+        tokens of all samples with `everything`, else of samples that ended. `made_tokens` counts all that the agent's
+        engines generated."""
         self.seq += 1
         new = sorted(
             (held for held in samples if held.sent < held.made and (everything or held.end)),
@@ -57,7 +58,9 @@ class Reports:
             if not room:
                 more = True
                 break
-            if rows and rows[-1] == held.row:  # one of them was called off, and its row has been given again
+            if (
+                rows and rows[-1] == held.row
+            ):  # one of the two was cancelled, and its row was given away again
                 more = True
                 continue
             some_ids, some_logprobs, version = held.unsent()

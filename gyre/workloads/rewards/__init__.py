@@ -1,6 +1,6 @@
 """Rewards that need no model: exact match, mathematical equality, and any Python function of texts.
 
-Exports are resolved on first use, so that a pool's worker, which is a process of its own, begins with little.
+Exports are resolved on first use, so that a pool's worker process imports little at its start.
 """
 
 from __future__ import annotations

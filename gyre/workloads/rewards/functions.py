@@ -1,7 +1,9 @@
-"""Reward functions, and how one is named.
+"""Reward functions, and how a job names one.
 
 Invariant *scores once, the same way*: a reward depends on the texts and the group's meta alone, so a repeated call
-gives the same. A process of the pool imports this module: it must not import numpy, torch or the engine of a job.
+gives the same reward.
+
+The pool's processes import this module, so it must not import numpy, torch or a job's engine.
 """
 
 from __future__ import annotations
@@ -17,25 +19,25 @@ from typing import Any
 from gyre.errors import ConfigError
 
 RewardFunction = Callable[[str, str, Mapping[str, Any]], float]
-"""Of the prompt's text, the completion's text and the group's meta."""
+"""The reward for the prompt's text, the completion's text and the group's meta."""
 
 
 def exact_match(prompt_text: str, completion_text: str, meta: Mapping[str, Any]) -> float:
-    """1.0 where the completion is `meta["answer"]` to the character, else 0.0."""
+    """1.0 if the completion is `meta["answer"]` to the character, else 0.0."""
     return 1.0 if completion_text == meta["answer"] else 0.0
 
 
 def math_verify(prompt_text: str, completion_text: str, meta: Mapping[str, Any]) -> float:
-    """1.0 where the completion's last answer equals `meta["answer"]` as mathematics, else 0.0. Needs `[math]`.
+    """1.0 if the completion's last answer equals `meta["answer"]` as mathematics, else 0.0. Needs `[math]`.
 
-    The answer is what stands in `\\boxed{}`, or else the last expression; `1/2`, `0.5` and `\\frac12` are equal. What
-    cannot be read is wrong. Of a completion with a thinking part, what follows `</think>` is read.
+    The answer is in `\\boxed{}`, or else the last expression; `1/2`, `0.5` and `\\frac12` are equal. An answer that
+    cannot be read is wrong. Of a completion with a thinking part, only the text after `</think>` is read.
     """
     from math_verify import parse, verify
 
     answer = str(meta["answer"])
     said = completion_text.rpartition("</think>")[2]
-    # No time limits of its own: they are alarms, which the pool's limit makes needless.
+    # math-verify's own time limits are signals, and the pool has a limit: they stay off.
     gold = parse(answer if "\\boxed" in answer or "$" in answer else f"${answer}$", parsing_timeout=None)
     if not gold:
         raise ValueError(f"the answer {answer!r} of the data set cannot be read as mathematics")
@@ -46,8 +48,8 @@ BUILTIN: dict[str, RewardFunction] = {"exact_match": exact_match, "math_verify":
 
 
 def load_function(path: str) -> RewardFunction:
-    """The function of this name, at `package.module:function` or at `path/to/file.py:function`. Raises ConfigError
-    naming what cannot be found."""
+    """The built-in function of this name, or the one at `package.module:function` or `path/to/file.py:function`.
+    Raises ConfigError that names what cannot be found."""
     if path in BUILTIN:
         if path == "math_verify" and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(

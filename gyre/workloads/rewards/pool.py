@@ -1,12 +1,12 @@
-"""Reward functions in processes of their own, with a limit of time for each sample.
+"""A pool of processes that run a reward function, with a time limit for each sample.
 
 Invariants:
-- *a failure is never a reward*: a sample whose function raised, hung or took its process with it ends in an error,
-  never in a number; unless the job says what one that hangs or crashes each time is worth (`stuck_score`), and then it
-  is counted and told;
-- *retried before told*: a hang or a crash is tried again in a new process, as often as it was said; an exception is
-  the function's answer, and is told at once;
-- *nobody is left behind*: the processes end with the pool, and with its process, whose end they see.
+- *a failure is never a reward*: a sample whose function raised, hung or crashed its process ends in an error, never in
+  a number. The exception is `stuck_score`, the job's reward for samples that hang or crash each time; they are counted
+  and logged;
+- *retried before told*: a sample that hung or crashed is tried again in a new process, up to `attempts` times; an
+  exception is the function's answer, and is raised at once;
+- *nobody is left behind*: the processes end with the pool, and see the end of its process.
 
 This module must not know of groups, samples or tokens.
 """
@@ -51,7 +51,7 @@ class _Process:
 
     def ask(self, content: Any) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died: its stdout tells so
+        with contextlib.suppress(BrokenPipeError):  # the process has died: its stdout shows it
             send(self.process.stdin, content)
 
     def end(self) -> None:
@@ -70,7 +70,7 @@ def _end_all(processes: list[_Process]) -> None:
 
 
 class RewardPool:
-    """Not thread-safe; processes are started when there is work for them, and kept. Close it at the end."""
+    """Processes are started when there is work for them, and kept until `close`. Not thread-safe."""
 
     def __init__(self, settings: RewardSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -78,15 +78,15 @@ class RewardPool:
         self._selector = selectors.DefaultSelector()
         self._processes: list[_Process] = []
         self.stuck = 0
-        """Samples that were given `stuck_score`."""
-        # Whoever forgets to close it, or is not let to: the processes are not left to themselves.
+        """Samples that got `stuck_score`."""
+        # The processes end even if nobody calls `close`.
         weakref.finalize(self, _end_all, self._processes)
 
     def score(self, work: Sequence[Texts], *, on_scored: Callable[[], None] = lambda: None) -> list[float]:
-        """One reward for each, in order. `on_scored` is called after every one.
+        """The rewards of these samples, in order. `on_scored` is called after each.
 
-        Raises UserCodeError where the function raised, where it gave what is no finite number, or, without a
-        `stuck_score`, where a sample's processes hung or died as often as they may.
+        Raises UserCodeError if the function raised or did not return a finite number, or, without a `stuck_score`,
+        if a sample hung or crashed in all its attempts.
         """
         rewards: list[float | None] = [None] * len(work)
 
@@ -108,14 +108,14 @@ class RewardPool:
                     except EOFError:
                         self._drop(process)
                         code = process.process.returncode
-                        if job is not None or not process.ready:  # else it was at nothing
+                        if job is not None or not process.ready:  # an idle process may end
                             failed(job, f"its process ended with status {code}")
                         continue
                     if not process.ready:
                         self._began(process, answer)
                         continue
                     assert job is not None
-                    process.deadline = math.inf  # it is at nothing
+                    process.deadline = math.inf  # it is idle
                     rewards[job] = self._number(work[job], answer)
                     on_scored()
                 for process in [one for one in self._processes if self._clock() >= one.deadline]:
@@ -125,7 +125,7 @@ class RewardPool:
                     failed(job, f"it took longer than {limit:g} s")
         except BaseException:
             for process in [one for one in self._processes if one.job is not None or not one.ready]:
-                self._drop(process)  # what it is at belongs to nobody now
+                self._drop(process)  # nobody wants its result any more
             raise
         return [reward for reward in rewards if reward is not None]
 
@@ -160,7 +160,7 @@ class RewardPool:
         one.ask([self._settings.function, sys.path])
 
     def _heard(self) -> list[_Process]:
-        """Those that have something to say, once one has, or the next deadline has come."""
+        """Wait until a process answers or the next deadline comes; returns the processes that have answered."""
         busy = [one.deadline for one in self._processes if one.job is not None or not one.ready]
         timeout_s = max(0.0, min(busy) - self._clock()) if busy else 0.0
         return [key.data for key, _ in self._selector.select(timeout_s)]
@@ -180,7 +180,7 @@ class RewardPool:
         self._selector.unregister(process.selector_key)
         process.end()
 
-    # -- what came of a sample ----------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------
 
     def _number(self, texts: Texts, answer: list[Any]) -> float:
         status, told = answer
@@ -193,7 +193,7 @@ class RewardPool:
     def _failed(
         self, work: Sequence[Texts], job: int | None, tries: list[int], waiting: deque[int], what: str
     ) -> float | None:
-        """What the sample is worth all the same, or None: it waits for another attempt."""
+        """The sample's `stuck_score`, or None if it waits for another attempt. Raises UserCodeError."""
         if job is None:
             raise UserCodeError(
                 f"a process of the reward function {self._settings.function!r} did not begin: {what}.",

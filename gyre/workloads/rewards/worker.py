@@ -1,6 +1,6 @@
-"""A process of the reward pool: reads texts, calls the user's function, writes what it returned.
+"""A process of the reward pool: it reads texts, calls the user's function and writes the result.
 
-Frames on stdin and stdout are a length (4 bytes, big-endian) and msgpack. The user's prints go to stderr.
+A frame on stdin or stdout is a length (4 bytes, big-endian) and msgpack. The user's prints go to stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def send(stream: IO[bytes], content: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Raises EOFError where the other side is gone."""
+    """Read one frame. Raises EOFError if the other side is gone."""
     head = stream.read(4)
     if len(head) < 4:
         raise EOFError
@@ -35,21 +35,21 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and numbers of numpy as lists and numbers."""
+    """NumPy's arrays and scalars as lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a group's meta holds a {type(value).__name__}, which is not plain data")
 
 
 def _end_with(parent: int) -> None:
-    """Whoever asked is gone: what still runs here is for nobody."""
+    """End this process when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Answer requests until stdin ends."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     told = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -71,6 +71,6 @@ def main() -> None:
             return
         try:
             answer = ["ok", float(function(prompt, completion, meta))]
-        except Exception:  # a crash of the process itself is the pool's to see
+        except Exception:  # whatever the user's code raises; the pool sees crashes itself
             answer = ["error", traceback.format_exc()]
         send(told, answer)

@@ -1,4 +1,4 @@
-"""The reward role's classes.
+"""The built-in classes of the reward role.
 
 Invariants:
 - *scores once, the same way*: see `gyre.workloads.rewards.functions`;
@@ -39,7 +39,7 @@ class ExactMatchReward(BaseWorkload):
 
 
 class PythonReward(BaseWorkload):
-    """Scores with `config["reward"]["function"]`, in processes of its own.
+    """Scores with `config["reward"]["function"]`, in a pool of processes.
 
     The function takes the prompt's text, the completion's text and the group's meta, and returns a number. The meta
     also says how the sample ended, as `finish_reason`: `stop`, or `length` where it was cut off.
@@ -48,7 +48,7 @@ class PythonReward(BaseWorkload):
     def setup(self) -> None:
         self.task = task_of(self.config)
         settings = read_section(RewardSettings, self.config, "reward")
-        load_function(settings.function)  # what cannot be loaded is told before the first sample
+        load_function(settings.function)  # raises before the first sample
         self.pool = RewardPool(settings)
 
     def teardown(self) -> None:
