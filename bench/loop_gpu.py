@@ -51,10 +51,10 @@ from gpu_plane.children import Child
 from gpu_plane.engine_command import engine_command
 from gpu_plane.model import model_main
 from gpu_plane.roles import agent_main, manager_main
-from training_loop import critic as critic_of
-from training_loop import memory as memory_of
 from training_loop import tensor_parallel as tensor_parallel_of
-from training_loop.actor import Work, actor_main
+from training_loop.actors import critic as critic_of
+from training_loop.actors import memory as memory_of
+from training_loop.actors.actor import Work, actor_main
 from training_loop.conduct import NAMES, conduct
 from training_loop.engine_commands import sglang_on_cpu_of, without_loader
 

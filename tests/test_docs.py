@@ -19,9 +19,9 @@ import pytest
 from pydantic import BaseModel
 
 from gyre import errors
-from gyre.api.builder import RLJobBuilder, RoleBuilder
 from gyre.api.cli import INTERRUPTED, TERMINATED, VERBS, main
-from gyre.api.job import RLJob
+from gyre.api.definition.builder import RLJobBuilder, RoleBuilder
+from gyre.api.definition.rl_job import RLJob
 from gyre.api.rest.app import create_app
 from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec, WeightsSpec
 from gyre.config.plugins import KINDS

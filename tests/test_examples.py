@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gyre.api.entrypoints import check_entrypoints
-from gyre.api.jobfile import load_job_file
+from gyre.api.definition.entrypoints import check_entrypoints
+from gyre.api.definition.jobfile import load_job_file
 from gyre.config import parse_job
 from gyre.store import open_store
 

@@ -20,7 +20,7 @@ from gpu_plane.follow import Log, Row, now
 
 async def manager_main(options: Row) -> None:
     """A rollout manager with its ledger; says where it listens in the endpoint's file."""
-    from gyre.rollouts.manager.server import RolloutManager
+    from gyre.rollouts.manager.rollout_manager import RolloutManager
     from gyre.rollouts.manager.sessions import AgentSession
     from gyre.rollouts.manager.settings import ManagerSettings
     from gyre.store import open_store

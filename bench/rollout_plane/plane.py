@@ -23,7 +23,7 @@ import numpy as np
 from aiohttp import WSMsgType, web
 
 from gyre.rollouts.manager.malloc_tuning import calm_collector
-from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.sessions import AgentSession, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.codec import encode

@@ -21,8 +21,8 @@ from gpu_plane.follow import PartFailed, Row, now
 from gpu_plane.machine import cpu_of, spent
 from gpu_plane.plane import Plane
 from gpu_plane.scale import Ask
-from training_loop.actor import LEVELS, ActorFailed, ActorProcess
-from training_loop.gang import ActorGang
+from training_loop.actors.actor import LEVELS, ActorFailed, ActorProcess
+from training_loop.actors.gang import ActorGang
 from training_loop.rates import WARM, exact, rates, versions_served, weights_summary
 from training_loop.scales import DRY_BIG, Scale
 from training_loop.trainer import LoopTrainer, inputs, synthetic

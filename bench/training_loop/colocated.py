@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 from gpu_plane.engine_command import API_KEY
-from training_loop.actor import Row, now
-from training_loop.gang import dealt
+from training_loop.actors.actor import Row, now
+from training_loop.actors.gang import dealt
 from training_loop.trainer import Shape, inputs, reward_of
 
 PHASES = ("wake", "load", "generate", "sleep", "train", "publish")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpu_plane.follow import Row
-from training_loop import critic as critic_of
-from training_loop import layouts as layouts_of
-from training_loop import memory as memory_of
 from training_loop import tensor_parallel as tensor_parallel_of
+from training_loop.actors import critic as critic_of
+from training_loop.actors import layouts as layouts_of
+from training_loop.actors import memory as memory_of
 
 
 def table(results: Row) -> list[str]:

@@ -33,7 +33,7 @@ from gpu_plane.engine_command import API_KEY
 from gpu_plane.plane import Plane
 from gpu_plane.scale import Ask
 from gpu_plane.trainer import Trainer
-from training_loop.actor import ActorProcess, Row, Work, now
+from training_loop.actors.actor import ActorProcess, Row, Work, now
 from training_loop.trainer import Shape
 
 TOLERANCES = {"mean_abs": 0.06, "p99_abs": 0.25}

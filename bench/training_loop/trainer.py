@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 from gpu_plane.endpoint import endpoint_of
-from training_loop.actor import ActorProcess
-from training_loop.gang import ActorGang
+from training_loop.actors.actor import ActorProcess
+from training_loop.actors.gang import ActorGang
 
 Row = dict[str, Any]
 now = time.monotonic

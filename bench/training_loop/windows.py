@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from training_loop.actor import Row, now
+from training_loop.actors.actor import Row, now
 from training_loop.trainer import LoopFailed, LoopTrainer
 
 LOOK_EVERY_S = 0.25

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gyre.weights.publisher import Publisher
+from gyre.weights.transfer.chunk_transports import Source, TcpTransport
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.receiver import Receiver
 from gyre.weights.transfer.server import ChunkServer
-from gyre.weights.transfer.transport import Source, TcpTransport
 from gyre.weights.version.arena import Arena
 from gyre.weights.version.manifest import FileSpec, WeightManifest, layout_of
 

@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gyre.api.builder import RLJobBuilder
-    from gyre.api.job import RLJob
+    from gyre.api.definition.builder import RLJobBuilder
+    from gyre.api.definition.rl_job import RLJob
 
 __all__ = ["RLJob", "RLJobBuilder"]
 
-_HOMES = {"RLJob": "gyre.api.job", "RLJobBuilder": "gyre.api.builder"}
+_HOMES = {"RLJob": "gyre.api.definition.rl_job", "RLJobBuilder": "gyre.api.definition.builder"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gyre.config import JobSpec
-from gyre.config.brought import brought
+from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import ADVANTAGE, CODEC, ENGINE, LOSS, TASK
 from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
@@ -77,7 +77,7 @@ def check_plugins(spec: JobSpec) -> None:
         ENGINE: ("", {}),
     }
     methods = {TASK: ("prompt", "held_out", "prompt_text", "answer_of"), CODEC: ("encode", "decode")}
-    for kind, name in brought(spec):
+    for kind, name in plugins_of(spec):
         found = kind.load(name, spec.python_path)
         if kind in options:
             with_options(kind, name, *options[kind], spec.python_path)

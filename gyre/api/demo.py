@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre.api.builder import RLJobBuilder
+from gyre.api.definition.builder import RLJobBuilder
+from gyre.api.definition.rl_job import RLJob
 from gyre.api.handle import JobHandle
-from gyre.api.job import RLJob
 from gyre.api.submit import submit_job
 from gyre.api.terminal.foreground import in_foreground, terminable
 from gyre.api.terminal.live import LiveProgress

@@ -19,8 +19,8 @@ import uuid
 from collections.abc import Sequence
 
 from gyre.api.client import GyreClient
+from gyre.api.job_replay import coordinator_of
 from gyre.api.ray_session import answers, is_own_host
-from gyre.api.replay import coordinator_of
 from gyre.config import parse_job
 from gyre.errors import ConfigError, NotFound, Unreachable
 from gyre.failover import state_from

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.checks import check_class_sections, check_plugins, check_settings
-from gyre.api.entrypoints import check_entrypoints
+from gyre.api.definition.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
@@ -130,7 +130,7 @@ def _end_processes(job_id: str) -> None:
     import ray
     from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 
-    from gyre.master.actor import master_name
+    from gyre.master.master_actor import master_name
 
     def kill(name: str) -> None:
         with contextlib.suppress(ValueError):  # Ray's way of saying that there is none
@@ -182,7 +182,7 @@ def _start_master(
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from gyre.master.actor import MasterActor, MasterSettings, master_name
+    from gyre.master.master_actor import MasterActor, MasterSettings, master_name
 
     settings = MasterSettings(
         job_id=job_id,

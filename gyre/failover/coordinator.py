@@ -27,7 +27,7 @@ from gyre.config import JobSpec
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
-from gyre.failover.handlers import deaths, ending, pausing, progress, role_counts, startup
+from gyre.failover.handlers import deaths, ending, pausing, role_counts, startup, training_progress
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, Reason, RowKey, VertexPhase
 from gyre.failover.vertices import wanted
@@ -129,16 +129,16 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.OperatorFailed: deaths.operator_failed,
     e.TrainerFailed: deaths.trainer_failed,
     e.JobStalled: deaths.job_stalled,
-    e.StepCompleted: progress.step_completed,
-    e.WeightsPublished: progress.weights_published,
-    e.CheckpointCommitted: progress.checkpoint_committed,
-    e.GangRestored: progress.gang_restored,
-    e.Evaluated: progress.recorded,
-    e.EvaluationLeftOut: progress.recorded,
-    e.GroupSetAside: progress.recorded,  # the trainer has replaced the group
-    e.RolloutsChanged: progress.recorded,  # the rollout plane repairs itself
-    e.Reported: progress.recorded,
-    e.ReportRefused: progress.recorded,
+    e.StepCompleted: training_progress.step_completed,
+    e.WeightsPublished: training_progress.weights_published,
+    e.CheckpointCommitted: training_progress.checkpoint_committed,
+    e.GangRestored: training_progress.gang_restored,
+    e.Evaluated: training_progress.recorded,
+    e.EvaluationLeftOut: training_progress.recorded,
+    e.GroupSetAside: training_progress.recorded,  # the trainer has replaced the group
+    e.RolloutsChanged: training_progress.recorded,  # the rollout plane repairs itself
+    e.Reported: training_progress.recorded,
+    e.ReportRefused: training_progress.recorded,
     e.ScaleAdvised: role_counts.scale_advised,
     e.ScaleRequested: role_counts.scale_requested,
     e.PauseRequested: pausing.pause_requested,

@@ -3,8 +3,7 @@
 from gyre.graph.backends import Backend
 from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster
 from gyre.graph.compile import CompiledJob, compile_job
-from gyre.graph.execution import ExecutionGraph
-from gyre.graph.model import (
+from gyre.graph.elements import (
     DURABLE,
     Bundle,
     Dcg,
@@ -17,6 +16,7 @@ from gyre.graph.model import (
     Vertex,
     VertexPlacement,
 )
+from gyre.graph.execution import ExecutionGraph
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables

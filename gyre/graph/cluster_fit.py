@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gyre.errors import GraphError
-from gyre.graph.model import PlacementPlan, SubGraph
+from gyre.graph.elements import PlacementPlan, SubGraph
 
 
 @dataclass(frozen=True, slots=True)

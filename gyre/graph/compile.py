@@ -27,9 +27,9 @@ from gyre.config import (
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, repetition_vector
+from gyre.graph.elements import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
-from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import DEFAULT_CLASSES, ROLLOUT_INSTANCE, recipe_named
 from gyre.graph.validate import (

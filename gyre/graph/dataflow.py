@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
-from gyre.graph.model import Edge, EdgeKind
+from gyre.graph.elements import Edge, EdgeKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from gyre.errors import NotFound, nearest
-from gyre.graph.model import DURABLE, Dcg, Edge, EdgeKind, Vertex
+from gyre.graph.elements import DURABLE, Dcg, Edge, EdgeKind, Vertex
 
 
 class ExecutionGraph:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gyre.graph.dataflow import Imbalance, repetition_vector
-from gyre.graph.model import Dcg, Edge, EdgeKind, Operator
+from gyre.graph.elements import Dcg, Edge, EdgeKind, Operator
 
 
 @dataclass(frozen=True, slots=True)

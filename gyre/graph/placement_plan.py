@@ -19,7 +19,7 @@ from itertools import chain
 
 from gyre.config import TRAINER, JobSpec
 from gyre.errors import GraphError
-from gyre.graph.model import Bundle, PlacementPlan, SubGraph, VertexPlacement
+from gyre.graph.elements import Bundle, PlacementPlan, SubGraph, VertexPlacement
 from gyre.graph.units import SHARE, Unit, units_of
 
 

@@ -36,8 +36,8 @@ from typing import Any
 from gyre.config import ROLLOUT_MANAGER, Entrypoint, JobSpec
 from gyre.config.plugins import RECIPE
 from gyre.errors import GraphError
+from gyre.graph.elements import Dispatch, Edge, EdgeKind, Operator
 from gyre.graph.integrations import reads_a_folder
-from gyre.graph.model import Dispatch, Edge, EdgeKind, Operator
 
 
 @dataclass(frozen=True, slots=True)

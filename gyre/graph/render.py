@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.config import TRAINER
 from gyre.graph.compile import CompiledJob
-from gyre.graph.model import Dcg, Edge, EdgeKind
+from gyre.graph.elements import Dcg, Edge, EdgeKind
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from gyre.config import JobSpec
 from gyre.errors import GraphError, NotFound, nearest
-from gyre.graph.model import PlacementPlan, SubGraph
+from gyre.graph.elements import PlacementPlan, SubGraph
 from gyre.graph.placement_plan import LogicalNode, bundle_of
 from gyre.graph.units import SHARE, Unit, units_of
 

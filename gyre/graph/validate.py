@@ -15,7 +15,7 @@ from itertools import combinations
 from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, TRAINER, JobSpec, RoleSpec
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, StarvedCycle, carries_tokens, repetition_vector, starved_cycle
-from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind
+from gyre.graph.elements import Dcg, Dispatch, Edge, EdgeKind
 from gyre.graph.recipes import Recipe
 
 

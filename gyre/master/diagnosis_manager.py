@@ -30,8 +30,8 @@ from gyre.failover import (
 from gyre.failover.events import Event, JobStalled, ScaleAdvised, VertexLost
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
-from gyre.master.report_checks import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
-from gyre.master.scheduler import Scheduler
+from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
+from gyre.master.vertex_scheduler import Scheduler
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.messages import Report
 

@@ -25,7 +25,7 @@ from gyre.failover.events import TimerFired
 from gyre.master.cluster import NotAnswering, ProcessDied
 from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
-from gyre.master.scheduler import Scheduler
+from gyre.master.vertex_scheduler import Scheduler
 
 
 class JobManager:

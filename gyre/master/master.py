@@ -40,7 +40,7 @@ from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, view_of
 from gyre.master.metrics import prometheus_text
-from gyre.master.scheduler import Scheduler
+from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store, open_store
 
 RECONCILE_S = 1.0

@@ -1,6 +1,6 @@
 """The simulator: the same decisions under a virtual clock, with spot traces."""
 
-from gyre.sim.faults import MASTER, Fault, FaultKind, random_faults, spot_trace
+from gyre.sim.fault_trace import MASTER, Fault, FaultKind, random_faults, spot_trace
 from gyre.sim.invariants import Witness, differing
 from gyre.sim.simulate import Decided, Delivery, SimResult, Timings, simulate
 

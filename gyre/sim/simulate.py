@@ -42,7 +42,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
 from gyre.graph import compile_job
-from gyre.sim.faults import MASTER, Fault, FaultKind
+from gyre.sim.fault_trace import MASTER, Fault, FaultKind
 from gyre.sim.invariants import Witness
 
 TRAINER_0 = f"{TRAINER}-0"

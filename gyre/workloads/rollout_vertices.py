@@ -29,7 +29,7 @@ from gyre.engines.process import EngineCommand
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.malloc_tuning import calm_collector
-from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust, write_endpoint
 from gyre.rollouts.protocol.tls import server_context

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gyre.api import RLJob, RLJobBuilder
-from gyre.api.builder import RoleBuilder
-from gyre.api.entrypoints import check_entrypoints, load_class
+from gyre.api.definition.builder import RoleBuilder
+from gyre.api.definition.entrypoints import check_entrypoints, load_class
 from gyre.config import Entrypoint, JobSpec, parse_job
 from gyre.errors import ConfigError, GraphError
 

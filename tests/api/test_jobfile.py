@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.api.jobfile import load_job_file
+from gyre.api.definition.jobfile import load_job_file
 from gyre.errors import ConfigError
 
 YAML = """

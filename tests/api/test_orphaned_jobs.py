@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gyre.api.job_replay import replay_job
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
-from gyre.api.replay import replay_job
 from gyre.failover import VertexPhase, state_from
 from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequested, VertexStarted
 from gyre.graph import compile_job
@@ -33,7 +33,7 @@ def nowhere() -> Iterator[str]:
 
 def written(store: Store, *events: Event, address: str | None = None, node: str = "") -> None:
     """A live job `j-1` with this history."""
-    from gyre.api.replay import coordinator_of
+    from gyre.api.job_replay import coordinator_of
     from gyre.failover import JobState
 
     spec = small_spec()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre.api.builder import RLJobBuilder
+from gyre.api.definition.builder import RLJobBuilder
 from gyre.api.submit import submit_job
 from gyre.config import JobSpec, WeightsSpec, parse_job, port_range
 from gyre.errors import ConfigError, GraphError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre.api.replay import coordinator_of
+from gyre.api.job_replay import coordinator_of
 from gyre.config import parse_job
 from gyre.failover import JobState, differences, fold
 from gyre.store import EventRow

@@ -10,7 +10,7 @@ from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.sim import Delivery, Fault, FaultKind, SimResult, random_faults, simulate, spot_trace
 from gyre.testing.fake_master import regions_of_gangs, small_spec
-from gyre.testing.faults import FaultInjector
+from gyre.testing.fault_injector import FaultInjector
 
 VERTICES = ("trainer-0", "actor-0", "actor-1", "rollout-0", "rollout-1", "reward-0")
 

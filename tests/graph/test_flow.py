@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.graph import compile_job
+from gyre.graph.elements import Dcg, Dispatch, Edge, EdgeKind, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Dcg, Dispatch, Edge, EdgeKind, Operator
 from tests.graph.jobs import grpo_job
 
 GENERATE, SCORE, ACCUMULATE, APPLY = "rollout.generate", "reward.score", "actor.accumulate", "actor.apply"

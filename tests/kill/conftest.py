@@ -14,8 +14,8 @@ import pytest
 
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
+from gyre.api.job_replay import replay_job
 from gyre.api.ray_session import connect, disconnect
-from gyre.api.replay import replay_job
 from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.store import open_store
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gyre.api.replay import replay_job
+from gyre.api.job_replay import replay_job
 from gyre.config import JobSpec
 from gyre.errors import StoreFull
 from gyre.failover import Incident, JobPhase, JobState, VertexPhase, state_from

@@ -11,7 +11,7 @@ from gyre.config import Budget, JobSpec, WeightsSpec
 from gyre.failover import JobPhase, Scope
 from gyre.sim import FaultKind
 from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
-from gyre.testing.faults import FaultInjector
+from gyre.testing.fault_injector import FaultInjector
 from tests.master.lives import Job, Life
 
 SETTLED_S = 3.0

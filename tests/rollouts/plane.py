@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import (

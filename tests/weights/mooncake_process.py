@@ -23,7 +23,7 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
     from gyre.config import WeightsSpec
     from gyre.rollouts.weight_peer import WeightPeer
     from gyre.weights.publisher import Publisher
-    from gyre.weights.transfer.transport import Source
+    from gyre.weights.transfer.chunk_transports import Source
     from gyre.weights.version.manifest import layout_of
 
     spec = WeightsSpec.model_validate_json(settings)

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from gyre.weights.publisher import Publisher
+from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.receiver import Receiver
 from gyre.weights.transfer.server import ChunkServer
-from gyre.weights.transfer.transport import Source
 from gyre.weights.version.arena import Arena
 from gyre.weights.version.manifest import layout_of
 

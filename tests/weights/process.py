@@ -74,7 +74,7 @@ class Child:
 
 def main(what: str, folder: str, *words: str) -> None:
     sys.path.insert(0, str(ROOT))
-    from gyre.weights.transfer.transport import Source
+    from gyre.weights.transfer.chunk_transports import Source
     from gyre.weights.version.manifest import WeightManifest
     from tests.weights.plane import WeightPeer
 

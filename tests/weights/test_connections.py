@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from gyre.weights.transfer import server, transport
+from gyre.weights.transfer import chunk_transports, server
 from gyre.weights.transfer.address import split_address
+from gyre.weights.transfer.chunk_transports import TcpTransport, Want
 from gyre.weights.transfer.connections import KEPT_CONNECTIONS, KEPT_S, ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import PeerConnection
-from gyre.weights.transfer.transport import TcpTransport, Want
 from tests.weights.plane import TOKEN, content, until
 
 
@@ -20,13 +20,13 @@ from tests.weights.plane import TOKEN, content, until
 def dials(monkeypatch):
     """The addresses that were dialled."""
     made: list[str] = []
-    inner = transport.dial
+    inner = chunk_transports.dial
 
     def dial(address, *given, **options):
         made.append(address)
         return inner(address, *given, **options)
 
-    monkeypatch.setattr(transport, "dial", dial)
+    monkeypatch.setattr(chunk_transports, "dial", dial)
     return made
 
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import Superseded, WeightsUnreachable
-from gyre.weights.transfer.transport import Source
 from gyre.weights.version.arena import STAGING, Arena, ArenaFull
 from gyre.weights.version.manifest import FileSpec, WeightManifest
 from tests.weights.plane import content, until

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gyre.weights.transfer.chunk_transports import TcpTransport, Want
 from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.protocol import PeerConnection, Stalled
-from gyre.weights.transfer.transport import TcpTransport, Want
 from gyre.weights.transfer.upload_slots import LEAST, UploadSlots
 from tests.weights.plane import TOKEN, content, until
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.swarm import (
     DAMAGED_REST_S,
     FIRST_REST_S,
@@ -15,7 +16,6 @@ from gyre.weights.transfer.swarm import (
     bits_of,
     each_bit,
 )
-from gyre.weights.transfer.transport import Source
 
 PUBLISHER, ONE, OTHER = Source("10.0.0.1:1"), Source("10.0.0.2:1"), Source("10.0.0.3:1")
 CHUNKS = 8

@@ -11,9 +11,9 @@ import safetensors.torch
 import torch
 
 from gyre.errors import Conflict, Unauthorized
+from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.protocol import PeerConnection, dial, is_allowed
-from gyre.weights.transfer.transport import Source
 from gyre.weights.version.manifest import WeightMismatch, layout_of
 from tests.weights.plane import TOKEN, content, weights
 

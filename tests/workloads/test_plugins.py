@@ -13,7 +13,7 @@ import torch
 from gyre.api import RLJobBuilder
 from gyre.api.checks import check_plugins
 from gyre.config import parse_job, plugins
-from gyre.config.brought import brought
+from gyre.config.job_plugins import plugins_of
 from gyre.config.sections import LossSettings, WorkloadSettings, read_section
 from gyre.engines.process import EngineProcess
 from gyre.errors import ConfigError, GraphError
@@ -135,7 +135,7 @@ def test_a_job_of_the_users_own_plug_ins_is_checked_whole() -> None:
         backend=f"{OWN}:BACKEND",
     ).model_copy(update={"recipe": f"{OWN}:RECIPE"})
     compiled = compile_job(job).spec
-    assert len(brought(compiled)) == len(plugins.KINDS)
+    assert len(plugins_of(compiled)) == len(plugins.KINDS)
     check_plugins(compiled)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gyre.config import parse_job
 from gyre.graph import RECIPES, compile_job
-from gyre.graph.model import Dispatch
+from gyre.graph.elements import Dispatch
 from gyre.workloads import protocols
 from gyre.workloads.protocols import OPTIONAL, REQUIRED, methods_of
 

@@ -6,12 +6,12 @@ import shutil
 
 from gpu_plane.follow import PartFailed, Row, now
 from gpu_plane.run import write_results
-from training_loop import critic as critic_of
-from training_loop import layouts as layouts_of
-from training_loop import memory as memory_of
-from training_loop.actor import ActorProcess
+from training_loop.actors import critic as critic_of
+from training_loop.actors import layouts as layouts_of
+from training_loop.actors import memory as memory_of
+from training_loop.actors.actor import ActorProcess
+from training_loop.actors.gang import ActorGang
 from training_loop.bench import LoopBench
-from training_loop.gang import ActorGang
 
 
 class ActorAlone(LoopBench):

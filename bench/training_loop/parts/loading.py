@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gpu_plane.follow import PartFailed, Row, now
-from training_loop.actor import ActorFailed
+from training_loop.actors.actor import ActorFailed
 from training_loop.bench import LoopBench
 from training_loop.trainer import LoopTrainer
 

@@ -9,7 +9,7 @@ from gpu_plane.children import Child
 from gpu_plane.follow import PartFailed, Row, now
 from gpu_plane.machine import gpu_used_mib, machine
 from gpu_plane.run import tails
-from training_loop.actor import ActorFailed
+from training_loop.actors.actor import ActorFailed
 from training_loop.bench import LoopBench
 from training_loop.trainer import LoopTrainer, inputs, synthetic
 

@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "join": ("instances", "Generate for a job from this machine."),
     "drain": ("instances", "Make a rollout instance hand over and leave."),
     "replay": ("replay", "Fold a job's history again and compare."),
-    "data": ("data", "Prepare a data set for jobs, or show one."),
+    "data": ("data_sets", "Prepare a data set for jobs, or show one."),
     "export": ("export", "Export a trained model as a model folder."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }

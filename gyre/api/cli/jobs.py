@@ -118,7 +118,7 @@ def submit(
 
 def _spec(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:
     """Returns the job of a file, and reports its mistakes before anything that takes time."""
-    from gyre.api.jobfile import load_job_file
+    from gyre.api.definition.jobfile import load_job_file
 
     spec = load_job_file(file, overrides).spec
     if session.store is not None:

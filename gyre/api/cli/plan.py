@@ -17,7 +17,7 @@ from gyre.api.cli.output import console, remark, write_json
 def plan(session: Session, file: str, form: str | None, overrides: tuple[str, ...]) -> None:
     """Show a job file's roles, edges, cycles, regions, sub-graphs and placement."""
     from gyre.api.checks import check_settings
-    from gyre.api.jobfile import load_job_file
+    from gyre.api.definition.jobfile import load_job_file
     from gyre.graph import as_dict, as_dot, as_mermaid, as_tables
 
     compiled = load_job_file(file, overrides).plan()

@@ -27,7 +27,7 @@ def replay(session: Session, job: str | None, until: str | None, as_json: bool) 
 
     Works when the cluster is gone. Exits with 1 if fold and snapshot differ.
     """
-    from gyre.api.replay import replay_job
+    from gyre.api.job_replay import replay_job
 
     seq, at = parse_until(until)
     with session.reader() as reader:

@@ -20,7 +20,7 @@ from gyre.config.sections.optim import CriticSettings, OptimSettings
 from gyre.config.sections.reward import RewardModelSettings, RewardSettings
 from gyre.config.sections.sampling import SamplingSettings
 from gyre.config.sections.section import Section, read_mapping
-from gyre.config.sections.task import TaskSettings, WarmStartSettings
+from gyre.config.sections.task_section import TaskSettings, WarmStartSettings
 from gyre.errors import ConfigError, nearest
 
 _NEARLY = 0.75

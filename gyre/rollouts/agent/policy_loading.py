@@ -29,9 +29,9 @@ from gyre.errors import ConfigError, GyreError
 from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
 from gyre.rollouts.weight_dirs import of_instance
 from gyre.rollouts.weight_peer import WeightPeer, check_transports
+from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import Superseded
 from gyre.weights.transfer.receiver import Fetched
-from gyre.weights.transfer.transport import Source
 
 ENGINE_STARTS = 3
 """Starts in a row that may fail before the agent gives up: the fault is then its machine's."""

@@ -11,9 +11,9 @@ import msgpack
 
 from gyre.rollouts.protocol.endpoint import write_endpoint
 from gyre.testing.contracts.broken import broken, promise
-from gyre.testing.contracts.groups import MakeGroups, groups_of
+from gyre.testing.contracts.class_under_test import Vertex
+from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
-from gyre.testing.contracts.vertex import Vertex
 from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.protocols import Actor, KeepsStates, PublishesModel
 

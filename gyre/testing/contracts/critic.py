@@ -11,10 +11,10 @@ import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
-from gyre.testing.contracts.groups import MakeGroups, groups_of
+from gyre.testing.contracts.class_under_test import Vertex
+from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.judges import check_extras
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
-from gyre.testing.contracts.vertex import Vertex
 from gyre.workloads.protocols import Critic
 
 ExportedPolicy = tuple[dict[str, Any], bytes]

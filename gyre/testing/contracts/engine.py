@@ -29,7 +29,7 @@ from gyre.engines.http_client import Deadlines, EngineClient
 from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand, EngineProcess
 from gyre.testing.contracts.broken import ContractBroken, broken
-from gyre.testing.contracts.engine_requests import listen, listening, prompt_of, request
+from gyre.testing.contracts.engine_calls import listen, listening, prompt_of, request
 
 LONG = 600
 """More tokens than an engine makes while a clause looks at it running."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.contracts.broken import promise
-from gyre.testing.contracts.groups import MakeGroups, groups_of, ids_of
-from gyre.testing.contracts.vertex import Vertex, vertex_of
+from gyre.testing.contracts.class_under_test import Vertex, vertex_of
+from gyre.testing.contracts.example_groups import MakeGroups, groups_of, ids_of
 from gyre.workloads.protocols import Reference, Reward
 
 ROUNDING = 1e-3

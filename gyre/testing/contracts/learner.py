@@ -15,8 +15,8 @@ from typing import Any
 
 from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
-from gyre.testing.contracts.groups import MakeGroups, ids_of
-from gyre.testing.contracts.vertex import Vertex, vertex_of
+from gyre.testing.contracts.class_under_test import Vertex, vertex_of
+from gyre.testing.contracts.example_groups import MakeGroups, ids_of
 
 PER_STEP = 4
 """Groups of a step. They are trained as micro-batches of three and one."""

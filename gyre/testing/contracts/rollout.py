@@ -13,9 +13,9 @@ import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
-from gyre.testing.contracts.groups import MakeGroups, prompts_of
+from gyre.testing.contracts.class_under_test import Vertex, vertex_of
+from gyre.testing.contracts.example_groups import MakeGroups, prompts_of
 from gyre.testing.contracts.judges import check_same_groups
-from gyre.testing.contracts.vertex import Vertex, vertex_of
 from gyre.workloads.protocols import Rollout
 
 Export = Callable[[int], tuple[dict[str, Any], bytes]]

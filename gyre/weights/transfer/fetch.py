@@ -25,11 +25,18 @@ from gyre.weights.codecs.adaptive import CodecChoice, Cost, blend, choose_codec,
 from gyre.weights.codecs.encoding import Codec
 from gyre.weights.codecs.link_rate import MEASURED_BYTES, LinkRate
 from gyre.weights.transfer.address import is_address
+from gyre.weights.transfer.chunk_transports import (
+    Pulled,
+    SharedTransport,
+    Source,
+    TcpTransport,
+    Transport,
+    Want,
+)
 from gyre.weights.transfer.mooncake import MooncakeFailed, MooncakeMissing, MooncakeTransport
 from gyre.weights.transfer.protocol import Abandoned, Stalled
 from gyre.weights.transfer.server import are_alike, word_of
 from gyre.weights.transfer.swarm import ASK_AGAIN_S, FIRST_REST_S, FULL_FOR_S, Peer, Swarm, bits_of
-from gyre.weights.transfer.transport import Pulled, SharedTransport, Source, TcpTransport, Transport, Want
 from gyre.weights.version.arena import VersionFiles
 from gyre.weights.version.manifest import Chunk, WeightManifest, WeightMismatch
 

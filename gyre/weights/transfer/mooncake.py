@@ -31,9 +31,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from gyre.errors import GyreError
+from gyre.weights.transfer.chunk_transports import Pulled, TcpTransport, Want
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.protocol import Stalled
-from gyre.weights.transfer.transport import Pulled, TcpTransport, Want
 from gyre.weights.version.arena import Arena, VersionFiles
 from gyre.weights.version.manifest import Chunk
 

@@ -21,6 +21,7 @@ from typing import Any
 from gyre.errors import GyreError, Unauthorized
 from gyre.weights.codecs.adaptive import PRIOR, UNKNOWN, Cost, TransportChoice, choose_transport
 from gyre.weights.codecs.encoding import Codec
+from gyre.weights.transfer.chunk_transports import Source, TcpTransport, Transport
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.fetch import Fetch, Superseded, WeightsUnreachable
@@ -28,7 +29,6 @@ from gyre.weights.transfer.mooncake import MooncakeEngine
 from gyre.weights.transfer.protocol import Stalled, is_allowed
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.transfer.swarm import ASK_AGAIN_S
-from gyre.weights.transfer.transport import Source, TcpTransport, Transport
 from gyre.weights.version.arena import Arena, ArenaFull, VersionFiles, read_manifest
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 

@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gyre.weights.transfer.transport import Source
+from gyre.weights.transfer.chunk_transports import Source
 
 WORSE_EACH_TIME = 2.0
 FIRST_REST_S = 0.2

@@ -23,7 +23,7 @@ from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
 from gyre.rollouts.weight_dirs import of_copy
 from gyre.rollouts.weight_peer import WeightPeer
 from gyre.weights.owned_dirs import default_root
-from gyre.weights.transfer.transport import Source
+from gyre.weights.transfer.chunk_transports import Source
 
 if TYPE_CHECKING:
     from torch import Tensor

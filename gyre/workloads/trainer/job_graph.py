@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from gyre.config import JobSpec
 from gyre.graph import compile_job
+from gyre.graph.elements import Dispatch, EdgeKind, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Dispatch, EdgeKind, Operator
 from gyre.workloads.trainer.learning.learners import learners_of
 
 _MAKES_GROUPS = (Dispatch.ONE, Dispatch.SPREAD, Dispatch.PLANE)

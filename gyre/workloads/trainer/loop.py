@@ -16,8 +16,8 @@ sends to the gangs. A group that nobody can generate, or whose samples are too o
 
 Invariants, beside those of the modules that are named here:
 - *written before trained*, *batches are recorded*, *nothing vanishes*: see `gyre.rollouts.trainer.sample_ledger`;
-- *one thread*: results come in on other threads, and go into the inbox as messages (`messages`); everything else is
-  read and changed by the thread of `fit()` alone.
+- *one thread*: results come in on other threads, and go into the inbox as messages (`inbox_messages`); everything else
+  is read and changed by the thread of `fit()` alone.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from gyre.errors import UserCodeError, VertexLost
-from gyre.graph.model import Dispatch
+from gyre.graph.elements import Dispatch
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.trainer.learning.dispatch import GangCall
-from gyre.workloads.trainer.messages import (
+from gyre.workloads.trainer.inbox_messages import (
     DevicesRegained,
     EvaluationScored,
     GangCallEnded,
@@ -49,6 +48,7 @@ from gyre.workloads.trainer.messages import (
     SpreadCallEnded,
     VertexCallEnded,
 )
+from gyre.workloads.trainer.learning.gang_dispatch import GangCall
 from gyre.workloads.trainer.training_run import TrainingRun
 
 IDLE_POLL_S = 0.25

@@ -21,8 +21,8 @@ from typing import Any
 
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import GyreError
+from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
 from gyre.rollouts.protocol.frames import DevicesReturned, WindowStatus
 from gyre.rollouts.samples import Group

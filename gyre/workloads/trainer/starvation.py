@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Flow
-from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.protocol.frames import Pulse
 
 PULSE_S = 0.5

@@ -1,7 +1,7 @@
 """One run of a graph: its parts, wired together and put where the ledger says the last trainer stood.
 
 Each part owns one concern and is given what it needs; this module alone knows all of them. What a part hears on another
-thread it posts to the loop as a message (`gyre.workloads.trainer.messages`).
+thread it posts to the loop as a message (`gyre.workloads.trainer.inbox_messages`).
 
 Invariant *resumed, not repeated*: nothing that the ledger, the log of evaluations or a checkpoint has is done again.
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from gyre.config import JobSpec
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles
-from gyre.graph.model import Dispatch
+from gyre.graph.elements import Dispatch
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
@@ -26,12 +26,12 @@ from gyre.rollouts.trainer.staleness import StalenessPolicy
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.gang import operator_failed
 from gyre.workloads.runtime import TrainerRuntime
-from gyre.workloads.trainer import messages
+from gyre.workloads.trainer import inbox_messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
+from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
 from gyre.workloads.trainer.firings.results import FiringResults
-from gyre.workloads.trainer.firings.scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.spread_firings import SpreadFirings
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import VertexFirings
@@ -45,7 +45,7 @@ from gyre.workloads.trainer.groups.micro_batches import (
 from gyre.workloads.trainer.groups.replacements import Replacements
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
-from gyre.workloads.trainer.learning.dispatch import GangDispatch
+from gyre.workloads.trainer.learning.gang_dispatch import GangDispatch
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
@@ -81,7 +81,7 @@ class TrainingRun:
     """`trainer` brings the prompts and shows progress; `post` puts a message into the loop's inbox, from any thread."""
 
     def __init__(
-        self, trainer: Trainer, ledger: SampleLedger, post: Callable[[messages.Message], None]
+        self, trainer: Trainer, ledger: SampleLedger, post: Callable[[inbox_messages.Message], None]
     ) -> None:
         self._trainer = trainer
         self._runtime = trainer.runtime
@@ -129,7 +129,7 @@ class TrainingRun:
 
     # -- the parts ----------------------------------------------------------------------------------
 
-    def _posts(self, message: Callable[..., messages.Message]) -> Callable[..., None]:
+    def _posts(self, message: Callable[..., inbox_messages.Message]) -> Callable[..., None]:
         """A callback that posts a message of this type, made of the callback's arguments."""
         return lambda *content: self._post(message(*content))
 
@@ -140,9 +140,9 @@ class TrainingRun:
             trainer.config,
             term=self._runtime.term,
             stop_token_ids=trainer.stop_token_ids,
-            on_groups=self._posts(messages.GroupsDelivered),
-            on_error=self._posts(messages.RolloutsFailed),
-            on_devices=self._posts(messages.DevicesRegained),
+            on_groups=self._posts(inbox_messages.GroupsDelivered),
+            on_error=self._posts(inbox_messages.RolloutsFailed),
+            on_devices=self._posts(inbox_messages.DevicesRegained),
             last_share=run.groups_per_micro_batch / run.prompts_per_step if local_roles(self.spec) else None,
         )
 
@@ -197,7 +197,7 @@ class TrainingRun:
             learners,
             streamed=run.micro_batches == "streamed",
             check=self._check_staleness,
-            on_result=self._posts(messages.GangCallEnded),
+            on_result=self._posts(inbox_messages.GangCallEnded),
         )
 
     def _assembly(self) -> StepAssembly:
@@ -239,7 +239,7 @@ class TrainingRun:
             plane=self.plane,
             report=report,
             report_failure=self._report_failure,
-            on_scored=self._posts(messages.EvaluationScored),
+            on_scored=self._posts(inbox_messages.EvaluationScored),
         )
         held_out = partial(self._trainer.held_out, run.held_out)
         self.vertex_firings = VertexFirings(
@@ -253,7 +253,7 @@ class TrainingRun:
             arrival=self.arrival,
             groups_per_call=run.groups_per_firing,
             held_out=held_out,
-            on_result=self._posts(messages.VertexCallEnded),
+            on_result=self._posts(inbox_messages.VertexCallEnded),
         )
         self.spread_firings = SpreadFirings(
             flow,
@@ -261,7 +261,7 @@ class TrainingRun:
             self.gangs,
             results,
             groups_per_call=run.groups_per_firing,
-            on_result=self._posts(messages.SpreadCallEnded),
+            on_result=self._posts(inbox_messages.SpreadCallEnded),
         )
         runners: dict[Dispatch, Runner] = {
             Dispatch.ONE: self.vertex_firings,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gyre.graph.elements import Operator
 from gyre.graph.flow import Flow
-from gyre.graph.model import Operator
 
 HALF_LIFE_S = 10.0
 """Half-life of a share's past, so that shares describe the present rather than the whole run."""

@@ -21,7 +21,7 @@ from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.agent.held_samples import HeldSample
 from gyre.rollouts.agent.join import NotTaken, run_agent
-from gyre.rollouts.manager import server as server_module
+from gyre.rollouts.manager import rollout_manager as manager_module
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.samples import Group, VersionRun
@@ -34,7 +34,7 @@ ENGINE = Path(__file__).parents[2] / "engines" / "plane_engine.py"
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "TICK_S", 0.02)
+    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
 
 
 class Crew:

@@ -18,7 +18,7 @@ import pytest
 from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
 from gyre.rollouts.agent.agent import Agent, AgentSettings
-from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
 from gyre.rollouts.protocol.tls import joining_context, pinned_context, server_context

@@ -13,7 +13,7 @@ from gyre.workloads.gang import alignment as alignment_module
 from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.alignment import StrayCall, align, find_stray
 from gyre.workloads.gang.gang import Gang, GangLost
-from gyre.workloads.trainer.learning import dispatch as dispatch_module
+from gyre.workloads.trainer.learning import gang_dispatch as dispatch_module
 from gyre.workloads.vertex.messages import CallPosition
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.toy_policy import ToyActor

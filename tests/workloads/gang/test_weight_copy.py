@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.manager import server as manager_module
+from gyre.rollouts.manager import rollout_manager as manager_module
 from gyre.weights.version.arena import read_manifest
 from gyre.workloads.gang.weight_copy import FetchedCopy, newest_copy
 from tests.rollouts.agent.test_agent import Crew

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gyre.errors import Unreachable
+from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.receiver import Receiver
-from gyre.weights.transfer.transport import Source
 from gyre.weights.version.arena import Arena
 from gyre.weights.version.model_folder import ModelFolder
 from gyre.workloads.gang import weight_source

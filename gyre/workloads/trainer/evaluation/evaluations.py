@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gyre.errors import VertexLost
+from gyre.graph.elements import Dispatch
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Dispatch
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.plain_data import plain

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gyre.errors import GyreError
+from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Operator
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.plane_client import CannotGenerate

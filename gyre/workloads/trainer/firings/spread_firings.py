@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gyre.errors import VertexLost
+from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Operator
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall, SpreadCalls
 from gyre.workloads.trainer.firings.results import FiringResults

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from gyre.errors import VertexLost
+from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Operator
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.workloads.gang.gang import Outcome, outcome_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyre.errors import GyreError
-from gyre.graph.model import Dcg, Dispatch, EdgeKind, Operator
+from gyre.graph.elements import Dcg, Dispatch, EdgeKind, Operator
 
 
 @dataclass(frozen=True, slots=True)

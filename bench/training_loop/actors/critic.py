@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from training_loop.actor import ActorFailed, ActorProcess, Row, Work, now
+from training_loop.actors.actor import ActorFailed, ActorProcess, Row, Work, now
 from training_loop.trainer import Shape, inputs
 
 FIRST_GROUP = 780_000_000

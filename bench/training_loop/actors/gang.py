@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from training_loop.actor import ActorFailed, ActorProcess, Row, now
+from training_loop.actors.actor import ActorFailed, ActorProcess, Row, now
 
 AT_THE_FIRST = frozenset(("publish", "bare"))
 """What concerns the first rank alone: it holds the host copy of the weights. `bare` is measured on one rank."""

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training_loop.actor import ActorFailed, Row, Work, now
-from training_loop.gang import ActorGang
+from training_loop.actors.actor import ActorFailed, Row, Work, now
+from training_loop.actors.gang import ActorGang
 from training_loop.trainer import Shape, inputs, synthetic
 
 FIRST_GROUP = 740_000_000

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gyre.api.builder import RLJobBuilder, RoleBuilder
-from gyre.api.entrypoints import import_roots, load_file
-from gyre.api.job import RLJob
+from gyre.api.definition.builder import RLJobBuilder, RoleBuilder
+from gyre.api.definition.entrypoints import import_roots, load_file
+from gyre.api.definition.rl_job import RLJob
 from gyre.config import Entrypoint, JobSpec, apply_overrides, load_yaml, parse_job
 from gyre.errors import ConfigError, GyreError, nearest
 

@@ -14,7 +14,7 @@ from gyre.failover import events as e
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.graph import compile_job
 from gyre.master.cluster import Address
-from gyre.master.scheduler import PLACE_TIMEOUT_S, Scheduler
+from gyre.master.vertex_scheduler import PLACE_TIMEOUT_S, Scheduler
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster

@@ -9,7 +9,7 @@ from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE,
 from gyre.config.spec import JobSpec
 
 
-def brought(spec: JobSpec) -> list[tuple[PluginKind, str]]:
+def plugins_of(spec: JobSpec) -> list[tuple[PluginKind, str]]:
     """What is not built in, with its kind. Of a `config` that nobody has checked yet, too."""
     loss, task = _section(spec.config, "loss"), _section(spec.config, "task")
     named = (

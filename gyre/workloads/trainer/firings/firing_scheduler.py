@@ -1,8 +1,8 @@
 """Starts the firings that the graph's flow enables, and hands them to whoever runs them.
 
 Prompts are drawn here. Everything else is run by a `Runner`: one vertex of a role, all ranks of a gang, or the rollout
-plane. What the gangs train is not started here but in `gyre.workloads.trainer.learning.dispatch`; only the optimizer's
-step is a firing like any other.
+plane. What the gangs train is not started here but in `gyre.workloads.trainer.learning.gang_dispatch`; only the
+optimizer's step is a firing like any other.
 
 This module must not know how a firing is run, or what becomes of its result.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.samples import Group
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph

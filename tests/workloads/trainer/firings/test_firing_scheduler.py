@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gyre.config import parse_job
+from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Dispatch, Operator
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.store import LedgerStore, open_store
-from gyre.workloads.trainer.firings.scheduler import FiringScheduler
+from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import RETRY_FIRST_S, Retries

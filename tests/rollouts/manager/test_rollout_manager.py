@@ -21,10 +21,10 @@ import pytest
 from gyre.errors import Fenced
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager import policy_push, policy_versions
-from gyre.rollouts.manager import server as server_module
+from gyre.rollouts.manager import rollout_manager as manager_module
 from gyre.rollouts.manager import sessions as sessions_module
 from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
-from gyre.rollouts.manager.server import RolloutManager
+from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -66,7 +66,7 @@ from tests.rollouts.plane import (
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "TICK_S", 0.02)
+    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ async def test_an_oversized_message_ends_its_connection_alone(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = await plane.agent("good")
-    monkeypatch.setattr(server_module, "MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr(manager_module, "MAX_FRAME_BYTES", 1000)
     bad = await plane.dial()
     await bad.send(b"\0" * 2000)
     await bad.closed()

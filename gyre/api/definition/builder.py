@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from gyre.api.entrypoints import entrypoint_of, import_roots
-from gyre.api.job import RLJob
+from gyre.api.definition.entrypoints import entrypoint_of, import_roots
+from gyre.api.definition.rl_job import RLJob
 from gyre.config import (
     TRAINER,
     EdgeSpec,
@@ -45,7 +45,7 @@ from gyre.config import (
     config_error,
     plain_config,
 )
-from gyre.config.brought import brought
+from gyre.config.job_plugins import plugins_of
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import CompiledJob
 from gyre.graph.recipes import check_recipe_name
@@ -226,7 +226,7 @@ class RLJobBuilder:
         given = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
         if spec.staleness.function is not None:
             given.append(spec.staleness.function)
-        given += [Entrypoint.parse(name) for _, name in brought(spec) if ":" in name]
+        given += [Entrypoint.parse(name) for _, name in plugins_of(spec) if ":" in name]
         for root in import_roots(given):
             _append(spec.python_path, root)
         job = RLJob(spec)

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from gyre.errors import VertexLost
+from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.graph.model import Operator
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch
 from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of

@@ -21,7 +21,7 @@ from gyre.errors import StoreError
 from gyre.failover import JobPhase, coordinator
 from gyre.failover import events as e
 from gyre.master.cluster import Address
-from gyre.master.report_checks import EVIDENCE_LIMIT, event_of
+from gyre.master.vertex_reports import EVIDENCE_LIMIT, event_of
 from gyre.store import EventRow
 from tests.master.lives import Job, Life
 

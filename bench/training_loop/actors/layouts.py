@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training_loop.actor import ActorFailed, Row, now
-from training_loop.gang import ActorGang
+from training_loop.actors.actor import ActorFailed, Row, now
+from training_loop.actors.gang import ActorGang
 from training_loop.trainer import Shape, inputs, synthetic
 
 LAYOUTS: dict[str, tuple[int, Row]] = {

@@ -12,7 +12,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall
 from gyre.workloads.trainer.firings.vertex_firings import VertexCall
-from gyre.workloads.trainer.learning.dispatch import GangCall
+from gyre.workloads.trainer.learning.gang_dispatch import GangCall
 from gyre.workloads.vertex.membership import Member
 
 

@@ -27,7 +27,7 @@ from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import compile_job
-from gyre.graph.model import Dcg, Dispatch
+from gyre.graph.elements import Dcg, Dispatch
 from gyre.workloads.protocols import REQUIRED, PublishesModel, methods_of
 
 FILE_MODULE = "gyre_job_file_"
