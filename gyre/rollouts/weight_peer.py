@@ -118,7 +118,7 @@ class WeightPeer:
     def settle(self) -> None:
         """After a fetch: Mooncake lets go of the memory of versions that made room."""
         if self.mooncake is not None:
-            self.mooncake.keep(view for slot in self.arena.slots() for view in slot.views)
+            self.mooncake.keep(view for one in self.arena.all_versions() for view in one.views)
 
     def unlink(self) -> None:
         """On any thread: remove the folder, for the process is about to be ended. Who fetches of it goes on."""

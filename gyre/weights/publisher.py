@@ -1,17 +1,17 @@
-"""The publishing side: tensors one after the other into a slot, which is then served.
+"""Publisher of versions: it stages tensors one after the other in an arena, whose server then serves them.
 
     publication = publisher.begin(version, step, layout, files={"config.json": b"..."})
     for name, tensor in ...:
         publication.put(name, tensor)     # returns when `tensor` may be overwritten
-    publication.finish().result()         # or not waited for: checksums and commit are a thread's
+    publication.finish().result()         # or do not wait: a thread makes checksums and commits
 
 Invariants:
 - *a bucket at a time*: no tensor is held after its `put`, and nothing is converted twice;
-- *the trainer does not wait for receivers*: a publish takes pages that nobody reads, or new ones, and never a lock
-  that a transfer holds;
-- *committed last*: a version is found by receivers when all its checksums are known;
-- *versions grow*: an older number than the newest is refused, the same number only with the same bytes. What an
-  earlier process left behind under newer numbers is of no history any more, and goes.
+- *the trainer does not wait for receivers*: a publish takes pages that nobody reads, or new ones, and never waits for
+  a lock that a transfer holds;
+- *committed last*: receivers find a version only after all its checksums are known;
+- *versions grow*: a number below the newest is refused, and the newest number is accepted again only with the same
+  bytes. Newer versions that an earlier process left are removed.
 
 This module must not know who fetches.
 """
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 LEAST_CHUNK_BYTES = 1 << 20
 CHUNKS_WANTED = 32
-"""Of a small version too, so that receivers have something to give each other while they fetch."""
+"""Chunks that even a small version is cut into, so that receivers can serve each other while they fetch."""
 
 
 def chunk_bytes_for(size_bytes: int, most: int = CHUNK_BYTES) -> int:
-    """A multiple of 256 bytes, 64 MiB for versions of 2 GiB and more."""
+    """The chunk size: a multiple of 256 bytes, 64 MiB for versions of 2 GiB and more."""
     part = -(-size_bytes // CHUNKS_WANTED)
     return min(most, max(LEAST_CHUNK_BYTES, -(-part // ALIGNMENT) * ALIGNMENT))
 
 
 class Publisher:
-    """`server`, where given, is told that what is published here was made here."""
+    """Publishes versions in `arena`; `server`, if given, is told that it is their origin."""
 
     def __init__(
         self, arena: Arena, server: ChunkServer | None = None, *, chunk_bytes: int = CHUNK_BYTES
@@ -67,7 +67,7 @@ class Publisher:
         self.arena = arena
         self.server = server
         self.newest = -1
-        """Of what was published here, by this process."""
+        """The newest version that this process published; -1 before the first."""
         self._chunk_bytes = chunk_bytes
 
     def begin(
@@ -80,9 +80,9 @@ class Publisher:
         base: int | None = None,
         rounding: Literal["none", "fp8"] = "none",
     ) -> Publication:
-        """`files` stand beside the tensors (`config.json`, the tokenizer's). With `rounding="fp8"` matrices are
-        rounded to what the codec `fp8` carries at half the bytes: what is verified and served are the rounded
-        weights. Raises ArenaFull, and Conflict for an older version than is here."""
+        """Begin a version. `files` go beside the tensors (`config.json`, the tokenizer's). With `rounding="fp8"`
+        matrices are rounded to what the codec `fp8` carries at half the bytes, and the rounded weights are the version.
+        Raises ArenaFull, and Conflict if a newer version was published."""
         if version < self.newest:
             raise Conflict(
                 f"version {version} would be published after version {self.newest}.",
@@ -95,8 +95,8 @@ class Publisher:
             *(FileSpec(name, len(side[name])) for name in sorted(side)),
         )
         size = chunk_bytes_for(layout.size_bytes, self._chunk_bytes)
-        slot = self.arena.stage(specs, keep=None, chunk_bytes=size)
-        return Publication(self, slot, version, step, base, layout, side, rounding)
+        staged = self.arena.stage(specs, keep=None, chunk_bytes=size)
+        return Publication(self, staged, version, step, base, layout, side, rounding)
 
     def publish_packed(
         self,
@@ -105,7 +105,7 @@ class Publisher:
         *,
         files: Mapping[str, bytes] | None = None,
     ) -> WeightManifest:
-        """Weights that `pack_weights` put into one buffer, under the version that their manifest says."""
+        """Publish weights that `pack_weights` put into one buffer, under their manifest's version."""
         layout = Layout(manifest.tensors, b"", len(buffer))
         publication = self.begin(manifest.version, manifest.step, layout, files=files, base=manifest.base)
         publication.put_packed(buffer)
@@ -119,7 +119,7 @@ class Publisher:
         tensors: Iterable[tuple[str, torch.Tensor]],
         **options: Any,
     ) -> WeightManifest:
-        """All of it at once, and waited for."""
+        """Publish a whole version, and wait for the commit."""
         publication = self.begin(version, step, layout, **options)
         for name, tensor in tensors:
             publication.put(name, tensor)
@@ -130,7 +130,7 @@ class Publication:
     def __init__(
         self,
         publisher: Publisher,
-        slot: VersionFiles,
+        files: VersionFiles,
         version: int,
         step: int,
         base: int | None,
@@ -139,30 +139,30 @@ class Publication:
         rounding: Literal["none", "fp8"],
     ) -> None:
         self.copy_s = 0.0
-        """What the trainer has waited for: conversion and copy."""
+        """Seconds that the trainer has waited for: conversion and copy."""
         self._publisher = publisher
-        self._slot = slot
+        self._files = files
         self._numbers = (version, base, step)
         self._layout = layout
         self._rounding = rounding
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._due = {spec.offset: spec.nbytes for spec in layout.tensors if spec.nbytes}
-        self._missing = [0] * len(slot.chunks)
-        """Bytes of each chunk that are still to come."""
-        self._digests = [""] * len(slot.chunks)
+        self._missing = [0] * len(files.chunks)
+        """Bytes of each chunk that are still missing."""
+        self._digests = [""] * len(files.chunks)
         self._full: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._done: Future[WeightManifest] = Future()
-        for chunk in slot.chunks:
+        for chunk in files.chunks:
             self._missing[chunk.index] = chunk.nbytes
         self._thread = threading.Thread(target=self._check, name="gyre-publish", daemon=True)
         self._thread.start()
         self._fill(0, 0, layout.header)
-        for number, file in enumerate(slot.files[1:], 1):
+        for number, file in enumerate(files.specs[1:], 1):
             self._fill(number, 0, side[file.name])
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Converts and copies. Raises WeightMismatch for a name or a shape that the layout has not, or a second
-        time."""
+        """Convert and copy a tensor. Raises WeightMismatch if the layout has no such name or another shape, or if the
+        tensor was put before."""
         began = time.monotonic()
         spec = self._specs.get(name)
         if spec is None or tuple(tensor.shape) != spec.shape:
@@ -179,9 +179,9 @@ class Publication:
         self.copy_s += time.monotonic() - began
 
     def put_packed(self, buffer: bytes | memoryview) -> None:
-        """The whole tensor file at once. Raises WeightMismatch for another size."""
+        """Copy the whole tensor file at once. Raises WeightMismatch if its size differs from the layout's."""
         if len(buffer) != self._layout.size_bytes:
-            raise WeightMismatch(f"{len(buffer)} bytes came, the layout has {self._layout.size_bytes}.")
+            raise WeightMismatch(f"the buffer has {len(buffer)} bytes, the layout {self._layout.size_bytes}.")
         self._due.clear()
         self._fill(0, 0, buffer)
 
@@ -190,7 +190,7 @@ class Publication:
 
         dtype = getattr(torch, spec.dtype)
         flat = torch.frombuffer(
-            self._slot.views[0], dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset
+            self._files.views[0], dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset
         )
         source = tensor.detach()
         if self._rounding == "fp8" and dtype == torch.bfloat16 and is_rounded(spec.name, spec.shape):
@@ -198,12 +198,12 @@ class Publication:
         flat.view(spec.shape).copy_(source)
 
     def _fill(self, file: int, offset: int, content: bytes | memoryview) -> None:
-        self._slot.views[file][offset : offset + len(content)] = content
+        self._files.views[file][offset : offset + len(content)] = content
         self._filled(file, offset, len(content))
 
     def _filled(self, file: int, offset: int, nbytes: int) -> None:
-        first = next(chunk.index for chunk in self._slot.chunks if chunk.file == file) if nbytes else 0
-        size = self._slot.chunk_bytes
+        first = next(chunk.index for chunk in self._files.chunks if chunk.file == file) if nbytes else 0
+        size = self._files.chunk_bytes
         end = offset + nbytes
         while offset < end:
             index = first + offset // size
@@ -214,12 +214,12 @@ class Publication:
             offset += part
 
     def finish(self) -> Future[WeightManifest]:
-        """The manifest, once it is committed. The future fails with WeightMismatch where tensors were not put."""
+        """A future of the manifest, done after the commit. It fails with WeightMismatch if tensors were not put."""
         self._full.put(None)
         return self._done
 
     def _check(self) -> None:
-        """The thread: checksums of chunks as they become full, then the commit."""
+        """The thread's work: checksums of chunks as they become full, then the commit."""
         try:
             with ThreadPoolExecutor(hashing_threads(), thread_name_prefix="gyre-hash") as pool:
                 hashed = []
@@ -236,25 +236,25 @@ class Publication:
         except BaseException as error:
             self._done.set_exception(error)
             return
-        slot = arena.versions.get(self._numbers[0])
-        if server is not None and slot is not None:
-            server.prepare(before, slot)
+        files = arena.versions.get(self._numbers[0])
+        if server is not None and files is not None:
+            server.prepare(before, files)
 
     def _hash(self, index: int) -> None:
-        self._digests[index] = xxhash.xxh3_64_hexdigest(self._slot.view(self._slot.chunks[index]))
+        self._digests[index] = xxhash.xxh3_64_hexdigest(self._files.view(self._files.chunks[index]))
 
     def _commit(self) -> WeightManifest:
         version, base, step = self._numbers
-        slot = self._slot
+        files = self._files
         manifest = WeightManifest(
             version,
             base,
             step,
             self._layout.tensors,
-            slot.files,
-            slot.chunk_bytes,
+            files.specs,
+            files.chunk_bytes,
             tuple(self._digests),
-            checksum_of(slot.files, slot.chunk_bytes, self._digests),
+            checksum_of(files.specs, files.chunk_bytes, self._digests),
         )
         arena, server = self._publisher.arena, self._publisher.server
         if server is not None:
@@ -271,5 +271,5 @@ class Publication:
         arena.commit(manifest)
         self._publisher.newest = version
         if server is not None:
-            server.forget({slot.manifest.checksum for slot in arena.versions.values() if slot.manifest})
+            server.forget({one.manifest.checksum for one in arena.versions.values() if one.manifest})
         return manifest

@@ -53,7 +53,7 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
             "size_bytes": manifest.size_bytes,
             "seconds": time.monotonic() - began,
             "cpu_s": time.process_time() - spent,
-            "right": all(fetched.slot.is_right(chunk) for chunk in fetched.slot.chunks),
+            "right": all(fetched.files.is_right(chunk) for chunk in fetched.files.chunks),
             "heard": heard,
         }
         peer.settle()

@@ -89,8 +89,8 @@ class WeightPeer:
         self.arena.close(remove=True)
 
 
-def content(slot) -> bytes:
-    return b"".join((slot.path / file.name).read_bytes() for file in slot.files)
+def content(files) -> bytes:
+    return b"".join((files.path / file.name).read_bytes() for file in files.specs)
 
 
 def until(condition, timeout_s: float = 30.0) -> None:

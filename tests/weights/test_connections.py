@@ -37,7 +37,7 @@ def test_manifest_and_versions_come_over_one_connection(peer, dials, encrypted):
     for version in (1, 2, 3):
         checksum = origin.publish(version).checksum
         manifest = receiver.receiver.manifest_of(version, checksum, lambda: [origin.source])
-        assert content(receiver.fetch(manifest, origin).slot) == content(origin.arena.versions[version])
+        assert content(receiver.fetch(manifest, origin).files) == content(origin.arena.versions[version])
     assert dials == [origin.address]
 
 
@@ -69,7 +69,7 @@ def test_a_connection_that_has_ended_is_no_lost_source(
     if not is_seen:
         monkeypatch.setattr(PeerConnection, "is_at_rest", lambda connection: True)
     fetched = receiver.fetch(origin.publish(2), origin)
-    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert content(fetched.files) == content(origin.arena.versions[2])
     assert (dials, receiver.incidents) == ([origin.address] * 2, [])
 
 
@@ -192,7 +192,7 @@ def test_a_relay_that_is_no_address_is_told_to_nobody(peer):
     manifest = origin.publish(1)
     liar.receiver.address = "x"
     liar.fetch(manifest, origin)
-    assert content(honest.fetch(manifest, origin).slot) == content(origin.arena.versions[1])
+    assert content(honest.fetch(manifest, origin).files) == content(origin.arena.versions[1])
     assert not any("x" in known for known in origin.server._relays.values())
 
 

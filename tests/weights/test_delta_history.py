@@ -127,7 +127,7 @@ def test_a_receiver_that_is_behind_gets_the_sum_of_the_steps(peer, behind):
     old.publish(1, changed=SMALL)
     receiver.fetch(first, old)
     fetched = receiver.fetch(last, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[behind + 1])
+    assert content(fetched.files) == content(origin.arena.versions[behind + 1])
     assert fetched.codecs["delta"] >= len(last.digests) - 2
     assert fetched.wire_bytes < 0.08 * behind * last.size_bytes
     assert receiver.incidents == [("behind", {"version": behind + 1, "have": 1})]
@@ -147,11 +147,11 @@ def test_the_last_step_is_made_when_it_is_asked_for(peer):
     origin, receiver = peer(), peer(forced_codec="delta")
     first, _ = history(origin, [1, 2])
     receiver.fetch(first, origin)
-    origin.server.prepare = lambda older, slot: None
+    origin.server.prepare = lambda older, files: None
     last = origin.publish(3, changed=SMALL)
     fetched = receiver.fetch(last, origin)
     assert "delta" in fetched.codecs
-    assert content(fetched.slot) == content(origin.arena.versions[3])
+    assert content(fetched.files) == content(origin.arena.versions[3])
 
 
 def test_a_relay_that_took_the_steps_itself_gives_their_sum(peer):
@@ -165,7 +165,7 @@ def test_a_relay_that_took_the_steps_itself_gives_their_sum(peer):
     fetched = receiver.fetch(manifest, relay)
     assert "delta" in fetched.codecs
     assert fetched.wire_bytes < 0.2 * manifest.size_bytes
-    assert content(fetched.slot) == content(relay.arena.versions[3])
+    assert content(fetched.files) == content(relay.arena.versions[3])
 
 
 def test_who_is_further_behind_than_steps_are_kept_gets_the_whole_and_asks_once(peer):
@@ -179,7 +179,7 @@ def test_who_is_further_behind_than_steps_are_kept_gets_the_whole_and_asks_once(
     fetched = receiver.fetch(last, origin)
     assert set(fetched.codecs) == {"none"}
     assert len({index for _, _, index, _ in asked}) == 1
-    assert content(fetched.slot) == content(origin.arena.versions[4])
+    assert content(fetched.files) == content(origin.arena.versions[4])
 
 
 def test_steps_that_come_to_more_than_half_are_not_taken(peer):
@@ -192,7 +192,7 @@ def test_steps_that_come_to_more_than_half_are_not_taken(peer):
         manifest = origin.publish(version, changed=1.0)
     fetched = receiver.fetch(manifest, origin)
     assert set(fetched.codecs) == {"none"}
-    assert content(fetched.slot) == content(origin.arena.versions[3])
+    assert content(fetched.files) == content(origin.arena.versions[3])
 
 
 # -- bytes that are not what they should be ------------------------------------------------------------------
@@ -208,10 +208,10 @@ def behind_by_two(peer):
 
 def test_a_flipped_bit_in_the_base_of_a_sum(peer):
     origin, receiver, last = behind_by_two(peer)
-    slot = receiver.arena.versions[1]
-    slot.view(slot.chunks[3])[100] ^= 1
+    files = receiver.arena.versions[1]
+    files.view(files.chunks[3])[100] ^= 1
     fetched = receiver.fetch(last, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[3])
+    assert content(fetched.files) == content(origin.arena.versions[3])
     assert fetched.codecs["none"] < len(last.digests) / 2  # only what is damaged comes whole
     assert [told["chunk"] for kind, told in receiver.incidents if kind == "base_damaged"] == [3]
 
@@ -221,11 +221,11 @@ def test_a_base_that_is_not_what_it_says(peer):
     origin, receiver, last = behind_by_two(peer)
     other = peer()
     other.publish(9)
-    slot, wrong = receiver.arena.versions[1], other.arena.versions[9]
-    for chunk in slot.chunks:
-        slot.view(chunk)[:] = wrong.view(chunk)
+    files, wrong = receiver.arena.versions[1], other.arena.versions[9]
+    for chunk in files.chunks:
+        files.view(chunk)[:] = wrong.view(chunk)
     fetched = receiver.fetch(last, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[3])
+    assert content(fetched.files) == content(origin.arena.versions[3])
     assert receiver.kinds() == {"base_damaged", "behind"}
 
 
@@ -238,5 +238,5 @@ def test_a_flipped_bit_in_a_step_that_is_kept(peer, at):
     damaged[at] ^= 1
     step.chunks[2] = bytes(damaged)
     fetched = receiver.fetch(last, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[3])
+    assert content(fetched.files) == content(origin.arena.versions[3])
     assert [told["chunk"] for kind, told in receiver.incidents if kind == "base_damaged"] == [2]

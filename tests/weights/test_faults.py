@@ -54,8 +54,8 @@ class Fetching:
 
     def until_part(self, part: float) -> None:
         def there() -> bool:
-            slot = self.peer.arena.staging
-            return self.future.done() or (slot is not None and len(slot.have) >= part * self._count)
+            files = self.peer.arena.staging
+            return self.future.done() or (files is not None and len(files.have) >= part * self._count)
 
         until(there)
 
@@ -77,8 +77,8 @@ def test_the_sender_is_killed_and_another_goes_on(peer, child, folder):
     assert same == manifest
     fetching.sources.append(again)
     fetched = fetching.result()
-    assert content(fetched.slot) == content(Arena(folder / "b").versions[1])
-    sizes = sorted(chunk.nbytes for chunk in fetched.slot.chunks)
+    assert content(fetched.files) == content(Arena(folder / "b").versions[1])
+    sizes = sorted(chunk.nbytes for chunk in fetched.files.chunks)
     assert fetched.by[str(again)] <= sum(sizes[had - len(sizes) :])
     assert "source_lost" in receiver.kinds()
 
@@ -91,7 +91,7 @@ def test_a_sender_that_is_stopped_is_left_for_another(peer, child, folder):
     fetching.until_part(0.25)
     process.process.send_signal(signal.SIGSTOP)
     fetching.sources.append(other.source)
-    assert content(fetching.result().slot) == content(other.arena.versions[1])
+    assert content(fetching.result().files) == content(other.arena.versions[1])
     assert "source_stalled" in receiver.kinds()
 
 
@@ -110,7 +110,7 @@ def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(peer, child, folde
     (folder / "a.go").touch()
     process.process.send_signal(signal.SIGCONT)
     fetched = receiver.fetch(newer, other)
-    assert content(fetched.slot) == content(other.arena.versions[2])
+    assert content(fetched.files) == content(other.arena.versions[2])
     assert set(receiver.arena.versions) == {2}
 
 
@@ -143,24 +143,24 @@ def test_a_receiver_that_was_killed_goes_on_where_it_was(peer, child, folder):
     second = peer("r")
     fetched = second.fetch(manifest, origin)
     assert fetched.resumed == there
-    missing = [chunk.nbytes for chunk in fetched.slot.chunks]
+    missing = [chunk.nbytes for chunk in fetched.files.chunks]
     assert fetched.wire_bytes <= sum(sorted(missing)[-(len(missing) - there) :])
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
     assert second.kinds() == {"resumed"}
 
 
 def test_a_journal_is_not_believed(peer):
     origin, receiver = peer(), peer("r")
     manifest = origin.publish(1)
-    slot = receiver.arena.stage_manifest(manifest, keep=None)
-    for chunk in slot.chunks[:4]:
-        slot.record(chunk.index)  # their bytes are not there
-    slot.view(slot.chunks[5])[:] = origin.arena.versions[1].view(slot.chunks[5])
-    slot.record(5)
+    files = receiver.arena.stage_manifest(manifest, keep=None)
+    for chunk in files.chunks[:4]:
+        files.record(chunk.index)  # their bytes are not there
+    files.view(files.chunks[5])[:] = origin.arena.versions[1].view(files.chunks[5])
+    files.record(5)
     again = peer("r")
     fetched = again.fetch(manifest, origin)
     assert fetched.resumed == 1
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
 
 
 def test_a_relay_is_killed_and_the_others_do_without(peer, child, folder):
@@ -176,14 +176,14 @@ def test_a_relay_is_killed_and_the_others_do_without(peer, child, folder):
     fetching[0].until_part(0.1)
     relay.kill()
     for one in fetching:
-        assert content(one.result().slot) == content(origin.arena.versions[1])
+        assert content(one.result().files) == content(origin.arena.versions[1])
 
 
 # -- bytes that are not right --------------------------------------------------------------------------------
 
 
-def flip(slot, index=3):
-    view = slot.view(slot.chunks[index])
+def flip(files, index=3):
+    view = files.view(files.chunks[index])
     view[100] ^= 1
 
 
@@ -196,7 +196,7 @@ def test_a_flipped_bit_is_noticed_and_fetched_again_elsewhere(peer):
     fetching = Fetching(receiver, manifest, bad.source)
     until(lambda: "chunk_damaged" in receiver.kinds())
     fetching.sources.append(good.source)
-    assert content(fetching.result().slot) == content(good.arena.versions[1])
+    assert content(fetching.result().files) == content(good.arena.versions[1])
     assert next(told["chunk"] for kind, told in receiver.incidents if kind == "chunk_damaged") == 3
 
 
@@ -215,7 +215,7 @@ def test_a_flipped_bit_in_the_base_of_a_delta(peer):
     receiver.fetch(origin.publish(1, changed=0.01), origin)
     flip(receiver.arena.versions[1])
     fetched = receiver.fetch(origin.publish(2, changed=0.01), origin)
-    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert content(fetched.files) == content(origin.arena.versions[2])
     assert "base_damaged" in receiver.kinds()
 
 
@@ -258,9 +258,9 @@ def test_a_receiver_without_room_keeps_what_it_serves(peer):
         receiver.fetch(manifest, origin)
     assert receiver.kinds() == {"arena_full"}
     assert set(receiver.arena.versions) == {1}
-    assert all(slot.is_right(chunk) for slot in receiver.arena.versions.values() for chunk in slot.chunks)
+    assert all(files.is_right(chunk) for files in receiver.arena.versions.values() for chunk in files.chunks)
     receiver.arena._reserve = os.truncate
-    assert content(receiver.fetch(manifest, origin).slot) == content(origin.arena.versions[2])
+    assert content(receiver.fetch(manifest, origin).files) == content(origin.arena.versions[2])
 
 
 # -- versions that overtake each other ---------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_a_newer_version_ends_a_fetch_and_is_whole(peer):
     assert "superseded" in receiver.kinds()
     go.set()
     fetched = receiver.fetch(second, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert content(fetched.files) == content(origin.arena.versions[2])
     assert fetched.resumed == 0
     assert set(receiver.arena.versions) == {2}
 
@@ -291,4 +291,4 @@ def test_a_version_that_makes_room_at_the_origin_is_found_at_a_relay(peer):
     first.fetch(manifest, origin)
     origin.publish(2)
     origin.publish(3)
-    assert content(second.fetch(manifest, origin, first).slot) == content(first.arena.versions[1])
+    assert content(second.fetch(manifest, origin, first).files) == content(first.arena.versions[1])

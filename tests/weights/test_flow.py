@@ -1,4 +1,4 @@
-"""The link does not idle between two chunks, and who must wait for a turn is served all the same."""
+"""The link does not idle between two chunks, and receivers that wait for a slot are served."""
 
 from __future__ import annotations
 
@@ -74,61 +74,61 @@ def test_a_fetch_asks_ahead_where_there_is_one_source_and_spreads_where_there_ar
     assert len(fetched.by) == 2
 
 
-def test_who_finds_no_turn_waits_and_is_served(peer):
+def test_a_receiver_without_a_slot_waits_and_is_served(peer):
     origin, receiver = peer(), peer()
     manifest = origin.publish(1)
-    held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
+    held = [origin.server._slots.take(f"another {at}") for at in range(LEAST)]
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(receiver.fetch, manifest, origin)
-        until(lambda: origin.server._turns._waiting)
+        until(lambda: origin.server._slots._waiting)
         assert origin.server.sent_bytes == 0
-        for turn in held:
-            turn.let_go()
-        assert content(fetching.result(60).slot) == content(origin.arena.versions[1])
+        for slot in held:
+            slot.release()
+        assert content(fetching.result(60).files) == content(origin.arena.versions[1])
     assert receiver.incidents == []
 
 
-def test_who_finds_no_turn_asks_another_source(peer):
+def test_a_receiver_without_a_slot_asks_another_source(peer):
     origin, relay, receiver = peer(), peer(), peer(codecs=("none",))
     manifest = origin.publish(1)
     relay.fetch(manifest, origin)
     before = sum(chunk.nbytes for chunk in manifest.chunks())
-    # The last chunk is counted, and its turn let go, when it is there already.
-    until(lambda: origin.server.sent_bytes == before and not origin.server._turns._sending)
-    held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
+    # The last chunk arrives before it is counted and its slot is released.
+    until(lambda: origin.server.sent_bytes == before and not origin.server._slots._sending)
+    held = [origin.server._slots.take(f"another {at}") for at in range(LEAST)]
     fetched = receiver.fetch(manifest, origin, relay)
     assert (origin.server.sent_bytes, set(fetched.by)) == (before, {relay.address})
     assert all(held)
 
 
-def test_a_receiver_that_never_has_its_turn_gives_up(peer):
+def test_a_receiver_that_never_gets_a_slot_gives_up(peer):
     origin, receiver = peer(), peer(give_up_s=0.1)
     manifest = origin.publish(1)
-    held = [origin.server._turns.take(f"another {at}") for at in range(LEAST)]
+    held = [origin.server._slots.take(f"another {at}") for at in range(LEAST)]
     with pytest.raises(WeightsUnreachable):
         receiver.fetch(manifest, origin)
     assert all(held)
 
 
-def test_a_turn_at_a_source_lapses_while_its_chunk_goes_on(peer, monkeypatch):
+def test_a_slot_lapses_while_its_chunk_goes_on(peer, monkeypatch):
     lapsed: list[str] = []
     inner = UploadSlots._lapse
 
-    def spy(turns, turn):
-        lapsed.append(turn.caller)
-        inner(turns, turn)
+    def spy(slots, slot):
+        lapsed.append(slot.caller)
+        inner(slots, slot)
 
     monkeypatch.setattr(UploadSlots, "_lapse", spy)
     monkeypatch.setattr("gyre.weights.transfer.upload_slots.LONGEST_S", -1.0)  # too old from the beginning
     origin, receiver = peer(), peer()
     fetched = receiver.fetch(origin.publish(1), origin)
     assert set(lapsed) == {receiver.address}
-    assert content(fetched.slot) == content(origin.arena.versions[1])
-    until(lambda: not origin.server._turns._sending)
+    assert content(fetched.files) == content(origin.arena.versions[1])
+    until(lambda: not origin.server._slots._sending)
 
 
 def test_a_slow_reader_is_noticed_while_it_reads():
-    """So that its turn can lapse."""
+    """Its slot can then lapse."""
     moved: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())
@@ -150,7 +150,7 @@ def test_a_slow_reader_is_noticed_while_it_reads():
 
 
 def test_a_reader_that_stands_still_is_noticed_before_it_is_given_up():
-    """So that its turn is another's meanwhile."""
+    """Its slot can then be given to another."""
     idle = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())

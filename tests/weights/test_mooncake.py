@@ -66,7 +66,7 @@ def test_chunks_are_read_from_memory_where_that_is_faster(peer):
     assert engine.reads > 0
     assert fetched.way == "mooncake"
     assert "mooncake" in fetched.reason
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
 
 
 def test_where_it_is_slower_tcp_stays(peer):
@@ -75,7 +75,7 @@ def test_where_it_is_slower_tcp_stays(peer):
     fetched = receiver.fetch(origin.publish(1, **MEASURED), origin)
     assert engine.reads <= 3  # it was measured; the file of 22 bytes and the rest of the other are no measure
     assert fetched.way == "mooncake+tcp"
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
 
 
 def test_when_it_fails_tcp_goes_on_and_there_is_an_incident(peer):
@@ -85,7 +85,7 @@ def test_when_it_fails_tcp_goes_on_and_there_is_an_incident(peer):
     fetched = receiver.fetch(origin.publish(1), origin)
     assert fetched.way == "mooncake+tcp"
     assert receiver.kinds() == {"transport_failed"}
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
 
 
 def test_a_source_without_it_is_asked_by_tcp(peer):
@@ -139,7 +139,7 @@ def test_mooncake_alone_is_never_replaced(peer):
     engine.fails_after = 10**9
     fetched = receiver.fetch(origin.publish(1), origin)
     assert fetched.way == "mooncake"
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
 
 
 def test_the_origin_counts_what_is_read_from_its_memory(peer):

@@ -25,18 +25,18 @@ def test_a_version_arrives_with_all_its_bytes(peer):
     )  # a busy machine's link may look slow enough for another
     manifest = origin.publish(1)
     fetched = receiver.fetch(manifest, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
     assert fetched.wire_bytes == manifest.size_bytes
     assert receiver.incidents == []
 
 
 def test_what_arrived_is_a_model_folder(peer):
     origin, receiver = peer(), peer()
-    slot = receiver.fetch(origin.publish(1), origin).slot
-    found = safetensors.torch.load_file(slot.path / "model.safetensors")
+    files = receiver.fetch(origin.publish(1), origin).files
+    found = safetensors.torch.load_file(files.path / "model.safetensors")
     for name, tensor in weights(1).items():
         assert torch.equal(found[name], tensor.to(torch.bfloat16))
-    assert (slot.path / "config.json").read_bytes() == b'{"model_type": "qwen3"}'
+    assert (files.path / "config.json").read_bytes() == b'{"model_type": "qwen3"}'
 
 
 def test_fetching_what_is_here_moves_nothing(peer):
@@ -55,12 +55,12 @@ def test_on_one_machine_nothing_is_copied(peer):
     fetched = receiver.receiver.fetch(manifest, lambda: [Source(origin.address, str(path))])
     assert fetched.way == "linked"
     assert (path / "model.safetensors").stat().st_ino == (
-        fetched.slot.path / "model.safetensors"
+        fetched.files.path / "model.safetensors"
     ).stat().st_ino
     origin.publish(2)
     origin.publish(3)  # would have version 1's pages, if nobody had a link to them
-    assert content(fetched.slot)[-1000:] != content(origin.arena.versions[3])[-1000:]
-    assert all(fetched.slot.is_right(chunk) for chunk in fetched.slot.chunks)
+    assert content(fetched.files)[-1000:] != content(origin.arena.versions[3])[-1000:]
+    assert all(fetched.files.is_right(chunk) for chunk in fetched.files.chunks)
 
 
 def test_where_links_cannot_be_made_files_are_read(peer, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_folder_of_that_name_with_other_bytes_is_not_taken(peer):
     other.publish(2)
     path = str(other.arena.versions[2].path)
     fetched = receiver.receiver.fetch(manifest, lambda: [Source(origin.address, path)])
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
     assert receiver.kinds() == {"chunk_damaged"}
 
 
@@ -123,7 +123,7 @@ def test_eight_receivers_take_less_than_two_copies_from_the_origin(peer):
     manifest = origin.publish(1, layers=24)
     with ThreadPoolExecutor(8) as pool:
         fetched = list(pool.map(lambda receiver: receiver.fetch(manifest, origin), receivers))
-    assert all(content(one.slot) == content(origin.arena.versions[1]) for one in fetched)
+    assert all(content(one.files) == content(origin.arena.versions[1]) for one in fetched)
     assert origin.server.sent_bytes <= 2 * manifest.size_bytes
     assert sum(one.wire_bytes for one in fetched) == 8 * manifest.size_bytes
 
@@ -132,12 +132,12 @@ def test_a_reply_of_an_origin_with_a_thousand_relays_is_small_and_each_is_told_o
     origin = peer()
     manifest = origin.publish(1)
     relays = [f"10.0.{at >> 8}.{at & 255}:7100" for at in range(1000)]
-    slot, told, holders = origin.arena.versions[1], set(), set()
+    files, told, holders = origin.arena.versions[1], set(), set()
     for relay in relays:
-        origin.server._told(slot, relay)
+        origin.server._told(files, relay)
         origin.server._given.setdefault(manifest.checksum, {})[relay] = (1 << 2000) - 1
     for _ in range(300):
-        reply = origin.server._told(slot, relays[0])
+        reply = origin.server._told(files, relays[0])
         assert len(json.dumps(reply)) < 20_000
         assert set(reply["holders"]) <= set(reply["peers"])  # whom else it does not know
         told.update(reply["peers"])
@@ -151,7 +151,7 @@ def test_a_receiver_is_a_source(peer):
     manifest = origin.publish(1)
     first.fetch(manifest, origin)
     origin.server.close()
-    assert content(second.fetch(manifest, first).slot) == content(first.arena.versions[1])
+    assert content(second.fetch(manifest, first).files) == content(first.arena.versions[1])
 
 
 @pytest.mark.parametrize("codec", ["none", "planes", "delta"])
@@ -160,7 +160,7 @@ def test_every_codec_brings_the_same_bytes(peer, codec):
     receiver.fetch(origin.publish(1, changed=0.02), origin)
     manifest = origin.publish(2, changed=0.02)
     fetched = receiver.fetch(manifest, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert content(fetched.files) == content(origin.arena.versions[2])
     assert codec in fetched.codecs
     limit = {"none": 1.0, "planes": 0.8, "delta": 0.15}[codec]
     assert fetched.wire_bytes <= limit * manifest.size_bytes
@@ -171,7 +171,7 @@ def test_a_delta_that_is_no_smaller_goes_as_it_is(peer):
     receiver.fetch(origin.publish(1), origin)
     fetched = receiver.fetch(origin.publish(2), origin)
     assert "delta" not in fetched.codecs
-    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert content(fetched.files) == content(origin.arena.versions[2])
 
 
 def test_a_receiver_two_versions_behind_gets_the_whole_where_nobody_asked_for_deltas(peer):
@@ -181,7 +181,7 @@ def test_a_receiver_two_versions_behind_gets_the_whole_where_nobody_asked_for_de
     manifest = origin.publish(3, changed=0.01)
     fetched = receiver.fetch(manifest, origin)
     assert set(fetched.codecs) == {"none"}  # the origin has no version 1 any more
-    assert content(fetched.slot) == content(origin.arena.versions[3])
+    assert content(fetched.files) == content(origin.arena.versions[3])
 
 
 def test_a_relay_passes_a_delta_on(peer):
@@ -194,16 +194,16 @@ def test_a_relay_passes_a_delta_on(peer):
     before = first.server.sent_bytes
     fetched = second.fetch(manifest, first)
     assert first.server.sent_bytes - before < 0.1 * manifest.size_bytes
-    assert content(fetched.slot) == content(origin.arena.versions[2])
+    assert content(fetched.files) == content(origin.arena.versions[2])
 
 
 def test_fp8_is_rounded_when_published_and_carried_in_half_the_bytes(peer):
     origin, receiver = peer(), peer(forced_codec="fp8", codecs=("none", "fp8"))
     manifest = origin.publish(1, rounding="fp8")
     fetched = receiver.fetch(manifest, origin)
-    assert content(fetched.slot) == content(origin.arena.versions[1])
+    assert content(fetched.files) == content(origin.arena.versions[1])
     assert fetched.wire_bytes < 0.6 * manifest.size_bytes
-    found = safetensors.torch.load_file(fetched.slot.path / "model.safetensors")
+    found = safetensors.torch.load_file(fetched.files.path / "model.safetensors")
     exact = weights(1)["layers.3.weight"]
     assert 0 < (found["layers.3.weight"].float() - exact).abs().max() < exact.abs().max() / 15
 
@@ -288,7 +288,7 @@ def test_a_publisher_that_is_started_again_serves_what_it_finds_and_forgets_what
     again = peer("origin")
     assert again.publish(3) == manifest
     assert set(again.arena.versions) == {3}
-    assert content(peer().fetch(manifest, again).slot) == content(again.arena.versions[3])
+    assert content(peer().fetch(manifest, again).files) == content(again.arena.versions[3])
 
 
 def test_a_publish_without_all_tensors_is_none(peer):

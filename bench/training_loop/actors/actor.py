@@ -333,7 +333,7 @@ class Work:
         }
 
     def _publish_arena(self, version: int, folder: Path, endpoint: Path) -> Row:
-        """Tensor by tensor into the slot of an arena that serves it, checksums beside it."""
+        """Publish tensor by tensor into an arena that serves the version, with checksums in parallel."""
         from gyre.weights.version.manifest import layout_of
         from gyre.weights.version.model_folder import config_bytes, fingerprint_of
         from gyre.workloads.gang.weight_source import WeightSource

@@ -169,7 +169,7 @@ class AgentWeights:
                 self._loop = asyncio.get_running_loop()
                 fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
                 came = self._now()
-                report = await self._serve(fetched.slot.path, weights)
+                report = await self._serve(fetched.files.path, weights)
             except Superseded:
                 return
             except ConfigError:  # another attempt would fail the same way
@@ -240,7 +240,7 @@ class AgentWeights:
 
         receiver = holdings.receiver
         ahead = self._fetched_ahead(weights)
-        manifest = ahead.slot.manifest if ahead is not None else None
+        manifest = ahead.files.manifest if ahead is not None else None
         if manifest is None:
             manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None

@@ -1,11 +1,10 @@
-"""One chunk from one source, by whichever way: `pull(want, into)`.
+"""Transports, each of which pulls one chunk from one source: `pull(want, into)`.
 
     tcp      from a ChunkServer, in any codec
-    shared   from a folder that another process of this machine published, where it cannot be linked
+    shared   from a folder of another process on this machine, if it cannot be linked
     mooncake in `gyre.weights.transfer.mooncake`
 
-A transport is one thread's at a time, whichever, and keeps its connections. What it wrote is not verified: the caller
-compares.
+One thread at a time uses a transport, which keeps its connections. The caller verifies the bytes.
 
 This module must not know which chunk is wanted next, or what follows upon a failure.
 """
@@ -31,8 +30,8 @@ from gyre.weights.version.manifest import Chunk, WeightManifest, WeightMismatch
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Somebody who may have a version. `address` is its ChunkServer's host:port; `path` the folder of the version
-    itself, where it is on this machine."""
+    """A process that may have a version. `address` is its ChunkServer's host:port; `path` is the version's folder, if
+    it is on this machine."""
 
     address: str = ""
     path: str = ""
@@ -44,7 +43,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Want:
     """A chunk of the version with this manifest. A delta is against `base`, whose bytes of this chunk are `base_view`.
-    `insist`: who has it was asked already. `wait_s`: for the source's turn, where it sends to others now."""
+    `insist` says that nobody else could give it. `wait_s` is how long to wait for an upload slot."""
 
     manifest: WeightManifest
     chunk: Chunk
@@ -58,11 +57,10 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """`status`: ok, missing (not there yet), elsewhere (another receiver has it), busy (sends to others now), gone
-    (the whole version). `digest` is
-    the xxh3-64 of the chunk as it was written. `seconds` is the link's, `encode_s` and `decode_s` what
-    encoding and decoding took, on cores as busy as they are. `told` is
-    what the source says of itself and others: `have`, `given`, `peers`."""
+    """The result of a pull. `status` is ok, missing (not there yet), elsewhere (another receiver has it), busy (no free
+    upload slot) or gone (the whole version). `digest` is the xxh3-64 of the chunk as it was written. `seconds` is the
+    link's time, `encode_s` and `decode_s` are wall time. `told` is what the source says of itself and others: `have`,
+    `given`, `peers`."""
 
     status: str
     digest: str = ""
@@ -86,13 +84,13 @@ class Transport(Protocol):
 
 
 class TcpTransport:
-    """`relay` is this receiver's own ChunkServer, that others are told of; empty where it serves nobody.
+    """Pulls chunks from the ChunkServer at `address`. `relay` is this receiver's own ChunkServer, of which the source
+    tells others; empty if there is none.
 
-    It takes a connection to this address from `pool`, if there is one, and `close` gives it back, or ends it where
-    something is still on its way.
+    A connection comes from `pool`, if that has one. `close` gives it back, or ends it if bytes are still on their way.
 
-    `ahead` is what was asked for while the chunk before was on its way: the source goes on without waiting for us. It
-    is the next to be pulled here; else the connection ends."""
+    `ahead` is a chunk that was asked for while the one before was on its way, so that the source need not wait for us.
+    It has to be pulled next; otherwise the connection ends."""
 
     name = "tcp"
 
@@ -121,10 +119,10 @@ class TcpTransport:
         self.ahead: Want | None = None
 
     def pull(self, want: Want, into: memoryview, ahead: Callable[[], Want | None] = lambda: None) -> Pulled:
-        """`ahead()` is asked what to ask for next, once this chunk comes."""
+        """Pull one chunk. `ahead()` returns what to ask for next, and is called when this chunk begins to come."""
         if want is self.ahead and self._line is not None:
             self.ahead = None
-            began = time.monotonic()  # it is on its way by now: the wait for it is the link's
+            began = time.monotonic()  # asked for earlier: any wait from now on is the link's
             reply = self._hear(self._line)
         else:
             reply = self.ask(_request(want))

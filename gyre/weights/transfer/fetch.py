@@ -1,9 +1,9 @@
 """One fetch of a version: threads that ask peers for chunks, verify what comes, and record it.
 
 Invariants:
-- *bytes before record*: a chunk is recorded after its checksum was right, so whoever is killed goes on with the chunks
-  that are missing;
-- *no mixture*: all threads that write into a slot have ended before `run` returns or raises;
+- *bytes before record*: a chunk is recorded after its checksum was right, so the successor of a killed process fetches
+  only the missing chunks;
+- *no mixture*: all threads that write into the version's files have ended before `run` returns or raises;
 - *nobody is waited for alone*: a peer that dies, stalls or sends other bytes rests, and its chunk is asked of another.
   The fetch fails only when nothing came from anybody for `give_up_s`, or for `QUEUED` times as long where peers say
   that their upload slots are taken.
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from gyre.weights.transfer.receiver import Receiver
 
 SLOT_WAIT_S = 0.25
-"""How long a request waits for an upload slot, where no other peer is known to have one free."""
+"""How long a request waits for an upload slot if no other peer is known to have a free one."""
 
 QUEUED = 3.0
 """Times `give_up_s` that a fetch waits while peers say that their upload slots are taken: slots lapse, so one comes."""
 
 OLD_RATE = 0.3
-"""The weight of what the link carried in earlier fetches, beside what it carries in this one."""
+"""Weight of the link's rate in earlier fetches against its rate in this one."""
 
 
 class WeightsUnreachable(GyreError):
@@ -60,14 +60,14 @@ class WeightsUnreachable(GyreError):
 
 
 class Superseded(GyreError):
-    """A newer version is wanted; what was fetched of this one is not committed."""
+    """A newer version is wanted, so this one is not committed."""
 
     code = "weights.superseded"
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What one thread has asked for ahead of its turn, and by which connection."""
+    """The chunk that one thread has asked for ahead, and on which connection."""
 
     asked: tuple[Peer, Want] | None = None
     transport: Transport | None = None
@@ -80,13 +80,13 @@ class Fetch:
         self,
         receiver: Receiver,
         manifest: WeightManifest,
-        slot: VersionFiles,
+        files: VersionFiles,
         sources: Callable[[], Sequence[Source]],
         superseded: Callable[[], bool],
     ) -> None:
         self.receiver = receiver
         self.manifest = manifest
-        self.slot = slot
+        self.files = files
         self.by: dict[str, int] = {}
         self.codecs: dict[str, int] = {}
         self.ways: set[str] = set()
@@ -98,34 +98,34 @@ class Fetch:
         self._word = word_of(manifest.tensors)
         self._base = self._find_base()
         self._plain: set[int] = set()
-        """Chunks whose delta gave other bytes: they come as they are."""
+        """Chunks whose delta gave other bytes: they are fetched raw."""
         self.lacking = ""
-        """Who has no Mooncake, and why."""
+        """The source without Mooncake, and why."""
         self._no_delta = False
-        """The sources know no way from our base."""
-        self._needed = bits_of({chunk.index for chunk in slot.chunks} - slot.have)
+        """Whether the sources have no delta from our base."""
+        self._needed = bits_of({chunk.index for chunk in files.chunks} - files.have)
         self._link = LinkRate()
         self._link_before = receiver.link_bytes_s
         self._flying = 0
-        """Chunks that are asked for now. As `_needed`, bits."""
+        """Chunks that are asked for now, as bits."""
         self._swarm = Swarm(receiver.address, receiver.may_pull, receiver.random)
         self._idle: dict[Source, list[Transport]] = {}
         lock = threading.RLock()
         self._lock = threading.Condition(lock)
-        """Told when there may be something to pick."""
+        """Notified when there may be something to pick."""
         self._over = threading.Condition(lock)
-        """Told when all is there, or nothing more will come: the supervisor is not woken by each chunk."""
+        """Notified when all chunks are there or nothing more will come, so that not each chunk wakes the supervisor."""
         self._moved = self._busy_at = time.monotonic()
-        """When the last chunk came, and when somebody last said that he sends to others now."""
+        """When the last chunk came, and when a peer last said that its upload slots are taken."""
         self._failure: BaseException | None = None
         self._ended = False
         self._told: set[tuple[str, str]] = set()
 
     def _find_base(self) -> VersionFiles | None:
         """The newest whole version here whose chunks are at the same places."""
-        for _, slot in sorted(self.receiver.arena.versions.items(), reverse=True):
-            if slot is not self.slot and are_alike(slot, self.slot) and not slot.revoked:
-                return slot
+        for _, files in sorted(self.receiver.arena.versions.items(), reverse=True):
+            if files is not self.files and are_alike(files, self.files) and not files.revoked:
+                return files
         return None
 
     # -- the threads -----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Fetch:
                 stream.transport.close()
 
     def _go_on(self, stream: _Stream) -> bool:
-        """One chunk, or one question, or a short wait. Whether there is more to do."""
+        """Fetch one chunk, ask one question or wait briefly; returns whether there is more to do."""
         with self._lock:
             if self._ended or self._failure is not None or not self._needed:
                 return False
@@ -240,7 +240,7 @@ class Fetch:
             transport, stream.transport = stream.transport or self._transport(peer), None
             good = self._step(peer, index, transport, want, stream)
             if not good:
-                transport.close()  # the next time by another way, if there is one
+                transport.close()  # the next attempt takes another transport, if there is one
             elif stream.asked is not None:
                 stream.transport = transport
             else:
@@ -257,7 +257,7 @@ class Fetch:
         return True
 
     def _transport(self, peer: Peer) -> Transport:
-        """One that is open and idle, of whichever stream it was, or a new one."""
+        """An idle open transport to the peer, of any stream, or a new one."""
         source = peer.source
         with self._lock:
             idle = self._idle.get(source)
@@ -273,7 +273,7 @@ class Fetch:
                 source.address,
                 receiver.token,
                 receiver.mooncake,
-                self.slot,
+                self.files,
                 relay=receiver.address,
                 stall_s=receiver.stall_s,
                 abandoned=self._abandoned,
@@ -284,8 +284,8 @@ class Fetch:
     # -- what next ---------------------------------------------------------------------------------------
 
     def _ask_ahead(self, peer: Peer, stream: _Stream) -> Want | None:
-        """What this stream asks the same peer for while a chunk of it is on its way. None also where another stream
-        would be left without work."""
+        """What this stream asks the same peer for while a chunk is on its way; None if there is nothing, or if another
+        stream would be left without work."""
         with self._lock:
             open_ = self._needed & ~self._flying
             if self._ended or open_.bit_count() < self.receiver.streams:
@@ -293,7 +293,7 @@ class Fetch:
             index = self._swarm.pick_ahead(peer, open_, time.monotonic(), self._patience_s())
             if index is None:
                 return None
-            want = self._want(self.slot.chunks[index], peer)
+            want = self._want(self.files.chunks[index], peer)
             if want.codec != "none" or self._way(peer) != "tcp":
                 return None
             self._flying |= 1 << index
@@ -301,15 +301,16 @@ class Fetch:
             return want
 
     def _patience_s(self) -> float:
-        """Two chunks' time on this link, and a stall."""
+        """The time of two chunks on this link, and a stall."""
         rate = self.receiver.link_bytes_s
         return self.receiver.stall_s + (
             2 * self.receiver.streams * self.manifest.chunk_bytes / rate if rate else 0.0
         )
 
     def _way(self, peer: Peer) -> str:
-        """Only TCP carries codecs, and every source has it. Where the ways have an order no codec goes before it,
-        unless one was asked for: what was chosen for a source that only TCP reaches says nothing of the others."""
+        """The transport for a peer. A codec needs TCP, which every source has. If the job orders the transports, only a
+        codec that the job asks for overrides the order: the codec chosen for a source that only TCP reaches says
+        nothing about the others."""
         receiver = self.receiver
         encoded = self.choice.codec != "none" and not (receiver.order and not receiver.forced)
         if "tcp" in receiver.rates and (encoded or peer.lacks_memory):
@@ -356,7 +357,7 @@ class Fetch:
             if index is None:
                 self._ask_what(peer, transport)
                 return True
-            chunk = self.slot.chunks[index]
+            chunk = self.files.chunks[index]
             want = want or self._want(chunk, peer)
             if transport.name != "tcp":
                 want = replace(want, codec="none", base="", base_view=None)
@@ -365,7 +366,7 @@ class Fetch:
                 if want.base_view is not None and self._base
                 else contextlib.nullcontext()
             ):
-                into = self.slot.view(chunk)
+                into = self.files.view(chunk)
                 if isinstance(transport, TcpTransport):
                     pulled = transport.pull(want, into, lambda: self._ask_ahead(peer, stream))
                 else:
@@ -418,12 +419,12 @@ class Fetch:
                     peer.rest_until = now + FIRST_REST_S
                 elif pulled.status == "busy":
                     peer.full_until = now + FULL_FOR_S
-                    self._busy_at = now  # it lives, and sends: our turn comes
+                    self._busy_at = now  # it lives and sends to others: a slot gets free
             return
         if pulled.digest != chunk.digest:
             self._damaged(peer, chunk.index, f"checksum {pulled.digest}, not {chunk.digest}", want)
             return
-        self.slot.record(chunk.index)
+        self.files.record(chunk.index)
         server = self.receiver.server
         if server is not None and pulled.encoded is not None:
             base = want.base if pulled.codec == "delta" else ""
@@ -441,8 +442,8 @@ class Fetch:
                 self._over.notify_all()
 
     def _measure(self, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
-        """Under the lock. The link's rate is of all streams together; of a fetch of deltas that are small nothing is
-        learnt of it, and what it was before stands."""
+        """Measure the link and the codec; call under the lock. The link's rate is that of all streams together. Small
+        deltas say nothing about the link, so its earlier rate stands."""
         receiver = self.receiver
         if pulled.seconds > 0 and pulled.wire_bytes >= MEASURED_BYTES:
             if way in receiver.rates:
@@ -453,15 +454,15 @@ class Fetch:
             ended = time.monotonic() - pulled.decode_s
             self._link.add(ended - pulled.seconds, ended, pulled.wire_bytes)
             rate = self._link.bytes_s()
-            # Before each stream has sent twice, what is half there of the others would count as time alone.
-            if rate is not None and self._link.count >= min(2 * receiver.streams, len(self.slot.chunks)):
+            # Before each stream has had two chunks, unfinished chunks would add time and no bytes.
+            if rate is not None and self._link.count >= min(2 * receiver.streams, len(self.files.chunks)):
                 before = self._link_before
                 receiver.link_bytes_s = rate if before is None else OLD_RATE * before + (1 - OLD_RATE) * rate
         asked = want.codec
         if asked == "delta" and pulled.told.get("has_base") is False:
-            self._no_delta = True  # for this version; nothing was learnt of what deltas cost
-        elif asked != "none" and chunk.nbytes >= 1 << 16:  # of less, it is the call that is measured
-            ratio = pulled.wire_bytes / chunk.nbytes  # 1 where the source found it not worth it
+            self._no_delta = True  # for this version; the cost of deltas stays unknown
+        elif asked != "none" and chunk.nbytes >= 1 << 16:  # a smaller chunk would measure the call
+            ratio = pulled.wire_bytes / chunk.nbytes  # 1 if the source found encoding not worth it
             before_cost = receiver.costs[asked]
             encode_s = pulled.encode_s / chunk.nbytes or before_cost.encode_s  # 0: it was encoded before
             measured = Cost(ratio, encode_s, pulled.decode_s / chunk.nbytes or before_cost.decode_s)
@@ -487,7 +488,7 @@ class Fetch:
         self._tell(kind, peer, {"chunk": index, "error": why}, once=False)
         with self._lock:
             if kind == "base_damaged" and index is not None:
-                self._plain.add(index)  # it may be ours that is wrong
+                self._plain.add(index)  # our base may be the wrong one
                 return
             peer.sent_wrong_bytes(time.monotonic())
 
@@ -497,7 +498,8 @@ class Fetch:
         self._tell(kind, peer, {"chunk": index, "error": f"{type(error).__name__}: {error}"[:500]}, once=True)
 
     def _tell(self, kind: str, peer: Peer, evidence: dict[str, Any], *, once: bool) -> None:
-        """Of each source each kind once a fetch: one that is away is away for each of its chunks."""
+        """Tell an incident; with `once`, each kind once per source and fetch, because a lost source fails every
+        chunk."""
         key = (kind, str(peer.source))
         with self._lock:
             if once and key in self._told:

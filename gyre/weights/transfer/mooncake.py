@@ -1,10 +1,10 @@
-"""Chunks by Mooncake's transfer engine: READ over RDMA, or over TCP where that measures faster.
+"""Chunks by Mooncake's transfer engine: READ over RDMA, or over TCP.
 
-A source registers the files of its slots and tells, over its own authenticated connection, at which address a chunk
-lies; a receiver reads from there into its own registered slot. Only bytes as they are go this way.
+A source registers the files of its versions and tells a chunk's address over its own authenticated connection; a
+receiver reads from there into its own registered files. Chunks go raw, without a codec.
 
-Mooncake has no authentication: whoever reaches its port reads *and writes* every registered byte. So it is used where
-the network is declared trusted, and what came is verified like everything else.
+Mooncake has no authentication: whoever reaches its port can read *and write* every registered byte. So it is used only
+on a network that is declared trusted, and its chunks are verified like all others.
 
 Invariants:
 - *nothing lands later*: a read is waited for until Mooncake calls it done or failed, never left behind; Mooncake's own
@@ -50,21 +50,21 @@ _ENVIRONMENT = {
 }
 
 _LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")
-"""What its wheel needs and does not bring, in the order in which they need each other."""
+"""Libraries that its wheel needs and does not bring, each after those that it needs."""
 
 
 RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 class MooncakeMissing(GyreError):
-    """It cannot be used here, and why."""
+    """Mooncake cannot be used here; the message says why."""
 
     code = "weights.mooncake"
 
 
 def load() -> Any:
-    """The class TransferEngine. Raises MooncakeMissing with the reason. What its environment variables say already
-    stays."""
+    """The class TransferEngine. Environment variables that are set already stay. Raises MooncakeMissing with the
+    reason."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     folder = os.environ.get("GYRE_IBVERBS_PATH", "")
@@ -72,7 +72,7 @@ def load() -> Any:
         try:
             ctypes.CDLL(os.path.join(folder, library) if folder else library, mode=ctypes.RTLD_GLOBAL)
         except OSError:
-            continue  # the import says what is missing
+            continue  # the import below names what is missing
     try:
         return importlib.import_module("mooncake.engine").TransferEngine
     except ImportError as error:
@@ -83,18 +83,18 @@ def load() -> Any:
 
 
 class MooncakeFailed(GyreError):
-    """It was to bring a chunk from a source that is well, and did not."""
+    """Mooncake did not bring a chunk from a source that answers."""
 
     code = "weights.mooncake_failed"
 
 
 class MooncakeEngine:
-    """One engine of this process, and the memory that is registered with it. `protocol` is `rdma` or `tcp`. Raises
-    MooncakeMissing where it cannot start."""
+    """An engine of this process, and the memory that is registered with it. `protocol` is `rdma` or `tcp`. Raises
+    MooncakeMissing if it cannot start."""
 
     def __init__(self, host: str = "127.0.0.1", *, protocol: str = "tcp", device: str = "") -> None:
         if protocol == "rdma" and not (RDMA_DEVICES.is_dir() and any(RDMA_DEVICES.iterdir())):
-            # It would go by TCP without a word.
+            # Mooncake would use TCP and not say so.
             raise MooncakeMissing(f"this machine has no RDMA device: there is nothing in {RDMA_DEVICES}.")
         self._engine = load()()
         self.protocol = protocol
@@ -105,7 +105,7 @@ class MooncakeEngine:
         self.address = f"{host}:{self._engine.get_rpc_port()}"
 
     def register(self, view: memoryview | NDArray[np.uint8]) -> int:
-        """The address of this memory, which peers may read from now on. Raises MooncakeMissing."""
+        """Register memory, which peers may then read; returns its address. Raises MooncakeMissing."""
         array = np.frombuffer(view, np.uint8)
         address = int(array.ctypes.data)
         with self._lock:
@@ -120,7 +120,7 @@ class MooncakeEngine:
         return address
 
     def keep(self, views: Iterable[memoryview | NDArray[np.uint8]]) -> None:
-        """Let go of all memory but these."""
+        """Deregister all memory but these views."""
         kept = {int(np.frombuffer(view, np.uint8).ctypes.data) for view in views if len(view)}
         with self._lock:
             for address in [address for address in self._registered if address not in kept]:
@@ -146,7 +146,7 @@ class MooncakeEngine:
 
 
 def self_test(engine: MooncakeEngine, nbytes: int = 1 << 20) -> None:
-    """A read by a second engine of this process from the first, compared. Raises MooncakeMissing."""
+    """Read by a second engine of this process from this one, and compare. Raises MooncakeMissing."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     target = np.zeros(nbytes, np.uint8)
     host = engine.address.rpartition(":")[0]
@@ -166,16 +166,16 @@ def self_test(engine: MooncakeEngine, nbytes: int = 1 << 20) -> None:
 def memory_of(engine: MooncakeEngine, arena: Arena) -> Callable[[VersionFiles, Chunk], dict[str, Any]]:
     """For `ChunkServer.memory`."""
 
-    def where(slot: VersionFiles, chunk: Chunk) -> dict[str, Any]:
-        address = engine.register(slot.views[chunk.file]) + chunk.offset
-        engine.keep(view for one in arena.slots() for view in one.views)
+    def where(files: VersionFiles, chunk: Chunk) -> dict[str, Any]:
+        address = engine.register(files.views[chunk.file]) + chunk.offset
+        engine.keep(view for one in arena.all_versions() for view in one.views)
         return {"peer": engine.address, "address": address}
 
     return where
 
 
 class MooncakeTransport:
-    """Reads chunks from the memory of the source whose ChunkServer is at `address`. `slot` is what they go to."""
+    """Reads chunks from the memory of the source whose ChunkServer is at `address` into `files`."""
 
     name = "mooncake"
 
@@ -184,7 +184,7 @@ class MooncakeTransport:
         address: str,
         token: str,
         engine: MooncakeEngine,
-        slot: VersionFiles,
+        files: VersionFiles,
         *,
         relay: str = "",
         stall_s: float = 5.0,
@@ -195,14 +195,14 @@ class MooncakeTransport:
             address, token, relay=relay, stall_s=stall_s, abandoned=abandoned, pool=pool
         )
         self._engine = engine
-        self._slot = slot
+        self._files = files
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._line.ask(request)
 
     def pull(self, want: Want, into: memoryview) -> Pulled:
-        """Raises MooncakeMissing where the source has none, and MooncakeFailed where it answers and Mooncake does not
-        bring the chunk, besides what every transport raises."""
+        """Read one chunk. Besides what every transport raises: MooncakeMissing if the source has none, MooncakeFailed
+        if the source answers and Mooncake does not bring the chunk."""
         chunk = want.chunk
         reply = self._line.ask(
             {
@@ -222,14 +222,12 @@ class MooncakeTransport:
         theirs = reply.get("address")
         if not isinstance(theirs, int):
             raise ConnectionAbortedError("no such reply")
-        ours = self._engine.register(self._slot.views[chunk.file]) + chunk.offset
+        ours = self._engine.register(self._files.views[chunk.file]) + chunk.offset
         began = time.monotonic()
         try:
             self._engine.read(str(reply.get("peer")), theirs, ours, chunk.nbytes)
         except (OSError, Stalled) as error:
-            self._line.ask(
-                {"op": "have", "checksum": want.manifest.checksum}
-            )  # raises where the source is gone
+            self._line.ask({"op": "have", "checksum": want.manifest.checksum})  # raises if the source is gone
             raise MooncakeFailed(f"{error}.") from error
         seconds = time.monotonic() - began
         digest = xxhash.xxh3_64_hexdigest(into)

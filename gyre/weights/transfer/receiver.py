@@ -1,8 +1,8 @@
-"""Fetches versions: from another process of this machine, or chunk by chunk from peers.
+"""Receiver of versions: from another process of this machine, or chunk by chunk from peers.
 
 Invariants:
-- *verified before committed*: a version appears when each of its chunks had the manifest's checksum;
-- *local first*: what another process of this machine published is linked, not copied.
+- *verified before committed*: a version appears after each of its chunks had the manifest's checksum;
+- *local first*: a version that another process of this machine published is linked, not copied.
 
 The threads of one fetch are in `gyre.weights.transfer.fetch`, the choice of peers in `gyre.weights.transfer.swarm`.
 This module must not know who tells it of versions and sources, or what loads them.
@@ -35,9 +35,9 @@ from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a fetch took. `by` are wire bytes by source, `resumed` chunks that were there already."""
+    """The result of a fetch. `by` holds wire bytes by source, `resumed` counts chunks that were already there."""
 
-    slot: VersionFiles
+    files: VersionFiles
     seconds: float
     wire_bytes: int
     resumed: int
@@ -48,9 +48,12 @@ class Fetched:
 
 
 class Receiver:
-    """`incident(kind, evidence)` hears of everything that went wrong and was mended: source_lost, source_stalled,
-    chunk_damaged, base_damaged, source_refused, transport_failed, arena_full, superseded, resumed, behind. It is called
-    on any thread."""
+    """Fetches versions into `arena`.
+
+    `incident(kind, evidence)` is called, on any thread, for everything that went wrong and was mended: source_lost,
+    source_stalled, chunk_damaged, base_damaged, source_refused, transport_failed, arena_full, superseded, resumed,
+    behind.
+    """
 
     def __init__(
         self,
@@ -73,9 +76,10 @@ class Receiver:
         seed: int | None = None,
     ) -> None:
         """`address` is where others reach `server`. `remote(address, abandoned)` makes a transport (None: plain TCP).
-        With `mooncake` its reads are measured beside TCP, and the faster is used; the network must be a trusted one.
-        `transports` other than `auto` are the only ones, the preferred first, whatever is faster. Of `forced_codec`
-        the first that can be used is. `networks`: of sources, in CIDR notation. `seed` decides the order of chunks."""
+        With `mooncake`, on a trusted network only, its reads are measured beside TCP and the faster is used.
+        `transports` other than `auto` are the only ones, the preferred first, whatever is faster. The first usable one
+        of `forced_codec` is used. `networks` are those of sources, in CIDR notation. `seed` decides the order of
+        chunks."""
         self.arena = arena
         self.server = server
         self.address = address
@@ -98,19 +102,19 @@ class Receiver:
         self._encryption = encryption
         self.connections = ConnectionPool()
         self.rates: dict[str, float | None] = {}
-        """Bytes a second of one stream."""
+        """Bytes per second of one stream."""
         if not self.order or "tcp" in self.order:
             self.rates["tcp"] = None
         if mooncake is not None:
             self.rates["mooncake"] = None
         self.broken: dict[str, str] = {}
-        """Transports that failed here, and how: they are not tried again."""
+        """Transports that failed here, with the error; they are not tried again."""
         self._is_behind = False
         self._other_bytes: set[str] = set()
-        """Folders that have the name of a version and are not it: of another machine, or another job."""
+        """Folders with a version's name and other bytes, of another machine or job."""
 
     def close(self) -> None:
-        """Ends its connections to sources; those of a fetch that is under way end with it. Safe to call twice."""
+        """Close the idle connections to sources; a running fetch closes its own. Safe to call twice."""
         self.connections.close()
 
     def _tcp(self, address: str, abandoned: Callable[[], bool]) -> Transport:
@@ -136,7 +140,7 @@ class Receiver:
         serving: int | None = None,
         superseded: Callable[[], bool] = lambda: False,
     ) -> Fetched:
-        """The version, whole and verified. `sources()` is asked again and again: they may come and go. `serving` is
+        """Fetch and verify a whole version. `sources()` is called repeatedly, because sources come and go. `serving` is
         the version that must not make room. Raises Superseded, WeightsUnreachable, ArenaFull, Unauthorized."""
         began = time.monotonic()
         found = self.arena.versions.get(manifest.version)
@@ -151,20 +155,20 @@ class Receiver:
                 return Fetched(
                     linked, time.monotonic() - began, 0, 0, "linked", {}, {}, "it lies on this machine"
                 )
-            slot = self.arena.stage_manifest(manifest, keep=serving)
+            files = self.arena.stage_manifest(manifest, keep=serving)
         except ArenaFull as error:
             self.incident("arena_full", {"version": manifest.version, **error.details})
             raise
-        resumed = len(slot.have)
+        resumed = len(files.have)
         if resumed:
             self.incident(
                 "resumed", {"version": manifest.version, "chunks": resumed, "of": len(manifest.digests)}
             )
-        work = Fetch(self, manifest, slot, sources, superseded)
+        work = Fetch(self, manifest, files, sources, superseded)
         work.run()
         self.arena.commit(manifest)
         return Fetched(
-            slot,
+            files,
             time.monotonic() - began,
             sum(work.by.values()),
             resumed,
@@ -175,7 +179,7 @@ class Receiver:
         )
 
     def _notice_lag(self, wanted: int) -> None:
-        """Tell of versions that this one was not here for: once, until it has kept up again. Who joins has none."""
+        """Tell that this receiver missed versions: once, until it has caught up. A new receiver has missed none."""
         newest = max(self.arena.versions, default=wanted)
         was_behind, self._is_behind = self._is_behind, wanted - newest > 1
         if self._is_behind and not was_behind:
@@ -189,7 +193,7 @@ class Receiver:
         *,
         superseded: Callable[[], bool] = lambda: False,
     ) -> WeightManifest:
-        """What belongs to `checksum`, from whichever source has it: it proves itself. Raises Superseded, and
+        """The manifest with this checksum, which it proves by itself, from any source. Raises Superseded, and
         WeightsUnreachable after `give_up_s`."""
         until = time.monotonic() + self.give_up_s
         told: set[str] = set()
@@ -251,11 +255,11 @@ class Receiver:
     def _may_dial(self, address: str) -> bool:
         try:
             return is_allowed(address.rpartition(":")[0].strip("[]"), self._networks)
-        except ValueError:  # a name: who it stands for is not known before it is dialled
+        except ValueError:  # a name, whose address is not known before it is dialled
             return False
 
     def may_pull(self, source: Source) -> bool:
-        """Whether there is a way to a source of another machine at all, and this one may be dialled."""
+        """Whether a transport reaches other machines, and this source may be dialled."""
         return bool(self.rates and source.address) and self._may_dial(source.address)
 
     def is_here(self, source: Source) -> bool:
@@ -269,7 +273,7 @@ class Receiver:
         for source in sources:
             if self.is_here(source):
                 try:
-                    slot = self.arena.adopt(Path(source.path), manifest, keep=serving)
+                    files = self.arena.adopt(Path(source.path), manifest, keep=serving)
                 except WeightMismatch as error:
                     self._other_bytes.add(source.path)
                     self.incident(
@@ -277,6 +281,6 @@ class Receiver:
                         {"version": manifest.version, "source": source.path, "error": error.message},
                     )
                     continue
-                if slot is not None:
-                    return slot
+                if files is not None:
+                    return files
         return None

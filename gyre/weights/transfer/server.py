@@ -1,16 +1,16 @@
-"""Serves the chunks of an arena: whole versions, and of one that is being fetched what is there and right.
+"""The server of an arena's chunks: those of whole versions, and the verified ones of a version being fetched.
 
-Who made a version (the origin) sends each chunk once, and then names who has it: receivers serve each other, so the
-trainer's link carries about one copy however many instances there are. Who is told so and finds nobody able insists,
-and is served. Chunks go a few at a time, in turns (`gyre.weights.transfer.upload_slots`), so that each is soon there
-to be passed on.
+The origin, which made a version, super-seeds: it sends each chunk once and then names the receivers that have it.
+Receivers serve each other, so the trainer's link carries about one copy however many instances there are. A receiver
+that finds nobody able insists, and is served. Chunks go through a few upload slots
+(`gyre.weights.transfer.upload_slots`), so that each is soon whole and can be passed on.
 
 Invariants:
-- *only what is right*: a chunk is sent when it is in its slot's `have`, which holds verified chunks alone;
+- *only what is right*: a chunk is sent only if it is in its version's `have`, which holds verified chunks alone;
 - *no mixture*: pages that make room for another version are not sent on; the connection ends in mid-chunk instead;
-- *a reader costs nobody*: each connection has a thread and a stall timer of its own; none holds up the owner.
+- *a reader costs nobody*: each connection has its own thread and stall timer; none holds up the owner.
 
-This module must not know why somebody wants a version.
+This module must not know why a version is wanted.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from gyre.weights.transfer.protocol import (
     receive_caller,
 )
 from gyre.weights.transfer.upload_slots import UploadSlots
-from gyre.weights.version.arena import Arena, SlotGone, VersionFiles
+from gyre.weights.version.arena import Arena, VersionFiles, VersionGone
 from gyre.weights.version.manifest import DTYPES, Chunk, TensorSpec
 
 IDLE_S = 120.0
-"""A connection on which nobody asks is closed: the receiver dials again."""
+"""Idle time after which a connection is closed; the receiver dials again."""
 
 IDLE_CONNECTIONS, CROWDED_IDLE_S = 64, 2.0
-"""Each connection has a thread. Where there are more than so many, those on which nobody asks are closed sooner."""
+"""With more connections than this, each of which has a thread, idle ones are closed after the shorter time."""
 
 WORTH_IT = {"delta": 0.5, "planes": 0.9, "fp8": 0.9}
-"""Above this part of the raw size a chunk goes as it is: decoding would cost more than it saves."""
+"""Largest encoded size, as a share of the raw size. A larger chunk goes raw: decoding would cost more than it saves."""
 
 ENCODED_KEPT_BYTES = 256 << 20
 
 LONGEST_WAIT_S = 1.0
-"""For a turn, however long a receiver would wait: it may have heard of another source since."""
+"""Longest wait for an upload slot, even if the receiver would wait longer: it may hear of another source meanwhile."""
 
 HOLDERS_TOLD, PEERS_TOLD = 16, 64
-"""In one reply, at random where there are more: each is asked on, and who asks hears of others the next time."""
+"""Most holders and peers named in one reply, chosen at random; the next reply names others."""
 
 UNKNOWN_CALLERS = 64
-"""Connections that have not proven themselves yet, at one time."""
+"""Most connections at one time that have not proven the token yet."""
 
 
 class EncodedChunks:
-    """What was encoded, or came encoded, so that the next one who asks does not cost it again. The oldest go first."""
+    """A cache of encoded chunks, made here or received, so that each is encoded once. The oldest are dropped first."""
 
     def __init__(self, limit_bytes: int = ENCODED_KEPT_BYTES) -> None:
         self._limit = limit_bytes
@@ -89,7 +89,8 @@ class EncodedChunks:
                 self._size -= len(old or b"")
 
     def get(self, key: tuple[str, int, str, str], make: Callable[[], bytes | None]) -> bytes | None:
-        """None where encoding is not worth it. One thread makes what several ask for."""
+        """The encoded chunk, by `make` if it is not cached; None if encoding is not worth it. If several threads ask
+        for one chunk, one of them makes it."""
         with self._lock:
             if key in self._held:
                 return self._held[key]
@@ -106,7 +107,7 @@ class EncodedChunks:
 
 
 class ChunkServer:
-    """Listens when made, on `host` and a free port unless `port` says which, and serves until `close`."""
+    """A server that listens from its construction, on `host` and `port` (0: a free one), until `close`."""
 
     def __init__(
         self,
@@ -121,26 +122,26 @@ class ChunkServer:
         reach: str = "",
         encryption: Encryption | None = None,
     ) -> None:
-        """`reach` is what others call `host`, where that is no address of one machine."""
+        """`reach` is the address that others dial, if `host` is not one (0.0.0.0, say)."""
         self.arena = arena
         self.encoded = EncodedChunks()
         self.sent_bytes = 0
-        """Of chunks, as they went over the wire."""
+        """Bytes of chunks sent, as they went over the wire."""
         self.origin_of: set[str] = set()
         """Checksums of versions that were made here."""
         self.memory: Callable[[VersionFiles, Chunk], dict[str, Any]] | None = None
-        """Says where a chunk lies for those who read it from memory themselves, by Mooncake."""
+        """Returns a chunk's address in memory, for receivers that read it by Mooncake."""
         self.no_memory = "no Mooncake"
-        """Why it does not."""
+        """Why there is no `memory`."""
         self._encryption = encryption
         self._token = token
         self._networks = tuple(networks)
         self._stall_s = stall_s
         self._pace = pace
         self._given: dict[str, dict[str, int]] = {}
-        """Of the origin's versions: the chunks that each relay was sent, or is being sent, as bits."""
+        """By checksum of the origin's versions: the chunks that each relay was sent or is being sent, as bits."""
         self._relays: dict[str, dict[str, float]] = {}
-        self._turns = UploadSlots()
+        self._slots = UploadSlots()
         self._lock = threading.Lock()
         self._unknown = 0
         self._connections: set[socket.socket] = set()
@@ -154,22 +155,27 @@ class ChunkServer:
         self._thread.start()
 
     def forget(self, checksums: Set[str]) -> None:
-        """Of versions other than these nothing need be remembered."""
+        """Forget everything about versions other than these."""
         with self._lock:
             self.origin_of &= checksums
             self._relays = {of: known for of, known in self._relays.items() if of in checksums}
             self._given = {of: given for of, given in self._given.items() if of in checksums}
 
-    def prepare(self, older: VersionFiles | None, slot: VersionFiles) -> None:
-        """Encode what changed from `older`, whose pages may soon be another's, where deltas were asked for lately. It
-        takes a second a gigabyte of one core; who asks meanwhile is served."""
-        self.encoded.steps.limit_bytes = limit_for(sum(file.size_bytes for file in slot.files))
-        if not self.encoded.steps.is_wanted() or older is None or older is slot or not are_alike(older, slot):
+    def prepare(self, older: VersionFiles | None, files: VersionFiles) -> None:
+        """Encode the deltas from `older`, whose pages may soon be reused, if deltas were asked for lately. That takes
+        one core about a second per gigabyte; receivers are served meanwhile."""
+        self.encoded.steps.limit_bytes = limit_for(sum(file.size_bytes for file in files.specs))
+        if (
+            not self.encoded.steps.is_wanted()
+            or older is None
+            or older is files
+            or not are_alike(older, files)
+        ):
             return
-        with contextlib.suppress(SlotGone):  # one of them makes room already: what is not made is not there
-            for chunk in slot.chunks:
-                with slot.reading():
-                    self._step(older, slot, chunk)
+        with contextlib.suppress(VersionGone):  # one of the two makes room: deltas are only an optimization
+            for chunk in files.chunks:
+                with files.reading():
+                    self._step(older, files, chunk)
 
     def close(self) -> None:
         self._closing = True
@@ -189,7 +195,7 @@ class ChunkServer:
         while not self._closing:
             try:
                 link, peer = self._listener.accept()
-            except OSError:  # closed, or out of descriptors: then a little later
+            except OSError:  # closed, or out of descriptors: try again a little later
                 if not self._closing:
                     time.sleep(0.05)
                 continue
@@ -223,8 +229,8 @@ class ChunkServer:
             while not self._closing:
                 idle_s = IDLE_S if len(self._connections) <= IDLE_CONNECTIONS else CROWDED_IDLE_S
                 self._answer(connection, connection.receive_json(limit=REQUEST_LIMIT, idle_s=idle_s), host)
-        except (OSError, Stalled, Abandoned, Unauthorized, SlotGone):
-            pass  # the receiver knows what it has, and comes back or goes elsewhere
+        except (OSError, Stalled, Abandoned, Unauthorized, VersionGone):
+            pass  # the receiver knows which chunks it has, and asks again or elsewhere
         finally:
             with self._lock:
                 self._connections.discard(link)
@@ -232,41 +238,41 @@ class ChunkServer:
                     self._unknown -= 1
             link.close()
             if connection is not None:
-                connection.close()  # another descriptor, where it is encrypted
+                connection.close()  # an encrypted connection has a descriptor of its own
 
     def _answer(self, connection: PeerConnection, request: dict[str, Any], host: str) -> None:
         what = request.get("op")
         checksum = str(request.get("checksum", ""))
-        slot = self.arena.find(checksum) if checksum else self.arena.newest()
-        if slot is None or slot.manifest is None:
+        files = self.arena.find(checksum) if checksum else self.arena.newest()
+        if files is None or files.manifest is None:
             connection.send_json({"status": "gone"})
             return
         if what == "manifest":
-            connection.send_json({"status": "ok", "manifest": slot.manifest.to_dict()})
+            connection.send_json({"status": "ok", "manifest": files.manifest.to_dict()})
             return
         told = request.get("relay", "")
-        relay = told if is_address(told) else ""  # it is told to others, who dial it
+        relay = told if is_address(told) else ""  # checked, because others are told to dial it
         if what == "have":
-            connection.send_json({"status": "ok", **self._told(slot, relay)})
+            connection.send_json({"status": "ok", **self._told(files, relay)})
         elif what == "chunk":
-            self._send_chunk(connection, request, slot, relay, relay or host)
+            self._send_chunk(connection, request, files, relay, relay or host)
         else:
             connection.send_json({"status": "unknown"})
 
-    def _told(self, slot: VersionFiles, relay: str) -> dict[str, Any]:
-        """What goes with each reply: which chunks are here, and who else has or gets which."""
-        assert slot.manifest is not None
-        checksum = slot.manifest.checksum
+    def _told(self, files: VersionFiles, relay: str) -> dict[str, Any]:
+        """The part of each reply that says which chunks are here, and which chunks others have or get."""
+        assert files.manifest is not None
+        checksum = files.manifest.checksum
         given, holders = self._given_to_others(checksum, relay)
         return {
-            "have": _bits(slot),
+            "have": _bits(files),
             "given": given,
             "holders": holders,
             "peers": self._peers(checksum, relay, holders),
         }
 
     def _peers(self, checksum: str, relay: str, first: Iterable[str]) -> list[str]:
-        """Who asked for this version lately and serves it too; so many, and those of `first` among them."""
+        """The relays that asked for this version lately, at most `PEERS_TOLD`; those in `first` come first."""
         now = time.monotonic()
         with self._lock:
             known = self._relays.setdefault(checksum, {})
@@ -280,61 +286,66 @@ class ChunkServer:
     # -- chunks --------------------------------------------------------------------------------------
 
     def _send_chunk(
-        self, connection: PeerConnection, request: dict[str, Any], slot: VersionFiles, relay: str, caller: str
+        self,
+        connection: PeerConnection,
+        request: dict[str, Any],
+        files: VersionFiles,
+        relay: str,
+        caller: str,
     ) -> None:
         index = request.get("index")
-        if not isinstance(index, int) or index not in slot.have:
-            connection.send_json({"status": "missing", **self._told(slot, relay)})
+        if not isinstance(index, int) or index not in files.have:
+            connection.send_json({"status": "missing", **self._told(files, relay)})
             return
         if request.get("via") == "memory":
-            self._tell_where(connection, request, slot, index, relay)
+            self._tell_where(connection, request, files, index, relay)
             return
-        if self._is_elsewhere(slot, index, relay, request):
-            connection.send_json({"status": "elsewhere", **self._told(slot, relay)})
+        if self._is_elsewhere(files, index, relay, request):
+            connection.send_json({"status": "elsewhere", **self._told(files, relay)})
             return
-        with slot.reading():
-            codec, data, spent = self._encoded(request, slot, slot.chunks[index])
+        with files.reading():
+            codec, data, spent = self._encoded(request, files, files.chunks[index])
         view = memoryview(data).cast("B")
-        turn = self._turns.take(caller, _wait_s(request), view.nbytes)
-        if turn is None:
-            connection.send_json({"status": "busy", **self._told(slot, relay)})
+        slot = self._slots.take(caller, _wait_s(request), view.nbytes)
+        if slot is None:
+            connection.send_json({"status": "busy", **self._told(files, relay)})
             return
         try:
-            with slot.reading(), self._giving(slot, index, relay, request) as elsewhere:
-                if elsewhere:  # it went to another while this one waited
-                    connection.send_json({"status": "elsewhere", **self._told(slot, relay)})
+            with files.reading(), self._giving(files, index, relay, request) as elsewhere:
+                if elsewhere:  # another receiver got the chunk while this one waited
+                    connection.send_json({"status": "elsewhere", **self._told(files, relay)})
                     return
                 reply = {"status": "ok", "codec": codec, "nbytes": view.nbytes, "encode_s": spent}
                 if request.get("codec") == "delta" and codec == "none":
-                    reply["has_base"] = self._is_base(str(request.get("base", "")), slot)
-                connection.send_json({**reply, **self._told(slot, relay)})
+                    reply["has_base"] = self._is_base(str(request.get("base", "")), files)
+                connection.send_json({**reply, **self._told(files, relay)})
                 for at in range(0, view.nbytes, SEND_BLOCK):
-                    if slot.revoked:
-                        raise SlotGone(f"{slot.path.name} makes room for another version.")
-                    connection.send(view[at : at + SEND_BLOCK], idle=turn.lapse, went_on=turn.went_on)
-            turn.let_go(view.nbytes)
+                    if files.revoked:
+                        raise VersionGone(f"{files.path.name} makes room for another version.")
+                    connection.send(view[at : at + SEND_BLOCK], idle=slot.lapse, went_on=slot.went_on)
+            slot.release(view.nbytes)
         finally:
-            turn.let_go()
+            slot.release()
         with self._lock:
             self.sent_bytes += view.nbytes
 
     def _tell_where(
-        self, connection: PeerConnection, request: dict[str, Any], slot: VersionFiles, index: int, relay: str
+        self, connection: PeerConnection, request: dict[str, Any], files: VersionFiles, index: int, relay: str
     ) -> None:
-        with self._giving(slot, index, relay, request) as elsewhere:
+        with self._giving(files, index, relay, request) as elsewhere:
             if elsewhere:
-                connection.send_json({"status": "elsewhere", **self._told(slot, relay)})
+                connection.send_json({"status": "elsewhere", **self._told(files, relay)})
                 return
-            where = self.memory(slot, slot.chunks[index]) if self.memory is not None else None
+            where = self.memory(files, files.chunks[index]) if self.memory is not None else None
             connection.send_json(
-                {"status": "ok", **where, **self._told(slot, relay)}
+                {"status": "ok", **where, **self._told(files, relay)}
                 if where is not None
                 else {"status": "unknown", "why": self.no_memory}
             )
 
-    def _is_elsewhere(self, slot: VersionFiles, index: int, relay: str, request: dict[str, Any]) -> bool:
-        """Whether this is the origin, and another has this chunk or is getting it."""
-        checksum = slot.manifest.checksum if slot.manifest is not None else ""
+    def _is_elsewhere(self, files: VersionFiles, index: int, relay: str, request: dict[str, Any]) -> bool:
+        """Whether this is the origin, and another relay has or gets this chunk."""
+        checksum = files.manifest.checksum if files.manifest is not None else ""
         if checksum not in self.origin_of or request.get("insist"):
             return False
         with self._lock:
@@ -342,11 +353,11 @@ class ChunkServer:
             return any(bits >> index & 1 for other, bits in given.items() if other != relay)
 
     @contextlib.contextmanager
-    def _giving(self, slot: VersionFiles, index: int, relay: str, request: dict[str, Any]) -> Iterator[bool]:
-        """Whether the chunk is elsewhere; if not, it counts as given to `relay`, unless it does not get there."""
-        checksum = slot.manifest.checksum if slot.manifest is not None else ""
+    def _giving(self, files: VersionFiles, index: int, relay: str, request: dict[str, Any]) -> Iterator[bool]:
+        """Yields whether the chunk is elsewhere. If not, it counts as given to `relay`, unless the block raises."""
+        checksum = files.manifest.checksum if files.manifest is not None else ""
         if checksum not in self.origin_of or request.get("insist") or not relay:
-            yield self._is_elsewhere(slot, index, relay, request)
+            yield self._is_elsewhere(files, index, relay, request)
             return
         bit = 1 << index
         with self._lock:
@@ -357,13 +368,13 @@ class ChunkServer:
         try:
             yield elsewhere
         except BaseException:
-            if not elsewhere:  # it has not got it: the next one may
+            if not elsewhere:  # the relay did not get it: another may
                 with self._lock:
                     given[relay] &= ~bit
             raise
 
     def _given_to_others(self, checksum: str, relay: str) -> tuple[str, dict[str, str]]:
-        """Bits of the chunks that other relays were sent, or are being sent: of all, and of some of them each."""
+        """The chunks that other relays were sent or are being sent, as bits: of all of them, and by relay for some."""
         with self._lock:
             holders = {other: bits for other, bits in self._given.get(checksum, {}).items() if other != relay}
         given = 0
@@ -373,12 +384,12 @@ class ChunkServer:
         return f"{given:x}", {other: f"{holders[other]:x}" for other in told}
 
     def _encoded(
-        self, request: dict[str, Any], slot: VersionFiles, chunk: Chunk
+        self, request: dict[str, Any], files: VersionFiles, chunk: Chunk
     ) -> tuple[str, bytes | memoryview, float]:
-        manifest = slot.manifest
+        manifest = files.manifest
         assert manifest is not None
         codec = request.get("codec")
-        raw = slot.view(chunk)
+        raw = files.view(chunk)
         if not is_known(codec) or codec == "none":
             return "none", raw, 0.0
         began = time.monotonic()
@@ -388,51 +399,53 @@ class ChunkServer:
             return data if len(data) < WORTH_IT.get(codec, 1.0) * len(raw) else None
 
         if codec == "delta":
-            data = self._delta(str(request.get("base", "")), slot, chunk)
+            data = self._delta(str(request.get("base", "")), files, chunk)
         else:
             data = self.encoded.get((manifest.checksum, chunk.index, codec, ""), make)
         spent = time.monotonic() - began
         return (codec, data, spent) if data is not None else ("none", raw, spent)
 
-    def _delta(self, base: str, slot: VersionFiles, chunk: Chunk) -> bytes | None:
-        """Against `base`, by steps that are kept, the last of them made now where need be. None where nothing leads
-        from there, or it comes to too much."""
-        assert slot.manifest is not None
+    def _delta(self, base: str, files: VersionFiles, chunk: Chunk) -> bytes | None:
+        """The delta against `base`, composed of kept steps, of which the last is made now if need be. None if no steps
+        lead from `base`, or the delta is too large."""
+        assert files.manifest is not None
         steps, within = self.encoded.steps, WORTH_IT["delta"] * chunk.nbytes
         steps.asked()
-        known = steps.path(base, slot.manifest.checksum, chunk.index, within)
+        known = steps.path(base, files.manifest.checksum, chunk.index, within)
         if known is not None:
             return known
         for older in sorted(
-            self.arena.slots(), key=lambda one: one.manifest is None or one.manifest.checksum != base
+            self.arena.all_versions(), key=lambda one: one.manifest is None or one.manifest.checksum != base
         ):
-            if older is slot or older.manifest is None or not are_alike(older, slot):
+            if older is files or older.manifest is None or not are_alike(older, files):
                 continue
             between = older.manifest.checksum
             if between != base and steps.path(base, between, chunk.index, within) is None:
                 continue
-            with contextlib.suppress(SlotGone):  # it makes room just now
-                self._step(older, slot, chunk)
-            known = steps.path(base, slot.manifest.checksum, chunk.index, within)
+            with contextlib.suppress(VersionGone):  # `older` makes room for another version
+                self._step(older, files, chunk)
+            known = steps.path(base, files.manifest.checksum, chunk.index, within)
             if known is not None:
                 return known
         return None
 
-    def _is_base(self, base: str, slot: VersionFiles) -> bool:
-        """Whether a delta against this version can lead to what is in `slot`."""
-        alike = [one for one in self.arena.slots() if one.manifest is not None and are_alike(one, slot)]
+    def _is_base(self, base: str, files: VersionFiles) -> bool:
+        """Whether a delta against this base can lead to these files."""
+        alike = [
+            one for one in self.arena.all_versions() if one.manifest is not None and are_alike(one, files)
+        ]
         return self.encoded.steps.reaches(base, [one.manifest.checksum for one in alike if one.manifest])
 
-    def _step(self, older: VersionFiles, slot: VersionFiles, chunk: Chunk) -> None:
-        """Keep what changed in this chunk, if it is less than half of it. Raises SlotGone."""
-        manifest = slot.manifest
+    def _step(self, older: VersionFiles, files: VersionFiles, chunk: Chunk) -> None:
+        """Keep this chunk's delta from `older` if it is small enough. Raises VersionGone."""
+        manifest = files.manifest
         if older.manifest is None or manifest is None or chunk.index not in older.have:
             return
 
         def make() -> bytes | None:
             with older.reading():
                 data = bytes(
-                    encode("delta", slot.view(chunk), word=word_of(manifest.tensors), base=older.view(chunk))
+                    encode("delta", files.view(chunk), word=word_of(manifest.tensors), base=older.view(chunk))
                 )
             return data if len(data) < WORTH_IT["delta"] * chunk.nbytes else None
 
@@ -442,12 +455,12 @@ class ChunkServer:
 
 
 def are_alike(one: VersionFiles, other: VersionFiles) -> bool:
-    """Whether chunk i of one is at the same place as chunk i of the other."""
-    return one.files == other.files and one.chunk_bytes == other.chunk_bytes
+    """Whether both versions have their chunks at the same places."""
+    return one.specs == other.specs and one.chunk_bytes == other.chunk_bytes
 
 
 def word_of(tensors: Sequence[TensorSpec]) -> int:
-    """The bytes of the element that most of the weights have."""
+    """The element size, in bytes, of most of the weights."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         word = DTYPES[tensor.dtype][1]
@@ -460,13 +473,13 @@ def _wait_s(request: dict[str, Any]) -> float:
     return min(LONGEST_WAIT_S, max(0.0, wanted)) if isinstance(wanted, int | float) else 0.0
 
 
-def _bits(slot: VersionFiles) -> str:
-    """Bit i of the number in hexadecimal: chunk i is there. "all" for a whole version."""
-    manifest = slot.manifest
+def _bits(files: VersionFiles) -> str:
+    """The bitfield in hexadecimal, bit i for chunk i; "all" for a whole version."""
+    manifest = files.manifest
     assert manifest is not None
-    if len(slot.have) == len(manifest.digests):
+    if len(files.have) == len(manifest.digests):
         return "all"
     number = 0
-    for index in list(slot.have):
+    for index in list(files.have):
         number |= 1 << index
     return f"{number:x}"

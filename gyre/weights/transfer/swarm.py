@@ -1,16 +1,16 @@
-"""Who has which chunks of a version, and which chunk to ask of whom.
+"""The swarm of one fetch: which peer has which chunks of a version, and which chunk to ask of which peer.
 
 The words are BitTorrent's (Cohen, "Incentives Build Robustness in BitTorrent", 2003). A chunk is a piece. A peer is
 whoever has some of the version: the publisher, which is the first seed, or another receiver. A peer's bitfield says
 which chunks it has. Chunks are taken *rarest first*. The publisher *super-seeds*: it sends each chunk once and then
-leaves it to the peer that got it, so its link carries about one copy. Peers have few *upload slots*; one without a free
-slot says so, and another is asked.
+leaves it to the peer that got it, so its link carries about one copy. Peers have few *upload slots*; a peer without a
+free slot says so, and another is asked.
 
 Sets of chunks are bits of an integer: bit `i` is chunk `i`.
 
 Invariants:
 - *nobody is waited for alone*: a peer that failed rests, and its chunk is asked of another;
-- *super-seeding ends*: what a peer leaves to others is asked of it all the same once nobody else had it for long.
+- *super-seeding ends*: a chunk that a peer leaves to others is asked of it again if nobody else has it for long.
 
 This module reads no clock and starts no thread: `now` is an argument, in seconds, and the caller holds the lock.
 """
@@ -29,7 +29,7 @@ LONGEST_REST_S = 5.0
 """How long a peer that failed is left alone: doubled each time. A publisher that restarts is back in seconds."""
 
 DAMAGED_REST_S = 60.0
-"""How long a peer is left alone that sent wrong bytes twice."""
+"""How long a peer that sent wrong bytes twice is left alone."""
 
 LOOK_AROUND_S = 0.25
 LOOKS = 4

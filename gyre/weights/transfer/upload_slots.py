@@ -1,16 +1,15 @@
-"""Who sends a chunk next: a few at a time, so that each is soon whole and can be passed on.
+"""Upload slots: a source sends a few chunks at a time, so that each is soon whole and can be passed on.
 
-A link that carries eight chunks to eight receivers at once has made none of them whole until all eight are, and until
-then none of the eight has anything to give to another. So chunks go a few at a time; who finds no turn is told so and
-asks another source.
+If a link carries eight chunks to eight receivers at once, none of them is whole until all eight are, and until then no
+receiver has anything to pass on. A receiver that finds no free slot is told so and asks another source.
 
 Invariants:
-- *nobody waits for himself*: turns are between callers; a caller that is alone sends as much side by side as it asks;
-- *no turn for who stands still, or is slow*: a caller that takes no bytes, or much longer than the link needs for a
-  chunk, gives its turn up and goes on without one;
-- *first come, first served*, among those who wait.
+- *nobody waits for himself*: slots are shared between callers; a caller that is alone gets every slot it asks for;
+- *no slot for the slow*: a caller that takes no bytes, or takes much longer than the link needs for a chunk, loses its
+  slot; its chunk goes on without one;
+- *first come, first served*, among waiting callers.
 
-This module must not know what is sent, or by which way.
+This module must not know what is sent, or how.
 """
 
 from __future__ import annotations
@@ -21,57 +20,56 @@ import time
 from collections import deque
 
 LEAST, MOST = 2, 8
-"""Turns at one time. One alone would leave the link idle between two chunks."""
+"""Bounds of the number of slots. One alone would leave the link idle between two chunks."""
 
 SOON_S = 0.1
-"""As many chunks are sent side by side as the link makes whole within this time."""
-
+"""There are as many slots as the link can send chunks within this time."""
 
 HELD_TIMES = 3.0
 SHORTEST_S, LONGEST_S = 2.0, 10.0
-"""A turn lapses after so many times what the chunk is expected to take, within these bounds; after the longest while
-the link is not known. One slow chunk does not say whether the link or its receiver is slow; what others make of it
-does."""
+"""A slot lapses after `HELD_TIMES` the expected time of its chunk, within these bounds; after the longest while the
+link's rate is not known. One slow chunk does not tell whether the link or its receiver is slow, but the other chunks
+do."""
 
 
 class UploadSlot:
-    """One chunk's. `let_go` when its sending has ended; more than once does no harm. Until then `lapse` gives the turn
-    to others, while the rest of the chunk goes on beside theirs."""
+    """The slot of one chunk. `release` it when the chunk is sent; a second call does no harm. `lapse` gives it to
+    others before that, while the rest of the chunk goes on."""
 
-    def __init__(self, turns: UploadSlots, caller: str, nbytes: int) -> None:
-        self._turns = turns
+    def __init__(self, slots: UploadSlots, caller: str, nbytes: int) -> None:
+        self._slots = slots
         self.caller = caller
         self.nbytes = nbytes
         self.began = time.monotonic()
         self.ended = False
 
-    def let_go(self, sent_bytes: int = 0) -> None:
-        """`sent_bytes`, where all of the chunk went: what the link carries is learnt from it."""
-        self._turns._let_go(self, sent_bytes)
+    def release(self, sent_bytes: int = 0) -> None:
+        """Give the slot back. `sent_bytes`, if all of the chunk was sent, measures the link."""
+        self._slots._release(self, sent_bytes)
 
     def lapse(self) -> None:
-        self._turns._lapse(self)
+        self._slots._lapse(self)
 
     def went_on(self) -> None:
-        """Some of it was sent: the turn lapses where it is too old by now."""
-        if time.monotonic() - self.began > self._turns.held_s(self.nbytes):
+        """Note that some of the chunk was sent; the slot lapses if it is too old."""
+        if time.monotonic() - self.began > self._slots.held_s(self.nbytes):
             self.lapse()
 
 
 class UploadSlots:
-    """`limit` is how many callers' chunks go side by side; it follows what the link carries."""
+    """A source's upload slots. `limit` is their number, which follows the link's rate."""
 
     def __init__(self) -> None:
         self.limit = LEAST
         self._active: list[UploadSlot] = []
         self._sending = 0
-        """Chunks, those that go on without a turn too."""
+        """Number of chunks being sent, including those whose slot lapsed."""
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
         self._link_bytes_s: float | None = None
 
     def take(self, caller: str, wait_s: float = 0.0, nbytes: int = 0) -> UploadSlot | None:
-        """A turn for a chunk of `nbytes`, within `wait_s`; None where there is none."""
+        """A slot for a chunk of `nbytes`; None if none gets free within `wait_s`."""
         until = time.monotonic() + wait_s
         with self._changed:
             if not self._waiting and self._may(caller):
@@ -92,38 +90,38 @@ class UploadSlots:
                 self._changed.notify_all()
 
     def _may(self, caller: str) -> bool:
-        return len(self._active) < self.limit or all(turn.caller == caller for turn in self._active)
+        return len(self._active) < self.limit or all(slot.caller == caller for slot in self._active)
 
     def _grant(self, caller: str, nbytes: int) -> UploadSlot:
-        turn = UploadSlot(self, caller, nbytes)
-        self._active.append(turn)
+        slot = UploadSlot(self, caller, nbytes)
+        self._active.append(slot)
         self._sending += 1
-        return turn
+        return slot
 
     def held_s(self, nbytes: int) -> float:
-        """How long a turn for so many bytes lasts."""
+        """How long a slot for a chunk of `nbytes` lasts."""
         rate = self._link_bytes_s
         if rate is None:
             return LONGEST_S
         return min(LONGEST_S, max(SHORTEST_S, HELD_TIMES * self.limit * nbytes / rate))
 
-    def _lapse(self, turn: UploadSlot) -> None:
+    def _lapse(self, slot: UploadSlot) -> None:
         with self._changed:
-            if turn in self._active:
-                self._active.remove(turn)
+            if slot in self._active:
+                self._active.remove(slot)
                 self._changed.notify_all()
 
-    def _let_go(self, turn: UploadSlot, sent_bytes: int) -> None:
+    def _release(self, slot: UploadSlot, sent_bytes: int) -> None:
         with self._changed:
-            if turn.ended:
+            if slot.ended:
                 return
-            turn.ended = True
-            # Who lapsed shared the link with all; of the others those who lapsed have the least.
-            beside = len(self._active) if turn in self._active else self._sending
+            slot.ended = True
+            # A chunk whose slot lapsed shared the link with all. To a chunk with a slot, lapsed ones hardly count.
+            beside = len(self._active) if slot in self._active else self._sending
             self._sending -= 1
-            if turn in self._active:
-                self._active.remove(turn)
-            seconds = time.monotonic() - turn.began
+            if slot in self._active:
+                self._active.remove(slot)
+            seconds = time.monotonic() - slot.began
             if sent_bytes and seconds > 0:
                 found = sent_bytes / seconds * beside
                 known = self._link_bytes_s

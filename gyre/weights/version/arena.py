@@ -1,18 +1,18 @@
-"""Where versions lie on a machine: a folder, in memory where there is such a one, with two versions in it at most,
-unless its owner wants more.
+"""An arena: the folder of a machine's versions, in memory if possible, with at most two versions unless its owner wants
+more.
 
-A version is a folder `v00000012` with its files and the manifest in `gyre.json`. The one that is being written is
-`.staging`; it has the manifest of what it is to become, where that is known, and a journal with a byte for each chunk
-whose bytes are there and were right.
+A version is a folder `v00000012` with its files and its manifest, `gyre.json`. The version being written is `.staging`;
+it has the manifest of the version that it will be, if that is known, and a journal with one byte for each verified
+chunk.
 
 Invariants:
-- *whole or absent*: a version appears under its name when everything in it is written; its manifest is written last;
-- *bytes before record*: a chunk is in the journal only after its bytes, so that who was killed goes on from there, and
-  what the journal says is compared with the checksums all the same;
-- *one version, one journal*: a staged folder that is begun for other bytes forgets its journal before it takes any;
-- *nobody reads what is rewritten*: the pages of an old version are used again only if nothing else has a link to
-  them and nobody is reading; else it gets new ones, and the old ones go with their last reader;
-- *no fault on a page*: space is taken from the file system before anything is mapped. A full one is an ArenaFull.
+- *whole or absent*: a version appears under its name after everything in it is written, its manifest last;
+- *bytes before record*: a chunk is recorded in the journal after its bytes, so that a killed process's successor goes
+  on from there; the journal's chunks are still compared with their checksums;
+- *one version, one journal*: a staged folder that is begun for other bytes drops its journal before it takes any;
+- *nobody reads what is rewritten*: pages of an old version are reused only if nothing else has a link to them and
+  nobody reads them; otherwise the new version gets new pages, and the old ones go with their last reader;
+- *no fault on a page*: space is taken from the file system before anything is mapped, so a full one is an ArenaFull.
 
 This module must not know how bytes travel or who asks for them.
 """
@@ -42,7 +42,7 @@ _INTENDED = ".intended.json"
 _JOURNAL = ".journal"
 _POPULATE = getattr(
     mmap, "MAP_POPULATE", 0
-)  # Linux alone has it; elsewhere pages are mapped as they are touched
+)  # only on Linux; elsewhere pages are mapped when they are touched
 
 
 class ArenaFull(GyreError):
@@ -51,37 +51,37 @@ class ArenaFull(GyreError):
     code = "weights.arena_full"
 
 
-class SlotGone(GyreError):
-    """This version is no longer here, or makes room for another."""
+class VersionGone(GyreError):
+    """The version is no longer here, or makes room for another."""
 
-    code = "weights.slot_gone"
+    code = "weights.version_gone"
 
 
 class VersionFiles:
-    """The files of one version, mapped. `have` holds the chunks whose bytes are there and right."""
+    """The files of one version, mapped. `have` holds the verified chunks."""
 
     def __init__(
         self,
         path: Path,
-        files: Sequence[FileSpec],
+        specs: Sequence[FileSpec],
         chunk_bytes: int,
         mapped: Mapping[int, memoryview] | None = None,
     ) -> None:
-        """`mapped` are mappings that are there already, by inode."""
+        """`mapped` holds existing mappings by inode."""
         self.path = path
-        self.files = tuple(files)
+        self.specs = tuple(specs)
         self.chunk_bytes = chunk_bytes
-        self.chunks = list(cut(files, chunk_bytes))
+        self.chunks = list(cut(specs, chunk_bytes))
         """With digests once the manifest is known."""
         self.have: set[int] = set()
         self._manifest: WeightManifest | None = None
         self.revoked = False
         self.is_verified = False
-        """Its bytes were compared with the checksums by this process."""
+        """Whether this process has compared the bytes with the checksums."""
         self._readers = 0
         self._lock = threading.Lock()
         self._journal: int | None = None
-        self.views = [_map(path / file.name, file.size_bytes, mapped or {}) for file in files]
+        self.views = [_map(path / file.name, file.size_bytes, mapped or {}) for file in specs]
 
     @property
     def manifest(self) -> WeightManifest | None:
@@ -103,7 +103,7 @@ class VersionFiles:
         return xxhash.xxh3_64_hexdigest(self.view(chunk)) == chunk.digest
 
     def record(self, index: int) -> None:
-        """The bytes of chunk `index` are there and right."""
+        """Record that the bytes of chunk `index` are there and right."""
         if self._journal is not None:
             os.pwrite(self._journal, b"\1", index)
         with self._lock:
@@ -111,10 +111,11 @@ class VersionFiles:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Its pages stay its own meanwhile, unless `revoked` turns true: then stop soon. Raises SlotGone."""
+        """Within the block the pages stay this version's, unless `revoked` turns true: then stop soon. Raises
+        VersionGone."""
         with self._lock:
             if self.revoked:
-                raise SlotGone(f"{self.path.name} makes room for another version.")
+                raise VersionGone(f"{self.path.name} makes room for another version.")
             self._readers += 1
         try:
             yield
@@ -123,13 +124,13 @@ class VersionFiles:
                 self._readers -= 1
 
     def revoke(self) -> bool:
-        """Nobody begins to read it any more; whether nobody is reading."""
+        """Let nobody begin to read any more; returns whether nobody is reading."""
         with self._lock:
             self.revoked = True
             return self._readers == 0
 
     def begin_journal(self, manifest: WeightManifest) -> None:
-        """This is to become `manifest`; what it holds counts for nothing."""
+        """Begin to write `manifest`; the bytes that are there count for nothing."""
         self.manifest = manifest
         self.have = set()
         with contextlib.suppress(FileNotFoundError):
@@ -138,7 +139,7 @@ class VersionFiles:
         self._open_journal(len(manifest.digests))
 
     def resume_journal(self, manifest: WeightManifest) -> None:
-        """`have` as the journal says and the checksums confirm."""
+        """Go on writing `manifest`: `have` becomes the journal's chunks whose checksums are right."""
         self.manifest = manifest
         try:
             recorded = (self.path / _JOURNAL).read_bytes()
@@ -165,13 +166,13 @@ class VersionFiles:
                 (self.path / name).unlink()
 
     def close(self) -> None:
-        """Lets go of the mappings; who still reads keeps its own."""
+        """Drop the mappings; readers keep theirs."""
         self._close_journal()
         self.views = []
 
 
 class Arena:
-    """`versions` are those that are whole, oldest first. One owner stages; any thread may read."""
+    """The versions of one folder; `versions` holds the whole ones, oldest first. One owner stages, any thread reads."""
 
     def __init__(
         self, root: Path, *, held: int = 2, reserve: Callable[[int, int], None] | None = None
@@ -183,28 +184,28 @@ class Arena:
         self.staging: VersionFiles | None = None
         self._reserve = reserve or _take_space
         self._mapped: dict[int, memoryview] = {}
-        """Of pages that wait for their next version, by inode: to map half a gigabyte takes as long as to copy it."""
+        """Mappings, by inode, of pages that wait for their next version: mapping takes as long as copying."""
         self._lock = threading.RLock()
         root.mkdir(parents=True, exist_ok=True)
         for path in sorted(root.glob("v*")):
             try:
-                slot = self._open(path)
+                files = self._open(path)
             except WeightMismatch:
-                shutil.rmtree(path, ignore_errors=True)  # its owner died while it made room
+                shutil.rmtree(path, ignore_errors=True)  # the owner died while this version made room
                 continue
-            assert slot.manifest is not None
-            self.versions[slot.manifest.version] = slot
+            assert files.manifest is not None
+            self.versions[files.manifest.version] = files
 
     # -- looking -----------------------------------------------------------------------------------------
 
     def find(self, checksum: str) -> VersionFiles | None:
-        """The slot that has, or is getting, the bytes of this checksum."""
-        for slot in reversed(self.slots()):
-            if slot.manifest is not None and slot.manifest.checksum == checksum and not slot.revoked:
-                return slot
+        """The version, whole or staged, with this checksum."""
+        for files in reversed(self.all_versions()):
+            if files.manifest is not None and files.manifest.checksum == checksum and not files.revoked:
+                return files
         return None
 
-    def slots(self) -> list[VersionFiles]:
+    def all_versions(self) -> list[VersionFiles]:
         with self._lock:
             return [*self.versions.values(), *([self.staging] if self.staging is not None else [])]
 
@@ -213,7 +214,7 @@ class Arena:
             return self.versions[max(self.versions)] if self.versions else None
 
     def size_bytes(self) -> int:
-        """Of all files that are there, whatever they are for."""
+        """Bytes of all files in the folder."""
         return sum(f.stat().st_blocks * 512 for f in self.root.rglob("*") if f.is_file())
 
     # -- staging -----------------------------------------------------------------------------------------
@@ -221,9 +222,8 @@ class Arena:
     def stage(
         self, files: Sequence[FileSpec], *, keep: int | None, chunk_bytes: int = CHUNK_BYTES
     ) -> VersionFiles:
-        """A slot for a version with these files, whose bytes are anything. Of the whole versions `keep` stays, and the
-        newest as far as there is room. Raises ArenaFull; what was whole before is then still there, but for those that
-        had to make room."""
+        """Stage a version with these files, whose bytes are undefined. Of the whole versions `keep` stays, and the
+        newest as far as there is room. Raises ArenaFull; the versions that need not make room are then still there."""
         with self._lock:
             self.abandon(keep_files=True)
             path = self.root / STAGING
@@ -239,30 +239,29 @@ class Arena:
             return self.staging
 
     def stage_manifest(self, manifest: WeightManifest, *, keep: int | None) -> VersionFiles:
-        """A slot that is to become `manifest`; where a process that was killed, or this one, had begun to fetch the
-        same bytes, it goes on from there."""
+        """Stage `manifest`; chunks that this or a killed process has already fetched for it are kept."""
         with self._lock:
-            slot = self.staging
-            if slot is None:
-                slot = self._left_behind()
-            if slot is not None and slot.manifest == manifest and not slot.revoked:
-                self.staging = slot
-                if not slot.is_journalled:
-                    slot.resume_journal(manifest)
-                return slot
-            slot = self.stage(manifest.files, keep=keep, chunk_bytes=manifest.chunk_bytes)
-            slot.begin_journal(manifest)
-            return slot
+            files = self.staging
+            if files is None:
+                files = self._left_behind()
+            if files is not None and files.manifest == manifest and not files.revoked:
+                self.staging = files
+                if not files.is_journalled:
+                    files.resume_journal(manifest)
+                return files
+            files = self.stage(manifest.files, keep=keep, chunk_bytes=manifest.chunk_bytes)
+            files.begin_journal(manifest)
+            return files
 
     def commit(self, manifest: WeightManifest) -> VersionFiles:
-        """The staged bytes are all there and right: they appear as version `manifest.version`."""
+        """Make the staged files, whose bytes are all there and right, version `manifest.version`."""
         with self._lock:
-            slot = self.staging
-            if slot is None or slot.files != manifest.files:
+            files = self.staging
+            if files is None or files.specs != manifest.files:
                 raise WeightMismatch(f"version {manifest.version} was not staged.")
             target = self.root / f"v{manifest.version:08d}"
-            slot.finish()
-            (slot.path / MANIFEST).write_text(json.dumps(manifest.to_dict()))
+            files.finish()
+            (files.path / MANIFEST).write_text(json.dumps(manifest.to_dict()))
             before = self.versions.pop(manifest.version, None)
             if (
                 before is not None
@@ -270,19 +269,18 @@ class Arena:
                 before.revoke()
                 before.close()
             shutil.rmtree(target, ignore_errors=True)
-            slot.path.rename(target)
-            slot.path = target
-            slot.manifest = manifest
-            slot.have = set(range(len(manifest.digests)))
-            slot.is_verified = True
-            self.versions[manifest.version] = slot
+            files.path.rename(target)
+            files.path = target
+            files.manifest = manifest
+            files.have = set(range(len(manifest.digests)))
+            files.is_verified = True
+            self.versions[manifest.version] = files
             self.staging = None
-            return slot
+            return files
 
     def adopt(self, source: Path, manifest: WeightManifest, *, keep: int | None) -> VersionFiles | None:
-        """Another arena's version on this machine as one of this arena's, by links, after its checksums were compared:
-        nothing is copied. None where it cannot be linked or is no longer there. Raises WeightMismatch for other
-        bytes."""
+        """Link and verify a version of another arena on this machine; nothing is copied. None if it cannot be linked or
+        is no longer there. Raises WeightMismatch if it has other bytes."""
         with self._lock:
             self.abandon(keep_files=False)
             path = self.root / STAGING
@@ -292,12 +290,12 @@ class Arena:
                     os.link(source / file.name, path / file.name)
                 if not (source / MANIFEST).exists():  # looked for after the links: see `_recycle`
                     raise FileNotFoundError(source)
-                slot = VersionFiles(path, manifest.files, manifest.chunk_bytes)
-            except (OSError, ValueError):  # other file system, or gone, or about to go
+                files = VersionFiles(path, manifest.files, manifest.chunk_bytes)
+            except (OSError, ValueError):  # on another file system, gone, or about to go
                 shutil.rmtree(path, ignore_errors=True)
                 return None
-            self.staging = slot
-        wrong = first_wrong(manifest.chunks(), slot.is_right)
+            self.staging = files
+        wrong = first_wrong(manifest.chunks(), files.is_right)
         if wrong is not None:
             with self._lock:
                 self.abandon(keep_files=False)
@@ -305,20 +303,20 @@ class Arena:
                 f"{source} has other bytes than version {manifest.version} in chunk {wrong.index}."
             )
         with self._lock:
-            slot = self.commit(manifest)
+            files = self.commit(manifest)
             for version in self._surplus(self._held, keep):
                 self._drop(self.versions.pop(version))
-            return slot
+            return files
 
     def check(self, version: int) -> VersionFiles | None:
-        """The version, if its bytes are right; it is removed where they are not. A process that was killed left it."""
+        """The version, which a killed process may have left, if its bytes are right; otherwise it is removed."""
         with self._lock:
-            slot = self.versions.get(version)
-            if slot is None or slot.is_verified:
-                return slot
-            if all(slot.is_right(chunk) for chunk in slot.chunks):
-                slot.is_verified = True
-                return slot
+            files = self.versions.get(version)
+            if files is None or files.is_verified:
+                return files
+            if all(files.is_right(chunk) for chunk in files.chunks):
+                files.is_verified = True
+                return files
             self._drop(self.versions.pop(version))
             return None
 
@@ -328,15 +326,15 @@ class Arena:
                 self._drop(self.versions.pop(newer))
 
     def abandon(self, *, keep_files: bool = False) -> None:
-        """Forget what is staged. Its pages go to the next one where `keep_files` says so and nobody reads them."""
+        """Forget the staged version. With `keep_files` the next one gets its pages, unless somebody reads them."""
         with self._lock:
-            slot, self.staging = self.staging, None
+            files, self.staging = self.staging, None
             path = self.root / STAGING
-            idle = slot.revoke() if slot is not None else True
-            if slot is not None:
+            idle = files.revoke() if files is not None else True
+            if files is not None:
                 if keep_files and idle:
-                    self._keep_mapped(slot)
-                slot.close()
+                    self._keep_mapped(files)
+                files.close()
             if not path.exists():
                 return
             for name in (_JOURNAL, _INTENDED, MANIFEST):
@@ -358,9 +356,9 @@ class Arena:
 
     def close(self, *, remove: bool) -> None:
         with self._lock:
-            for slot in [*self.versions.values(), *([self.staging] if self.staging is not None else [])]:
-                slot.revoke()
-                slot.close()
+            for files in [*self.versions.values(), *([self.staging] if self.staging is not None else [])]:
+                files.revoke()
+                files.close()
             self.versions, self.staging = {}, None
             if remove:
                 shutil.rmtree(self.root, ignore_errors=True)
@@ -371,51 +369,51 @@ class Arena:
         path = self.root / STAGING
         try:
             manifest = WeightManifest.from_dict(json.loads((path / _INTENDED).read_text()))
-            slot = VersionFiles(path, manifest.files, manifest.chunk_bytes)
-        except (OSError, ValueError, WeightMismatch):  # nothing, or nothing that can be gone on with
+            files = VersionFiles(path, manifest.files, manifest.chunk_bytes)
+        except (OSError, ValueError, WeightMismatch):  # nothing usable
             return None
-        slot.manifest = manifest
-        return slot
+        files.manifest = manifest
+        return files
 
     def _open(self, path: Path) -> VersionFiles:
         manifest = read_manifest(path)
         try:
-            slot = VersionFiles(path, manifest.files, manifest.chunk_bytes)
+            files = VersionFiles(path, manifest.files, manifest.chunk_bytes)
         except (OSError, ValueError) as error:
             raise WeightMismatch(f"{path} cannot be read: {error}.") from error
-        slot.manifest = manifest
-        slot.have = set(range(len(manifest.digests)))
-        return slot
+        files.manifest = manifest
+        files.have = set(range(len(manifest.digests)))
+        return files
 
-    def _recycle(self, slot: VersionFiles, into: Path, files: Sequence[FileSpec]) -> None:
-        """First it is unpublished, then looked at for links; `adopt` links first, then looks whether it is published:
-        one of the two sees the other."""
-        idle = slot.revoke()
+    def _recycle(self, old: VersionFiles, into: Path, files: Sequence[FileSpec]) -> None:
+        """Reuse the pages of an old version. It is unpublished first and then checked for links, whereas `adopt` links
+        first and then checks that it is published: one of the two sees the other."""
+        idle = old.revoke()
         with contextlib.suppress(FileNotFoundError):
-            (slot.path / MANIFEST).unlink()
+            (old.path / MANIFEST).unlink()
         if idle:
-            self._keep_mapped(slot)
-            _reuse(slot.path, into, files)
-        slot.close()
-        shutil.rmtree(slot.path, ignore_errors=True)
+            self._keep_mapped(old)
+            _reuse(old.path, into, files)
+        old.close()
+        shutil.rmtree(old.path, ignore_errors=True)
 
     def _surplus(self, room: int, keep: int | None) -> list[int]:
-        """The oldest versions, `keep` not among them, so that no more than `room` stay."""
+        """The oldest versions, without `keep`, that must go so that `room` stay."""
         others = sorted(version for version in self.versions if version != keep)
         return others[: max(0, len(self.versions) - room)]
 
-    def _keep_mapped(self, slot: VersionFiles) -> None:
-        for file, view in zip(slot.files, slot.views, strict=True):
+    def _keep_mapped(self, files: VersionFiles) -> None:
+        for file, view in zip(files.specs, files.views, strict=True):
             with contextlib.suppress(FileNotFoundError):
-                self._mapped[(slot.path / file.name).stat().st_ino] = view
+                self._mapped[(files.path / file.name).stat().st_ino] = view
 
-    def _drop(self, slot: VersionFiles) -> None:
-        slot.revoke()
-        slot.close()
-        shutil.rmtree(slot.path, ignore_errors=True)
+    def _drop(self, files: VersionFiles) -> None:
+        files.revoke()
+        files.close()
+        shutil.rmtree(files.path, ignore_errors=True)
 
     def _fill(self, path: Path, files: Sequence[FileSpec]) -> None:
-        """`path` holds exactly these files, at their sizes, with space taken."""
+        """Make `path` hold exactly these files, at their sizes, with space taken."""
         wanted = {file.name: file.size_bytes for file in files}
         for found in path.iterdir():
             if found.name not in wanted or found.stat().st_size != wanted[found.name]:
@@ -442,7 +440,7 @@ class Arena:
 
 
 def read_manifest(path: Path) -> WeightManifest:
-    """What the folder of a whole version says of it. Raises WeightMismatch."""
+    """The manifest in the folder of a whole version. Raises WeightMismatch."""
     try:
         return WeightManifest.from_dict(json.loads((path / MANIFEST).read_text()))
     except (OSError, ValueError) as error:
@@ -461,18 +459,18 @@ def _take_space(descriptor: int, size_bytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size_bytes)
         return
-    block = bytes(1 << 20)  # macOS: written, so that the space is taken
+    block = bytes(1 << 20)  # macOS has no fallocate: writing takes the space
     for at in range(0, size_bytes, len(block)):
         os.pwrite(descriptor, block[: size_bytes - at], at)
 
 
 def _map(path: Path, size_bytes: int, mapped: Mapping[int, memoryview]) -> memoryview:
-    """Raises OSError, and ValueError where the file is not so large: a mapping beyond its end would be a signal."""
+    """Map a file. Raises OSError, and ValueError if its size differs: access beyond its end would be a fatal signal."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         found = os.fstat(descriptor)
         if found.st_size != size_bytes:
-            raise ValueError(f"{path} has not {size_bytes} bytes")
+            raise ValueError(f"{path} does not have {size_bytes} bytes")
         if found.st_ino in mapped and mapped[found.st_ino].nbytes == size_bytes:
             return mapped[found.st_ino]
         if not size_bytes:

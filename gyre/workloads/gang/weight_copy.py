@@ -113,7 +113,7 @@ class FetchedCopy:
             receiver = self._peer.receiver(give_up_s=give_up_s, incident=_say)
             able = [Source(address, path) for address, path in sources]
             manifest = receiver.manifest_of(version, checksum, lambda: able)
-            self.path = receiver.fetch(manifest, lambda: able).slot.path
+            self.path = receiver.fetch(manifest, lambda: able).files.path
         except BaseException:
             self.close()
             raise

@@ -39,7 +39,7 @@ def test_what_is_told_is_a_model_folder_and_can_be_fetched_from_the_address(
     assert (folder.checksum, folder.fingerprint()) == (told["checksum"], told["model"])
     receiver = Receiver(Arena(tmp_path / "elsewhere"), "t")
     fetched = receiver.fetch(folder.manifest, lambda: [Source(told["source"])])
-    assert ModelFolder(fetched.slot.path, folder.manifest).fingerprint() == told["model"]
+    assert ModelFolder(fetched.files.path, folder.manifest).fingerprint() == told["model"]
     source.close()
     assert list((tmp_path / "shm").iterdir()) == []
 
