@@ -228,7 +228,7 @@ class OpenGroups:
     def _take_back(self, instance: Instance, held: Held) -> Keep | None:
         sample = self.sample(held.key)
         if sample is None or not self._goes_back(sample, held, instance):
-            lost = self._store.leases.take_lost_tokens(held, instance.incarnation)
+            lost = self._store.leases.take_lost_tokens(held, instance.incarnation, sample)
             self.account.lost("superseded", lost)
             return None
         if sample.instance is not None:
@@ -474,7 +474,7 @@ class OpenGroups:
 
     @property
     def is_dirty(self) -> bool:
-        return self._store.write_buffer.is_dirty
+        return self._store.is_dirty
 
     @property
     def has_complete(self) -> bool:
@@ -482,6 +482,7 @@ class OpenGroups:
         return bool(self._store.write_buffer.complete)
 
     def take_batch(self) -> WriteBatch:
+        self._store.write_leases()
         return self._store.write_buffer.take(self.counters())
 
     def counters(self) -> dict[str, Any]:
@@ -500,6 +501,7 @@ class OpenGroups:
             self._add(number, request_in(body))
         for seq, body in deltas:
             self._store.fold(seq, body, self.sample)
+        self._store.end_fold(self.sample)
         self._next_number = max(self._next_number, counters.get("next_ticket", 1))
         buffer = self._store.write_buffer
         after_last = deltas[-1][0] + 1 if deltas else 1

@@ -5,27 +5,33 @@ elsewhere gets a new one, so what a former holder still reports is recognised.
 
 Invariants:
 - *one lease*: at most one lease of a sample is valid;
-- *a claim is checked*: an instance that comes back is believed to have a sample only under a lease that this manager
-  gave that incarnation for that sample, or under one of an earlier manager; and it has no more tokens than the sample
-  may get;
-- *the last ones*: a lease that ended is known until one whose number is `SLOTS` further ends, or it is forgotten.
+- *a claim is checked*: an instance that comes back is believed to have a sample only under a lease that this manager,
+  or an earlier one, granted that incarnation for that sample; and it has no more tokens than the sample may get;
+- *the last ones*: a lease of this manager that ended is known until one whose number is `SLOTS` further ends, or it is
+  forgotten;
+- *stored with the next commit*: each lease is handed to the ledger with the first batch after it was granted, in order.
+  So a manager that dies leaves its successor all of its leases but those after the newest stored one. The holder of
+  such a lease is believed only while nobody has the sample; otherwise it costs the tokens that it did not report;
+- *not beyond a reset*: no lease from before a sample was begun anew is stored, or known to the next manager.
 
 Leases are numbered one after another, so that a lease's number names its slot in a table of fixed size. The table is
 made once: a manager ends a thousand leases a second, and a table that grew and shrank with them would leave holes in
 its memory.
 
-This module must not know why a lease ended.
+This module must not know why a lease ended, or how one is stored.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.core.requests import EarlierLease, InFlightSample
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.frames import Held
 from gyre.rollouts.scheduling.fleet import Instance
+from gyre.rollouts.token_log.records import LeaseRecord
 
 SLOTS = 1 << 17
 """32 bytes each. A former holder is away for seconds, and a manager gives out some thousand leases a second."""
@@ -80,12 +86,26 @@ class Leases:
         self._first = epoch << _EPOCH_SHIFT
         self._last = self._first
         self._ended = EndedLeases()
+        self._unstored: list[tuple[int, LeaseRecord]] = []
+        """Granted since the last batch, each with its sample's row."""
+        self._newest_stored: dict[int, int] = {}
+        """The newest lease in the ledger of each earlier manager, by its epoch."""
 
     def grant(self, sample: InFlightSample, instance: Instance) -> None:
         self._last += 1
         sample.lease = self._last
-        sample.length_at_lease = sample.length
+        sample.length_at_lease = length = sample.length
         self._rows.lease_to(sample.row, sample.lease, instance.number)
+        self._unstored.append((sample.row, LeaseRecord(sample.key, self._last, instance.incarnation, length)))
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._unstored)
+
+    def take_unstored(self) -> list[tuple[int, LeaseRecord]]:
+        """The leases that were granted since this was called last, each with its sample's row at that time."""
+        unstored, self._unstored = self._unstored, []
+        return unstored
 
     def end(self, sample: InFlightSample, incarnation: str) -> None:
         """End the lease that an incarnation has. Harmless for a sample that is not leased."""
@@ -101,14 +121,50 @@ class Leases:
             return False
         if self._ended.find(claim.lease, incarnation, claim.key) is not None:
             return True
-        # An earlier manager's leases died with it. Whoever has the sample from this one has a better right.
-        return 0 < claim.lease <= self._first and sample.placed.holder is None
+        if _find_earlier(sample, claim.lease, incarnation) is not None:
+            return True
+        return self._may_be_unstored(claim.lease) and sample.placed.holder is None
 
-    def take_lost_tokens(self, claim: Held, incarnation: str) -> int:
-        """How many tokens the incarnation has of the sample, beyond what was known here when its lease ended. They
-        are told once, and are no more than the sample could get."""
+    def _may_be_unstored(self, lease: int) -> bool:
+        """Whether an earlier manager may have granted this lease and died before the commit."""
+        return self._newest_stored.get(lease >> _EPOCH_SHIFT, 0) < lease <= self._first
+
+    def take_lost_tokens(self, claim: Held, incarnation: str, sample: InFlightSample | None) -> int:
+        """How many tokens the incarnation has of the sample, beyond what was known when its lease ended. They are told
+        once, and are no more than the sample could get. `sample` is None where its group is closed."""
         known = self._ended.find(claim.lease, incarnation, claim.key)
-        if known is None:
+        if known is not None:
+            self._ended.forget(claim.lease)
+        elif sample is not None and (earlier := _find_earlier(sample, claim.lease, incarnation)) is not None:
+            sample.earlier_leases = tuple(one for one in sample.earlier_leases if one is not earlier)
+            known = EndedLease(earlier.length, sample.request.max_new_tokens)
+        else:
             return 0
-        self._ended.forget(claim.lease)
         return max(min(claim.length, known.limit) - known.length, 0)
+
+    def begin_anew(self, sample: InFlightSample) -> None:
+        """The sample is reset: what anybody generated of it so far belongs to it no more."""
+        sample.earlier_leases = ()
+        self._unstored = [one for one in self._unstored if one[0] != sample.row]
+
+    # -- restoring ----------------------------------------------------------------------------------
+
+    def restore_newest(self, lease: int) -> None:
+        """The ledger has this lease of an earlier manager."""
+        epoch = lease >> _EPOCH_SHIFT
+        self._newest_stored[epoch] = max(lease, self._newest_stored.get(epoch, 0))
+
+    def restore(self, sample: InFlightSample, granted: Sequence[LeaseRecord]) -> None:
+        """Earlier managers granted these of the sample, in this order. It has all its tokens again."""
+        ended_at = [*(one.length for one in granted[1:]), sample.length]
+        sample.earlier_leases = tuple(
+            EarlierLease(one.lease, one.incarnation, length)
+            for one, length in zip(granted, ended_at, strict=True)
+        )
+
+
+def _find_earlier(sample: InFlightSample, lease: int, incarnation: str) -> EarlierLease | None:
+    for one in sample.earlier_leases:
+        if one.lease == lease and one.incarnation == incarnation:
+            return one
+    return None

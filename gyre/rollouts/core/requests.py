@@ -34,12 +34,22 @@ class FailureRecord(NamedTuple):
     failed_at: str
 
 
+class EarlierLease(NamedTuple):
+    """A lease of a sample that an earlier manager granted."""
+
+    lease: int
+    incarnation: str
+    length: int
+    """Tokens of the sample that were in the ledger when it ended."""
+
+
 class InFlightSample:
     """One sample on its way. Everything but its tokens is plain and small: there may be 100,000 of them."""
 
     __slots__ = (
         "deaths",
         "died_at",
+        "earlier_leases",
         "evidence",
         "failed_at",
         "finish",
@@ -68,6 +78,8 @@ class InFlightSample:
         self.lease = 0
         self.length_at_lease = 0
         """Its length when the lease began."""
+        self.earlier_leases: tuple[EarlierLease, ...] = ()
+        """Those that earlier managers granted of it, as far as the ledger has them."""
         self.finish = ""
         self.deaths = 0
         """Times that an engine died with it, or failed at it, while it got no further."""

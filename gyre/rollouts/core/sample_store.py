@@ -23,7 +23,7 @@ from gyre.rollouts.core.requests import FailureRecord, GroupRequest, InFlightSam
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.token_log.records import delta_in
+from gyre.rollouts.token_log.records import LeaseRecord, delta_in
 from gyre.rollouts.token_log.write_buffer import WriteBuffer
 
 
@@ -33,6 +33,8 @@ class SampleStore:
         self.rows = SampleRows()
         self.leases = Leases(self.rows, epoch=epoch)
         self.write_buffer = WriteBuffer()
+        self._granted: dict[int, list[LeaseRecord]] = {}
+        """Leases that were folded so far, by their samples' keys."""
 
     # -- samples come and go ------------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ class SampleStore:
         self.account.discarded["poison"] += sample.forget_tokens()
         self.account.samples_quarantined += 1
         sample.resets += 1
+        self.leases.begin_anew(sample)
         self._note(sample, "reset", seal=True)
 
     def correct_runs(
@@ -123,6 +126,21 @@ class SampleStore:
     def _note(self, sample: InFlightSample, kind: str, *more: Any, seal: bool = False) -> None:
         row, deltas = sample.row, self.rows.deltas
         deltas[row] = self.write_buffer.end(row, sample.key, int(deltas[row]), kind, *more, seal=seal)
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.write_buffer.is_dirty or self.leases.is_dirty
+
+    def write_leases(self) -> None:
+        """Hand the leases that were granted since the last time to the write buffer, but those of closed samples."""
+        if not (granted := self.leases.take_unstored()):
+            return
+        rows = np.array([row for row, _ in granted], np.uint32)
+        keys = np.array([record.key for _, record in granted], np.int64)
+        is_open = self.rows.keys[rows] == keys
+        if is_open.any():
+            records = [record for (_, record), keep in zip(granted, is_open.tolist(), strict=True) if keep]
+            self.write_buffer.leases(rows[is_open], keys[is_open], records)
 
     # -- restoring ----------------------------------------------------------------------------------
 
@@ -146,17 +164,32 @@ class SampleStore:
                 )
                 rows[key] = sample.row
             first += count
+        for record in delta.leases:
+            self.leases.restore_newest(record.lease)
+            sample = find(record.key)
+            if sample is not None:
+                rows[record.key] = sample.row
+                self._granted.setdefault(record.key, []).append(record)
         for key, kind, *more in delta.ends:
             sample = find(key)
             if sample is not None:
                 rows[key] = sample.row
                 _fold_end(sample, kind, more)
+                if kind == "reset":
+                    self._granted.pop(key, None)
         if rows:
             row_array = np.array(list(rows.values()), np.uint32)
             self.rows.deltas[row_array] = seq
             self.write_buffer.retention.add(seq, row_array, np.array(list(rows)))
         else:
             self.write_buffer.forget(seq)
+
+    def end_fold(self, find: Callable[[int], InFlightSample | None]) -> None:
+        """All deltas are folded."""
+        granted, self._granted = self._granted, {}
+        for key, records in granted.items():
+            if (sample := find(key)) is not None:
+                self.leases.restore(sample, records)
 
 
 def _fold_end(sample: InFlightSample, kind: str, more: list[Any]) -> None:

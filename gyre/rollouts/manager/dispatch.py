@@ -30,7 +30,8 @@ ASSIGN_PER_TURN = 2048
 
 class Dispatch:
     """`devices(session)` says how an instance may use its devices, `handover()` whether samples are kept away from an
-    instance that loads. `commit_now()` asks for a commit; `on_event` is told of samples that move."""
+    instance that loads. `commit_now()` and `commit_soon()` ask for a commit; `on_event` is told of samples that move.
+    """
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Dispatch:
         devices: Callable[[AgentSession], DeviceUse],
         handover: Callable[[], bool],
         commit_now: Callable[[], None],
+        commit_soon: Callable[[], None],
         on_event: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
     ) -> None:
@@ -52,6 +54,7 @@ class Dispatch:
         self._devices = devices
         self._handover = handover
         self._commit_now = commit_now
+        self._commit_soon = commit_soon
         self._on_event = on_event
         self._now = now
         self._scheduled = False
@@ -74,6 +77,8 @@ class Dispatch:
             return
         given = self._groups.assign(ASSIGN_PER_TURN)
         self.send_work(given)
+        if given:
+            self._commit_soon()  # the leases
         if sum(len(work) for _, work in given.values()) == ASSIGN_PER_TURN:
             self.soon()
 

@@ -122,6 +122,8 @@ class InstanceLifecycle:
             before.connection.close()
         now = self._now()
         keep = self._groups.join(frame)
+        if keep:
+            self._commits.soon()  # the leases
         instance = self._groups.instances[frame.instance]
         session = AgentSession(
             frame, connection, instance.number, heard_at=now, joined_at=now, source=frame.source

@@ -106,6 +106,7 @@ class RolloutManager:
             devices=lambda session: self.windows.device_use(session),
             handover=lambda: self.settings.update_mode == "handover",
             commit_now=self._commits.now,
+            commit_soon=self._commits.soon,
             on_event=on_event,
             now=now,
         )

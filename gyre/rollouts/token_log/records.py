@@ -1,7 +1,10 @@
-"""How the rollout plane's rows look in the store: a request, and a delta (the tokens that a few reports brought).
+"""How the rollout plane's rows look in the store: a request, and a delta (the tokens that a few reports brought, and
+the leases that were granted meanwhile).
 
 A delta's columns are raw little-endian bytes, one element a sample; its `ends` are `[key, kind, ...]`, folded in
-order after its tokens. `*_in` are the inverses of `*_out`.
+order after its tokens and leases. `*_in` are the inverses of `*_out`.
+
+Invariant *old rows load*: a delta without leases is stored as before there were any (format 1), and read as that.
 
 This module must not know what a request or a delta brings about.
 """
@@ -20,6 +23,8 @@ from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 FORMAT = 1
+FORMAT_WITH_LEASES = 2
+"""A delta's, with one field more at the end."""
 
 
 class RequestRecord(NamedTuple):
@@ -34,14 +39,28 @@ class RequestRecord(NamedTuple):
     pinned: bool
 
 
+class LeaseRecord(NamedTuple):
+    """One lease that was granted."""
+
+    key: int
+    """Of the sample."""
+    lease: int
+    incarnation: str
+    """Of the instance that got it."""
+    length: int
+    """Tokens of the sample that were known when it was granted."""
+
+
 @dataclass(slots=True)
 class PendingDelta:
-    """A delta that is not stored yet: what some reports brought, one after another, and how samples ended."""
+    """A delta that is not stored yet: what some reports brought, one after another, which leases were granted, and how
+    samples ended."""
 
     seq: int
     reports: list[ReportColumns] = field(default_factory=list)
     keys: list[NDArray[np.int64]] = field(default_factory=list)
     """For each of the reports, the keys of its rows' samples."""
+    leases: list[LeaseRecord] = field(default_factory=list)
     ends: list[list[Any]] = field(default_factory=list)
     rows: int = 0
     sealed: bool = False
@@ -58,6 +77,7 @@ class StoredDelta(NamedTuple):
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     ends: list[list[Any]]
+    leases: list[LeaseRecord]
 
 
 def request_out(request: RequestRecord) -> bytes:
@@ -75,15 +95,22 @@ def request_in(body: bytes) -> RequestRecord:
 
 def delta_out(delta: PendingDelta) -> bytes:
     """A version that all samples share is stored once; token ids below 65,536 take two bytes."""
-    if not delta.reports:
-        return bytes(msgpack.packb([FORMAT, b"", b"", b"", 0, b"", 4, b"", delta.ends]))
+    fields = [FORMAT, *_tokens_out(delta), delta.ends]
+    if delta.leases:
+        fields[0] = FORMAT_WITH_LEASES
+        fields.append(_leases_out(delta.leases))
+    return bytes(msgpack.packb(fields))
+
+
+def _tokens_out(delta: PendingDelta) -> list[Any]:
     reports = delta.reports
+    if not reports:
+        return [b"", b"", b"", 0, b"", 4, b""]
     versions = _joined([report.versions for report in reports])
     tokens = _joined([report.tokens for report in reports])
     uniform = bool((versions == versions[0]).all())
     narrow = int(tokens.max(initial=0)) < 1 << 16
-    fields = [
-        FORMAT,
+    return [
         _joined(delta.keys).astype("<i8", copy=False).tobytes(),
         _joined([report.starts for report in reports]).astype("<u4", copy=False).tobytes(),
         _joined([report.counts for report in reports]).astype("<u4", copy=False).tobytes(),
@@ -91,9 +118,20 @@ def delta_out(delta: PendingDelta) -> bytes:
         tokens.astype("<u2" if narrow else "<i4", copy=False).tobytes(),
         2 if narrow else 4,
         _joined([report.logprobs for report in reports]).astype("<f4", copy=False).tobytes(),
-        delta.ends,
     ]
-    return bytes(msgpack.packb(fields))
+
+
+def _leases_out(leases: Sequence[LeaseRecord]) -> list[Any]:
+    """An incarnation is stored once, however many leases it got."""
+    keys, numbers, incarnations, lengths = zip(*leases, strict=True)
+    names = {name: at for at, name in enumerate(dict.fromkeys(incarnations))}
+    return [
+        np.array(keys, "<i8").tobytes(),
+        np.array(numbers, "<u8").tobytes(),
+        list(names),
+        np.array([names[name] for name in incarnations], "<u4").tobytes(),
+        np.array(lengths, "<u4").tobytes(),
+    ]
 
 
 def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -102,9 +140,12 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def delta_in(body: bytes) -> StoredDelta:
     """Raises ValueError for another format."""
-    form, keys, starts, counts, versions, tokens, width, logprobs, ends = msgpack.unpackb(body)
-    if form != FORMAT:
-        raise ValueError(f"a stored delta of format {form}; this Gyre reads {FORMAT}")
+    form, *fields = msgpack.unpackb(body)
+    if form not in (FORMAT, FORMAT_WITH_LEASES):
+        raise ValueError(
+            f"a stored delta of format {form}; this Gyre reads {FORMAT} and {FORMAT_WITH_LEASES}"
+        )
+    keys, starts, counts, versions, tokens, width, logprobs, ends, *leases = fields
     key_list = np.frombuffer(keys, "<i8").tolist()
     return StoredDelta(
         key_list,
@@ -114,4 +155,13 @@ def delta_in(body: bytes) -> StoredDelta:
         np.frombuffer(tokens, "<u2" if width == 2 else "<i4").astype(np.int32),
         np.frombuffer(logprobs, "<f4"),
         ends,
+        _leases_in(*leases[0]) if form == FORMAT_WITH_LEASES else [],
     )
+
+
+def _leases_in(
+    keys: bytes, leases: bytes, names: list[str], holders: bytes, lengths: bytes
+) -> list[LeaseRecord]:
+    columns = (np.frombuffer(keys, "<i8"), np.frombuffer(leases, "<u8"), np.frombuffer(holders, "<u4"))
+    rows = zip(*(column.tolist() for column in columns), np.frombuffer(lengths, "<u4").tolist(), strict=True)
+    return [LeaseRecord(key, lease, names[holder], length) for key, lease, holder, length in rows]

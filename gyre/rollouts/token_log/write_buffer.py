@@ -1,4 +1,4 @@
-"""What the rollout manager has yet to write: opened and closed groups, deltas, and how samples ended.
+"""What the rollout manager has yet to write: opened and closed groups, deltas, leases, and how samples ended.
 
 Invariants:
 - *in order*: an end stands with the newest delta, and is folded after that one's tokens;
@@ -10,6 +10,7 @@ This module must not know what the changes bring about, or when they are written
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.protocol.columns import ReportColumns
-from gyre.rollouts.token_log.records import PendingDelta, RequestRecord, delta_out, request_out
+from gyre.rollouts.token_log.records import (
+    LeaseRecord,
+    PendingDelta,
+    RequestRecord,
+    delta_out,
+    request_out,
+)
 from gyre.rollouts.token_log.retention import Retention
 
 GIVE_WAY_AFTER_S = 0.5e-3
@@ -114,7 +121,21 @@ class WriteBuffer:
 
     def tokens(self, report: ReportColumns, keys: NDArray[np.int64]) -> int:
         """Note what a report brought, `keys` naming its rows' samples. Returns the number of its delta."""
-        rows = report.rows
+        delta = self._with_room(report.rows, keys)
+        delta.reports.append(report)
+        delta.keys.append(keys)
+        return delta.seq
+
+    def leases(
+        self, rows: NDArray[np.uint32], keys: NDArray[np.int64], granted: Sequence[LeaseRecord]
+    ) -> None:
+        """Note leases that were granted. `rows` and `keys` are those of their samples, all open."""
+        for at in range(0, len(granted), DELTA_ROWS):
+            part = slice(at, at + DELTA_ROWS)
+            self._with_room(rows[part], keys[part]).leases += granted[part]
+
+    def _with_room(self, rows: NDArray[np.uint32], keys: NDArray[np.int64]) -> PendingDelta:
+        """The newest delta, if something of these samples fits in, else a new one."""
         delta = self._deltas[-1] if self._deltas else None
         if (
             delta is not None
@@ -125,10 +146,8 @@ class WriteBuffer:
             self.retention.extend(delta.seq, rows, keys)
         else:
             delta = self._new(rows.copy(), keys)
-        delta.reports.append(report)
-        delta.keys.append(keys)
         delta.rows += len(rows)
-        return delta.seq
+        return delta
 
     def end(self, row: int, key: int, last: int, kind: str, *more: Any, seal: bool = False) -> int:
         """Note how a sample ended, with the newest delta: what stands there is folded after its tokens, in order.

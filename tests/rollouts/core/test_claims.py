@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Held, Keep
-from tests.rollouts.core.test_groups import SimAgent, asked, groups_with, join, picture, report
+from tests.rollouts.core.test_groups import Rows, SimAgent, asked, groups_with, join, picture, report
 
 LIMIT = 1000
 
@@ -47,22 +47,158 @@ def test_a_peer_that_claims_everything_is_given_nothing() -> None:
     assert {one.instance for one in samples} == {"a"}
 
 
-def test_a_peer_that_claims_what_nobody_has_is_believed_in_no_length_that_cannot_be() -> None:
-    """After a restart nobody has a sample, and no lease of the manager before is known."""
-    groups, samples = working()
+def restarted(groups: OpenGroups, rows: Rows | None = None, *, epoch: int = 2) -> OpenGroups:
+    """The manager after this one, which was killed after a last commit into `rows`."""
+    rows = rows or Rows(newest=5)
     batch = groups.take_batch()
-    again = OpenGroups(epoch=2)
-    again.newest_version = 5
-    again.promote(0)
-    again.restore(batch.counters, batch.opened, batch.encoded())
-    lost = again.account.generated
-    assert dial(again, "liar", 9, *(claim(one, length=LIMIT + 1) for one in samples)) == []
-    assert dial(again, "liar", 9, *(claim(one, start=11) for one in samples)) == []
-    assert dial(again, "liar", 9, *(claim(one, lease=0) for one in samples)) == []
-    assert dial(again, "liar", 9, *(claim(one, lease=7 << 40) for one in samples)) == []
-    assert again.account.generated == lost
+    rows.counters = batch.counters
+    rows.groups |= batch.opened
+    rows.deltas |= dict(batch.encoded())
+    return rows.restored(epoch)
+
+
+def elsewhere(groups: OpenGroups, key: int) -> InFlightSample:
+    """The sample, which "b" has by now."""
+    join(groups, "b")
+    groups.assign()
+    sample = groups.sample(key)
+    assert sample is not None
+    assert sample.instance == "b"
+    return sample
+
+
+@pytest.mark.parametrize("wrong", [{"length": LIMIT + 1}, {"start": 11}, {"lease": 0}, {"lease": 7 << 40}])
+def test_a_peer_that_claims_what_nobody_has_is_believed_in_nothing_that_cannot_be(
+    wrong: dict[str, int],
+) -> None:
+    """After a restart nobody has a sample."""
+    groups, samples = working()
+    again = restarted(groups)
+    assert dial(again, "a", 0, *(claim(one, **wrong) for one in samples)) == []
+    assert again.account.generated <= len(samples) * LIMIT
     assert again.missing_tokens() == 0
-    assert len(dial(again, "honest", 1, *(claim(one) for one in samples))) == len(samples)
+
+
+def test_a_stored_lease_is_nobody_else_s_claim_though_nobody_has_the_sample() -> None:
+    groups, samples = working()
+    again = restarted(groups)
+    assert dial(again, "liar", 9, *(claim(one) for one in samples)) == []
+    first, *others = samples
+    assert dial(again, "a", 0, *(claim(one, lease=first.lease) for one in others)) == [], "another sample's"
+    assert again.account.generated == groups.account.generated
+    assert len(dial(again, "a", 0, *(claim(one) for one in samples))) == len(samples)
+
+
+def test_who_returns_to_the_next_manager_has_its_sample_back_from_who_got_it_there() -> None:
+    """What it generated while there was no manager is not generated again."""
+    groups, (sample,) = working(1)
+    again = restarted(groups)
+    theirs = elsewhere(again, sample.key)
+    taken = ("b", theirs.row, theirs.lease)
+    (keep,) = dial(again, "a", 0, claim(sample))
+    assert keep.known == 10
+    assert theirs.instance == "a"
+    assert again.cancelled == [taken]
+    report(again, "a", {theirs: 5})
+    assert theirs.length == 15
+    assert again.account.discarded == {}
+    assert again.missing_tokens() == 0
+
+
+@pytest.mark.parametrize("told", ["another incarnation's", "another sample's", "one never granted"])
+def test_no_other_claim_takes_a_sample_from_who_got_it_from_the_next_manager(told: str) -> None:
+    groups, (sample, other) = working(2)
+    again = restarted(groups)
+    join(again, "b")
+    again.assign()
+    leases = {"another sample's": other.lease, "one never granted": other.lease + 1}
+    claimed = claim(sample, lease=leases.get(told, sample.lease))
+    generated = again.account.generated
+    assert dial(again, "a", 9 if told == "another incarnation's" else 0, claimed) == []
+    assert again.cancelled == []
+    assert again.account.generated == generated
+    theirs = again.sample(sample.key)
+    assert theirs is not None
+    assert theirs.instance == "b"
+
+
+def test_a_lease_that_died_with_its_manager_counts_as_long_as_nobody_has_the_sample() -> None:
+    """It was granted after the last commit, and is higher than all that are stored."""
+    groups, (sample,) = working(1)
+    rows = Rows(newest=5)
+    restarted(groups, rows)
+    groups.leave("a")
+    join(groups, "c")
+    groups.assign()
+    assert sample.instance == "c"
+    for is_late in (False, True):
+        again = rows.restored(2)
+        if is_late:
+            elsewhere(again, sample.key)
+        kept = dial(again, "c", 0, claim(sample))
+        assert [one.key for one in kept] == ([] if is_late else [sample.key])
+
+
+def test_leases_outlast_several_managers_and_moves() -> None:
+    """A lease that had ended before the restart is known as well, with what was known at its end."""
+    groups, (sample,) = working(1)
+    first = claim(sample)
+    groups.leave("a", died="connection_lost")
+    join(groups, "b")
+    groups.assign()
+    report(groups, "b", {sample: 1})
+    second = claim(sample, start=10)
+    rows = Rows(newest=5)
+    again = restarted(groups, rows)
+    join(again, "c")
+    again.assign()
+    (theirs,) = again.samples()
+    assert theirs.instance == "c"
+    report(again, "c", {theirs: 1})
+    third = restarted(again, rows, epoch=3)
+    (last,) = third.samples()
+    assert last.length == 12
+    elsewhere(third, last.key)
+    report(third, "b", {last: 10})
+    generated = third.account.generated
+    assert dial(third, "a", 0, first) == []
+    assert third.account.generated - generated == 5, "of 15 tokens 10 had come in when it lost the sample"
+    assert dial(third, "a", 0, first) == []
+    assert third.account.generated - generated == 5, "told once"
+    assert dial(third, "b", 0, replace(second, length=40)) != []
+    assert third.missing_tokens() == 0
+
+
+@pytest.mark.parametrize("reset", ["before the lease is stored", "after it", "by the next manager"])
+def test_nothing_from_before_a_reset_is_a_claim_on_the_sample_that_began_anew(reset: str) -> None:
+    """Whoever still generates the old one would take it from who generates the new one, and hand it back at once."""
+    groups, (sample,) = working(1)
+    told = claim(sample)
+    rows = Rows(newest=5)
+    if reset == "after it":
+        restarted(groups, rows)
+    if reset != "by the next manager":
+        groups._quarantine(sample)
+    again = restarted(groups, rows)
+    if reset == "by the next manager":
+        again._quarantine(next(again.samples()))
+    theirs = elsewhere(again, sample.key)
+    assert theirs.length == 0
+    assert dial(again, "a", 0, told) == []
+    assert theirs.instance == "b"
+
+
+def test_leases_go_with_their_groups() -> None:
+    groups, _ = working(3)
+    groups.take_batch()
+    groups.leave("a")
+    join(groups, "b")
+    groups.assign()  # new leases, and the groups are closed before the commit
+    groups.close("train", range(3))
+    batch = groups.take_batch()
+    assert batch.deltas == []
+    assert len(batch.forgotten) == 1
+    assert not groups.is_dirty
 
 
 def test_a_lease_of_an_earlier_manager_takes_nothing_from_who_has_it_now() -> None:

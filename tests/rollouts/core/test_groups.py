@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
 from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, QUARANTINE_AFTER
-from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.core.requests import EarlierLease, InFlightSample
 from gyre.rollouts.core.seeds import seed_of
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.fields import FrameError
@@ -620,6 +620,12 @@ class Fleet(RuleBasedStateMachine):
         restored = self.rows.restored(self.epoch + 1)
         after = picture(restored)
         assert before == after, "the fold is not the state"
+        for state in self.open_groups.samples():
+            if (holder := state.placed.holder) is not None:
+                again = restored.sample(state.key)
+                assert again is not None
+                expected = EarlierLease(state.lease, holder.incarnation, state.length)
+                assert again.earlier_leases[-1] == expected, "a lease is not stored"
         self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
         self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
         for number, seq in batch.sessions.items():

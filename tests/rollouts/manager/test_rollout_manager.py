@@ -1071,6 +1071,45 @@ async def test_who_does_not_come_back_loses_its_samples(plane: Plane) -> None:
     assert theirs.tokens == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("reported", [0, 4])
+async def test_who_comes_back_late_to_a_new_manager_keeps_what_it_generated_meanwhile(
+    plane: Plane, reported: int
+) -> None:
+    """Its sample has gone elsewhere by then. The lease counts from its commit on, be there tokens or not."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    await trainer.ask([0])
+    agent = await plane.agent("a")
+    await plane.settled()  # nothing is left to be written
+    await agent.load()
+    (sample,) = await agent.work(1)
+    if reported:
+        await agent.acknowledged(await agent.report({sample.work.row: reported}))
+    await until(lambda: plane.store.load().deltas)
+    await plane.kill()
+    await plane.start(restart_grace_s=60.0)
+    await plane.settled()
+    await agent.back()  # under a new lease
+    await until(lambda: len(plane.store.load().deltas) == 2)
+    await plane.kill()
+    await plane.start(restart_grace_s=0.0)
+    other = await plane.working("b")
+    (theirs,) = await other.work(1)
+    assert theirs.tokens == sample.tokens[:reported]
+    sample.tokens = list(range(1, 91))
+    (keep,) = (await agent.back()).keep
+    assert keep.known == reported
+    assert (await other.wire.expect(Cancel)).rows == [(theirs.work.row, theirs.work.lease)]
+    sample.tokens = sample.tokens[:reported]  # what follows is to be reported
+    await agent.report({keep.row: 90 - reported}, {keep.row: "stop"})
+    trainer = await plane.trainer(term=2)
+    await trainer.ask([0])
+    (group,) = (await trainer.groups(1)).values()
+    assert len(group.samples[0].token_ids) == 90
+    assert plane.manager.groups.account.discarded == {}
+    assert plane.manager.groups.account.generated == 90
+
+
 async def test_a_sample_goes_on_elsewhere_after_its_tokens_are_committed(plane: Plane) -> None:
     """Else the death of the manager and of the first holder together would lose them."""
     trainer = await plane.trainer()
