@@ -29,7 +29,7 @@ from gyre.config.sections import WorkloadSettings
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
-from gyre.testing.fake_master import FakeMaster, small_spec
+from gyre.testing.standing_job import StandingJob
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -407,8 +407,8 @@ def test_the_other_keys_of_a_job_are_named() -> None:
 def test_every_metric_is_in_its_table_and_no_other() -> None:
     from gyre.master.metrics import prometheus_text
 
-    master = FakeMaster(small_spec())
-    view = master.view()
+    with StandingJob() as job:
+        view = job.view()
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, "waits": {"a waits for b": 1.0}}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     text = prometheus_text(view).decode()
@@ -426,7 +426,8 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
 
 
 def test_every_rest_path_is_in_its_table_and_no_other() -> None:
-    paths = create_app(FakeMaster(small_spec()), token=None).openapi()["paths"]
+    with StandingJob() as job:
+        paths = create_app(job.master, token=None).openapi()["paths"]
     offered = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     section = OPERATIONS.read_text().split("## REST")[1].split("\n## ")[0]
     told = set(re.findall(r"^\| (GET|POST) \| `([^`]+)` \|", section, re.MULTILINE))

@@ -20,6 +20,7 @@ _EXPORTS = {
     "check_reward": "contracts",
     "check_rollout": "contracts",
     "collective_of": "in_process",
+    "StandingJob": "standing_job",
     "VirtualClock": "clock",
     "VirtualTimeLoop": "clock",
     "run_virtual": "clock",

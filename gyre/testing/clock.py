@@ -11,7 +11,8 @@ Invariants:
 - *time never falls*, and stands still while a callback runs or a thread works;
 - *first set, first fired*, of timers for the same moment;
 - *no jump over news*: a callback that a thread has handed over runs before the next timer;
-- *no silent hang*: with nothing to run, no timer and no thread at work the loop raises `Deadlocked`.
+- *no silent hang*: with nothing to run, no timer and no thread at work the loop raises `Deadlocked`;
+- *no further than told*: at `stands_at` time stands still, and the loop waits for what other threads hand over.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import math
 import selectors
 import time
 from collections.abc import Callable, Coroutine
@@ -67,6 +69,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
+        self.stands_at = math.inf
+        """Moment of `clock.monotonic()` at which time stops."""
         self._in_executors = 0
         self._probes: list[Callable[[], bool]] = []
         self._timers = itertools.count()
@@ -139,6 +143,10 @@ class _JumpingSelector(selectors.DefaultSelector):
                 return ready
             if time.monotonic() > give_up_at:
                 raise Deadlocked(f"a thread was at work for more than {THREAD_PATIENCE_S:g} real seconds")
+        room_s = self._loop.stands_at - self._loop.time()
+        if math.isfinite(room_s) and (timeout is None or timeout > room_s):
+            self._loop.clock.advance(max(0.0, room_s))
+            return super().select(None)
         if timeout is None:
             # Last chance: a thread that nobody has announced may be about to call.
             ready = super().select(1.0)

@@ -154,10 +154,10 @@ class FakeCluster:
         heapq.heappush(self._plans, (at_s, next(self._numbers), action, args))
         self._wake()
 
-    def kill(self, vertex: str) -> None:
-        """SIGKILL the living incarnation, if there is one."""
+    def kill(self, vertex: str, detail: str = "") -> None:
+        """SIGKILL the living incarnation, if there is one. `detail` is what the cluster says of it."""
         if (process := self.living(vertex)) is not None:
-            self._end(process, f"{vertex} was killed (SIGKILL)")
+            self._end(process, detail or f"{vertex} was killed (SIGKILL)")
 
     def hang(self, vertex: str) -> None:
         """It lives and answers nothing."""

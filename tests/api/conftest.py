@@ -1,4 +1,4 @@
-"""A fake master, and an app over it, for every test of the surfaces."""
+"""A standing job, and an app over its master, for every test of the surfaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from gyre.api.home import Home
 from gyre.api.rest import create_app
 from gyre.store import Entry, open_store
-from gyre.testing.fake_master import FakeMaster
+from gyre.testing.standing_job import StandingJob
 
 with warnings.catch_warnings():
     # Starlette's test client has begun to ask for a fork of httpx; it works with either.
@@ -27,10 +27,30 @@ Connect = Callable[..., AbstractContextManager[httpx.Client]]
 
 
 @pytest.fixture
-def master() -> FakeMaster:
-    fake = FakeMaster()
-    fake.start_all()
-    return fake
+def job() -> Iterator[StandingJob]:
+    with StandingJob() as job:
+        yield job
+
+
+@pytest.fixture(scope="module")
+def shared_job() -> Iterator[StandingJob]:
+    """For tests that change nothing: a job costs 40 ms of CPU time."""
+    with StandingJob() as job:
+        yield job
+
+
+@pytest.fixture
+def shared_http(shared_job: StandingJob, connect: Connect) -> Iterator[httpx.Client]:
+    with connect(create_app(shared_job.master, token=None)) as client:
+        yield client
+    assert shared_job.view()["seq"] == 8
+
+
+@pytest.fixture
+def golden() -> Iterator[StandingJob]:
+    """A live job of the id that the seeded store knows."""
+    with StandingJob(job_id="golden-1") as job:
+        yield job
 
 
 @pytest.fixture
@@ -44,8 +64,8 @@ def connect() -> Connect:
 
 
 @pytest.fixture
-def http(master: FakeMaster, connect: Connect) -> Iterator[httpx.Client]:
-    with connect(create_app(master, token=None)) as client:
+def http(job: StandingJob, connect: Connect) -> Iterator[httpx.Client]:
+    with connect(create_app(job.master, token=None)) as client:
         yield client
 
 

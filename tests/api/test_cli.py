@@ -23,7 +23,7 @@ from gyre.api.rest import RestServer, create_app
 from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
 from gyre.store import open_store
-from gyre.testing.fake_master import FakeMaster
+from gyre.testing.standing_job import StandingJob
 
 Seed = Callable[..., str]
 
@@ -196,10 +196,8 @@ def test_plan_draws(tmp_path: Path) -> None:
 # -- a running job ----------------------------------------------------------------------------------
 
 
-def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed) -> None:
-    master = FakeMaster(job_id="golden-1")
-    master.start_all()
-    server = RestServer(create_app(master, token="t"), token="t")
+def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token="t"), token="t")
     url = server.start()
     seed("undisturbed", live=True, url=url)
     assert data(gyre("--token", "t", "scale", "rollout=3", "--json")) == {"job_id": "golden-1", "seq": 9}
@@ -213,7 +211,7 @@ def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed) -> None:
     assert gyre("pause", "--token", "wrong").exit_code == 3
     assert gyre("--url", url, "show").exit_code == 3
     assert gyre("stop", "golden", "--reason", "enough", "--token", "t").exit_code == 0
-    assert master.state.job.message == "enough"
+    assert golden.view()["job"]["message"] == "enough"
     server.stop()
     assert gyre("--url", url, "show").exit_code == 3
 

@@ -26,7 +26,7 @@ from gyre.errors import (
 from gyre.failover import JobState, state_from
 from gyre.master.master_api import view_of
 from gyre.store import open_store
-from gyre.testing.fake_master import FakeMaster
+from gyre.testing.standing_job import StandingJob
 from tests.ports import nobody_listens
 
 Seed = Callable[..., str]
@@ -38,16 +38,8 @@ def away() -> Iterator[str]:
         yield f"http://{address}"
 
 
-@pytest.fixture
-def golden_master() -> FakeMaster:
-    """A live master of the job that the seeded store calls golden-1."""
-    master = FakeMaster(job_id="golden-1")
-    master.start_all()
-    return master
-
-
-def test_the_master_is_asked_while_it_answers(seed: Seed, golden_master: FakeMaster) -> None:
-    server = RestServer(create_app(golden_master, token=None))
+def test_the_master_is_asked_while_it_answers(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token=None))
     store = seed("rollout_lost", live=True, url=server.start())
     with JobReader(store) as reader:
         view = reader.view("golden")
@@ -69,13 +61,13 @@ def test_without_a_master_the_view_is_the_snapshot(seed: Seed, away: str) -> Non
         )
 
 
-def test_a_port_that_another_job_has_now_is_not_believed(seed: Seed, master: FakeMaster) -> None:
-    server = RestServer(create_app(master, token=None))
+def test_a_port_that_another_job_has_now_is_not_believed(seed: Seed, job: StandingJob) -> None:
+    server = RestServer(create_app(job.master, token=None))
     with JobReader(seed("rollout_lost", live=True, url=server.start())) as reader:
         assert reader.view("golden")["job"]["job_id"] == "golden-1"
         with pytest.raises(Unreachable, match="No master of job golden"):
             reader.command("golden", "pause", deadline_s=0.5)
-    assert not master.state.job.paused
+    assert not job.view()["job"]["paused"]
     server.stop()
 
 
@@ -88,10 +80,8 @@ def test_a_stopped_process_costs_a_timeout_and_not_more(seed: Seed) -> None:
             assert time.monotonic() - began < 2
 
 
-def test_a_token_that_is_wrong_hides_nothing_that_the_journal_has(
-    seed: Seed, golden_master: FakeMaster
-) -> None:
-    server = RestServer(create_app(golden_master, token="t"), token="t")
+def test_a_token_that_is_wrong_hides_nothing_that_the_journal_has(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token="t"), token="t")
     with JobReader(seed("rollout_lost", live=True, url=server.start())) as reader:
         assert reader.view("golden")["job"]["phase"] == "succeeded"
         with pytest.raises(Unauthorized):
@@ -135,9 +125,9 @@ def test_history_is_paged_whole_and_in_order(seed: Seed, monkeypatch: pytest.Mon
         assert [event["seq"] for event in reader.history("golden-1", after=5, follow=True)] == numbers[5:]
 
 
-def test_a_command_waits_for_the_new_master(seed: Seed, golden_master: FakeMaster, away: str) -> None:
+def test_a_command_waits_for_the_new_master(seed: Seed, golden: StandingJob, away: str) -> None:
     url = seed("rollout_lost", live=True, url=away)
-    server = RestServer(create_app(golden_master, token=None))
+    server = RestServer(create_app(golden.master, token=None))
 
     def come_back() -> None:
         time.sleep(0.4)
@@ -146,13 +136,13 @@ def test_a_command_waits_for_the_new_master(seed: Seed, golden_master: FakeMaste
 
     threading.Thread(target=come_back).start()
     with JobReader(url) as reader:
-        assert reader.command("golden", "pause", deadline_s=10) == golden_master.view()["seq"]
-    assert golden_master.state.job.paused
+        assert reader.command("golden", "pause", deadline_s=10) == golden.view()["seq"]
+    assert golden.view()["job"]["paused"]
     server.stop()
 
 
-def test_a_refusal_of_the_master_is_raised_at_once(seed: Seed, golden_master: FakeMaster) -> None:
-    server = RestServer(create_app(golden_master, token=None))
+def test_a_refusal_of_the_master_is_raised_at_once(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token=None))
     with JobReader(seed("rollout_lost", live=True, url=server.start())) as reader:
         cases: list[tuple[dict[str, object], type[GyreError], str]] = [
             ({"role": "rolout", "count": 2}, NotFound, "did you mean 'rollout'"),
@@ -167,9 +157,9 @@ def test_a_refusal_of_the_master_is_raised_at_once(seed: Seed, golden_master: Fa
     server.stop()
 
 
-def test_with_a_url_the_master_is_all_there_is(golden_master: FakeMaster, away: str) -> None:
-    server = RestServer(create_app(golden_master, token="t"), token="t")
-    golden_master.log_text = {"rollout-0.1.log": "hello\n"}
+def test_with_a_url_the_master_is_all_there_is(golden: StandingJob, away: str) -> None:
+    server = RestServer(create_app(golden.master, token="t"), token="t")
+    (golden.logs / "rollout-0.1.log").write_text("hello\n")
     with JobReader(None, url=server.start(), token="t") as reader:
         assert reader.find().job_id == "golden-1"
         assert reader.jobs()[0]["name"] == "small"

@@ -12,20 +12,12 @@ import pytest
 from gyre.api.handle import JobHandle
 from gyre.api.rest import RestServer, create_app
 from gyre.errors import JobFailed, Unreachable
-from gyre.failover import events as e
 from gyre.store import open_store
-from gyre.testing.fake_master import FakeMaster
+from gyre.testing.standing_job import StandingJob
 
 Seed = Callable[..., str]
 
 DEAD = "http://127.0.0.1:9"
-
-
-@pytest.fixture
-def live() -> FakeMaster:
-    master = FakeMaster(job_id="golden-1")
-    master.start_all()
-    return master
 
 
 def test_wait_returns_the_view_of_a_job_that_ended_well(seed: Seed) -> None:
@@ -47,8 +39,8 @@ def test_wait_raises_with_the_users_traceback(seed: Seed) -> None:
     assert again.details == caught.value.details
 
 
-def test_wait_gives_up_at_its_timeout(seed: Seed, live: FakeMaster) -> None:
-    server = RestServer(create_app(live, token=None))
+def test_wait_gives_up_at_its_timeout(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token=None))
     handle = JobHandle("golden-1", seed("undisturbed", live=True, url=server.start()))
     with pytest.raises(TimeoutError, match=r"within 0\.2 s"):
         handle.wait(0.2, poll_s=0.05)
@@ -56,11 +48,11 @@ def test_wait_gives_up_at_its_timeout(seed: Seed, live: FakeMaster) -> None:
     server.stop()
 
 
-def test_wait_goes_on_over_the_masters_death(seed: Seed, live: FakeMaster) -> None:
+def test_wait_goes_on_over_the_masters_death(seed: Seed, golden: StandingJob) -> None:
     """The master goes away while its job runs; another one comes back elsewhere, and the job ends."""
-    first = RestServer(create_app(live, token=None))
+    first = RestServer(create_app(golden.master, token=None))
     url = seed("undisturbed", live=True, url=first.start())
-    second = RestServer(create_app(live, token=None))
+    second = RestServer(create_app(golden.master, token=None))
 
     def fail_over() -> None:
         time.sleep(0.2)
@@ -68,10 +60,8 @@ def test_wait_goes_on_over_the_masters_death(seed: Seed, live: FakeMaster) -> No
         with open_store(url) as store:
             store.update_job("golden-1", url=second.start())
         time.sleep(0.3)
-        live.record(e.StopRequested("done"))
-        live.record(e.TimerFired("drain"))
-        for vertex in list(live.state.vertices.values()):
-            live.record(e.VertexStopped(vertex.id, vertex.incarnation))
+        golden.command("stop", reason="done")
+        golden.run_until(lambda view: view["job"]["phase"] == "stopped")
 
     _rewrite_phase(url, "running")
     thread = threading.Thread(target=fail_over)
@@ -112,8 +102,8 @@ def _rewrite_phase(url: str, phase: str) -> None:
         journal.append(journal.epoch(), [entry])
 
 
-def test_commands_and_events_reach_the_master(seed: Seed, live: FakeMaster) -> None:
-    server = RestServer(create_app(live, token="t"), token="t")
+def test_commands_and_events_reach_the_master(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token="t"), token="t")
     handle = JobHandle("golden-1", seed("undisturbed", live=True, url=server.start()), token="t")
     assert handle.scale("rollout", 3) == 9
     assert handle.pause() == 10
@@ -124,9 +114,9 @@ def test_commands_and_events_reach_the_master(seed: Seed, live: FakeMaster) -> N
     server.stop()
 
 
-async def test_the_asynchronous_twin_does_the_same(seed: Seed, live: FakeMaster) -> None:
-    server = RestServer(create_app(live, token=None))
-    live.log_text = {"rollout-0.1.log": "hello\n"}
+async def test_the_asynchronous_twin_does_the_same(seed: Seed, golden: StandingJob) -> None:
+    server = RestServer(create_app(golden.master, token=None))
+    (golden.logs / "rollout-0.1.log").write_text("hello\n")
     handle = JobHandle("golden-1", seed("undisturbed", live=True, url=server.start()))
     twin = handle.aio
     assert (await twin.status())["job"]["phase"] == "running"

@@ -15,7 +15,7 @@ from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequest
 from gyre.graph import compile_job
 from gyre.master.job_context import entry_of
 from gyre.store import Store, open_store
-from gyre.testing.fake_master import small_spec
+from gyre.testing.standing_job import small_spec
 from tests.ports import nobody_listens
 
 

@@ -1,7 +1,8 @@
-"""The REST interface over a fake master: what it answers, and that every refusal is a problem."""
+"""The REST interface over a standing job's master: what it answers, and that every refusal is a problem."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,7 @@ from httpx import Client
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import create_app
 from gyre.errors import ConfigError, StoreFull, Unreachable
-from gyre.failover import events as e
-from gyre.master.master_api import MasterApi
-from gyre.testing.fake_master import FakeMaster
+from gyre.testing.standing_job import StandingJob
 
 JOB = "/api/v1/jobs/small"
 
@@ -31,29 +30,27 @@ def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
     return body
 
 
-def test_the_fake_has_the_whole_protocol(master: FakeMaster) -> None:
-    port: MasterApi = master
-    assert port.view()["job"]["phase"] == "running"
-
-
-@pytest.mark.parametrize("name", ["small", "fake-1"])
-def test_a_job_is_found_by_name_and_by_id(http: Client, master: FakeMaster, name: str) -> None:
+@pytest.mark.parametrize("name", ["small", "standing-1"])
+def test_a_job_is_found_by_name_and_by_id(http: Client, job: StandingJob, name: str) -> None:
     view = http.get(f"/api/v1/jobs/{name}").json()
-    assert view == {**master.view(), "job": view["job"]}
-    assert view["job"].items() >= {"job_id": "fake-1", "name": "small", "phase": "running"}.items()
-    assert view["master"]["pid"] == 4242
+    assert view == {**job.view(), "job": view["job"]}
+    assert view["job"].items() >= {"job_id": "standing-1", "name": "small", "phase": "running"}.items()
+    assert view["master"]["pid"] == os.getpid()
 
 
 def test_the_list_holds_the_one_job(http: Client) -> None:
-    (job,) = http.get("/api/v1/jobs").json()["jobs"]
-    assert (job["job_id"], job["phase"]) == ("fake-1", "running")
+    (row,) = http.get("/api/v1/jobs").json()["jobs"]
+    assert (row["job_id"], row["phase"]) == ("standing-1", "running")
 
 
-def test_graph_spec_vertices_incidents_and_metrics(http: Client, master: FakeMaster) -> None:
-    master.progress = {"step": 3, "reward": float("nan")}
-    master.telemetry = {"rollout-0": {"version": 7, "busy": "generate", "fields": {"queue": 2}}}
-    master.record(e.VertexLost("rollout-1", 1, "process_died", {"exit": -9}))
-    assert http.get(f"{JOB}/graph").json()["roles"]["rollout"] == {"total": 2}
+def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJob) -> None:
+    job.do(job.world.say, "trainer-0", {"step": 3, "reward": float("nan")})
+    job.do(job.world.say, "rollout-0", {"queue": 2})
+    job.do(job.world.stall, "rollout-0")
+    job.do(setattr, job.world.living("rollout-0"), "version", 7)
+    job.do(job.world.kill, "rollout-1")
+    job.run_until(lambda view: view["incidents"] and view["progress"].get("step") == 3)
+    assert http.get(f"{JOB}/graph").json() == job.master.graph()
     assert http.get(f"{JOB}/spec").json()["roles"]["actor"]["gang"] is True
     vertices = {vertex["id"]: vertex for vertex in http.get(f"{JOB}/vertices").json()["vertices"]}
     assert vertices["rollout-1"]["phase"] == "starting"
@@ -63,11 +60,11 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, master: FakeMas
     (incident,) = http.get(f"{JOB}/incidents").json()["incidents"]
     assert incident.items() >= {"vertex": "rollout-1", "scope": "vertex", "outcome": "open"}.items()
     assert http.get(f"{JOB}/metrics").json() == {
-        "job_id": "fake-1",
+        "job_id": "standing-1",
         "seq": 9,
         "step": 0,
         "version": -1,
-        "progress": {"step": 3, "reward": None},
+        "progress": {"step": 3, "reward": "nan"},
     }
 
 
@@ -80,35 +77,38 @@ def test_events_come_in_pages(http: Client) -> None:
     assert (rest["next"], rest["more"]) == (8, False)
 
 
-def test_logs_go_on_from_their_cursor(http: Client, master: FakeMaster) -> None:
-    master.log_text = {"rollout-0.1.log": "hello\nworld\n", "reward-0.1.log": "score\n"}
+def test_logs_go_on_from_their_cursor(http: Client, job: StandingJob) -> None:
+    (job.logs / "rollout-0.1.log").write_text("hello\nworld\n")
+    (job.logs / "reward-0.1.log").write_text("score\n")
     page = http.get(f"{JOB}/logs", params={"role": "rollout", "rank": 0, "limit_bytes": 6}).json()
-    assert [chunk["text"] for chunk in page["chunks"]] == ["hello\n"]
+    assert [chunk["text"] for chunk in page["chunks"]] == ["world\n"]
+    with (job.logs / "rollout-0.1.log").open("a") as log:
+        log.write("again\n")
     more = http.get(f"{JOB}/logs", params={"role": "rollout", "cursor": page["cursor"]}).json()
-    assert [(chunk["offset"], chunk["text"]) for chunk in more["chunks"]] == [(6, "world\n")]
+    assert [(chunk["offset"], chunk["text"]) for chunk in more["chunks"]] == [(12, "again\n")]
 
 
 def test_prometheus_and_health(http: Client) -> None:
     metrics = http.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert "gyre_journal_seq 8" in metrics.text
+    assert 'gyre_events_committed{job="small"} 8.0' in metrics.text
     assert http.get("/healthz").json() == {"ok": True}
 
 
-def test_commands_are_in_the_journal_when_they_are_accepted(http: Client, master: FakeMaster) -> None:
+def test_commands_are_in_the_journal_when_they_are_accepted(http: Client, job: StandingJob) -> None:
     answer = http.post(f"{JOB}:scale", json={"role": "rollout", "count": 3})
-    assert (answer.status_code, answer.json()) == (202, {"job_id": "fake-1", "seq": 9})
-    assert "rollout-2" in master.state.vertices
+    assert (answer.status_code, answer.json()) == (202, {"job_id": "standing-1", "seq": 9})
+    assert "rollout-2" in {vertex["id"] for vertex in job.view()["vertices"]}
     assert http.post(f"{JOB}:pause").json()["seq"] == 10
     assert http.post(f"{JOB}:resume").json()["seq"] == 11
     assert http.post(f"{JOB}:stop", json={"reason": "enough"}).json()["seq"] == 12
-    assert master.state.job.message == "enough"
-    assert [event["actor"] for event in master.events(after=8)] == ["rest"] * 4
+    assert job.view()["job"]["message"] == "enough"
+    assert [event["actor"] for event in job.master.events(after=8)] == ["rest"] * 4
 
 
-def test_stop_needs_no_body(http: Client, master: FakeMaster) -> None:
+def test_stop_needs_no_body(http: Client, job: StandingJob) -> None:
     assert http.post(f"{JOB}:stop").status_code == 202
-    assert master.state.job.phase == "stopping"
+    assert job.view()["job"]["phase"] == "stopping"
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_stop_needs_no_body(http: Client, master: FakeMaster) -> None:
     ],
 )
 def test_every_refusal_is_a_problem(
-    http: Client, method: str, path: str, json: Any, status: int, code: str
+    shared_http: Client, method: str, path: str, json: Any, status: int, code: str
 ) -> None:
-    assert_problem(http.request(method, path, json=json), status, code)
+    assert_problem(shared_http.request(method, path, json=json), status, code)
 
 
-def test_a_405_says_what_is_allowed(http: Client) -> None:
-    assert http.delete(JOB).headers["allow"] == "GET"
+def test_a_405_says_what_is_allowed(shared_http: Client) -> None:
+    assert shared_http.delete(JOB).headers["allow"] == "GET"
 
 
 def test_an_unknown_job_names_the_nearest(http: Client) -> None:
@@ -151,9 +151,18 @@ def test_an_unknown_job_names_the_nearest(http: Client) -> None:
     ],
 )
 def test_what_the_master_raises_is_a_problem(
-    http: Client, master: FakeMaster, error: Exception, status: int, code: str
+    http: Client,
+    job: StandingJob,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    code: str,
 ) -> None:
-    master.fail_with = error
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(job.master, "view", fail)
+    monkeypatch.setattr(job.master, "command", fail)
     assert_problem(http.get(JOB), status, code)
     body = assert_problem(http.post(f"{JOB}:pause"), status, code)
     assert "secret" not in body["detail"]
@@ -173,10 +182,10 @@ def test_what_the_master_raises_is_a_problem(
 )
 @pytest.mark.parametrize("path", [JOB, "/metrics", "/api/v1/openapi.json"])
 def test_a_token_opens_every_path(
-    master: FakeMaster, connect: Callable[..., Any], header: str | None, status: int, path: str
+    shared_job: StandingJob, connect: Callable[..., Any], header: str | None, status: int, path: str
 ) -> None:
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-    with connect(create_app(master, token="s3cret"), "http://gyre.example") as client:
+    with connect(create_app(shared_job.master, token="s3cret"), "http://gyre.example") as client:
         answer = client.get(path, headers=headers)
         assert answer.status_code == status
         if status == 401:

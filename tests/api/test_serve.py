@@ -15,20 +15,20 @@ import pytest
 from gyre.api.client import GyreClient
 from gyre.api.rest import RestServer, broadcast, create_app
 from gyre.errors import ConfigError, Unauthorized, Unreachable
-from gyre.failover import events as e
-from gyre.testing.fake_master import FakeMaster
+from gyre.master.master_api import View
+from gyre.testing.standing_job import StandingJob
 
 Start = Callable[..., str]
 
 
 @pytest.fixture
-def start(master: FakeMaster) -> Iterator[Start]:
+def start(job: StandingJob) -> Iterator[Start]:
     servers: list[RestServer] = []
 
     def serve(
         *, token: str | None = None, port: int = 0, heartbeat_s: float = 15.0, fallback_to_any: bool = False
     ) -> str:
-        app = create_app(master, token=token, heartbeat_s=heartbeat_s)
+        app = create_app(job.master, token=token, heartbeat_s=heartbeat_s)
         server = RestServer(app, "127.0.0.1", port, token, fallback_to_any=fallback_to_any)
         servers.append(server)
         return server.start()
@@ -39,8 +39,8 @@ def start(master: FakeMaster) -> Iterator[Start]:
         assert not server.is_alive
 
 
-def test_it_listens_when_start_returns_and_not_after_stop(master: FakeMaster) -> None:
-    server = RestServer(create_app(master, token=None))
+def test_it_listens_when_start_returns_and_not_after_stop(job: StandingJob) -> None:
+    server = RestServer(create_app(job.master, token=None))
     url = server.start()
     assert httpx.get(f"{url}/healthz").json() == {"ok": True}
     began = time.monotonic()
@@ -50,12 +50,12 @@ def test_it_listens_when_start_returns_and_not_after_stop(master: FakeMaster) ->
         httpx.get(f"{url}/healthz")
 
 
-def test_a_stream_goes_on_with_what_comes(start: Start, master: FakeMaster) -> None:
+def test_a_stream_goes_on_with_what_comes(start: Start, job: StandingJob) -> None:
     url = start()
     with GyreClient(url) as client:
         stream = client.stream("small", after=6)
         assert [next(stream)["seq"] for _ in range(2)] == [7, 8]
-        threading.Timer(0.1, master.record, [e.PauseRequested()]).start()
+        threading.Timer(0.1, job.command, ["pause"]).start()
         event = next(stream)
         assert (event["seq"], event["kind"]) == (9, "PauseRequested")
         stream.close()
@@ -77,7 +77,7 @@ def test_a_stream_is_server_sent_events_and_resumes_after_the_last_id(start: Sta
             assert json.loads(fields[2].removeprefix("data: "))["seq"] == 7
 
 
-def test_a_quiet_stream_beats_and_its_end_is_noticed(start: Start, master: FakeMaster) -> None:
+def test_a_quiet_stream_beats_and_its_end_is_noticed(start: Start, job: StandingJob) -> None:
     url = start(heartbeat_s=0.05)
     with httpx.stream("GET", f"{url}/api/v1/jobs/small/events/stream?after=8") as response:
         lines = response.iter_lines()
@@ -85,7 +85,7 @@ def test_a_quiet_stream_beats_and_its_end_is_noticed(start: Start, master: FakeM
 
 
 def test_a_client_that_stalls_delays_nobody_and_misses_nothing(
-    start: Start, master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+    start: Start, job: StandingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broadcast, "QUEUE_BATCHES", 2)
     url = start()
@@ -100,7 +100,8 @@ def test_a_client_that_stalls_delays_nobody_and_misses_nothing(
 
         def write() -> None:
             for number in range(total):
-                master.record(e.WeightsPublished(1, number, number, blob, 1))
+                job.do(job.world.report, "trainer-0", "Logged", {"number": number, "blob": blob})
+            job.run_until(lambda view: view["seq"] == 8 + total)
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -119,7 +120,7 @@ def test_a_client_that_stalls_delays_nobody_and_misses_nothing(
         assert numbers == list(range(1, 9 + total))
 
 
-def test_many_streams_share_one_waiting_thread(start: Start, master: FakeMaster) -> None:
+def test_many_streams_share_one_waiting_thread(start: Start, job: StandingJob) -> None:
     before = set(threading.enumerate())
     url = start()
     with GyreClient(url) as client:
@@ -128,30 +129,39 @@ def test_many_streams_share_one_waiting_thread(start: Start, master: FakeMaster)
             assert next(stream)["seq"] == 8
         new = set(threading.enumerate()) - before
         assert len([thread for thread in new if thread.name.startswith("gyre-events")]) == 1
-        master.record(e.PauseRequested())
+        job.command("pause")
         for stream in streams:
             assert next(stream)["seq"] == 9
             stream.close()
 
 
-def test_a_slow_master_does_not_stop_health_or_streams(start: Start, master: FakeMaster) -> None:
+def test_a_slow_master_does_not_stop_health_or_streams(
+    start: Start, job: StandingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = start(heartbeat_s=0.05)
     with httpx.stream("GET", f"{url}/api/v1/jobs/small/events/stream?after=8") as response:
         lines = response.iter_lines()
         next(line for line in lines if line.startswith(":"))
-        master.answer_after_s = 4.0
+        late = threading.Event()
+        view = job.master.view
+
+        def answer_late() -> View:
+            late.wait(4.0)
+            return view()
+
+        monkeypatch.setattr(job.master, "view", answer_late)
         slow = threading.Thread(target=lambda: httpx.get(f"{url}/api/v1/jobs/small"))
         slow.start()
         began = time.monotonic()
         assert httpx.get(f"{url}/healthz").status_code == 200
         assert next(line for line in lines if line.startswith(":"))
         assert time.monotonic() - began < 3.5
-        master.answer_after_s = 0.0
+        late.set()
         slow.join()
 
 
-def test_stop_ends_open_streams(master: FakeMaster) -> None:
-    server = RestServer(create_app(master, token=None))
+def test_stop_ends_open_streams(job: StandingJob) -> None:
+    server = RestServer(create_app(job.master, token=None))
     url = server.start()
     with GyreClient(url) as client:
         stream = client.stream("small", after=7)
@@ -161,7 +171,7 @@ def test_stop_ends_open_streams(master: FakeMaster) -> None:
             next(stream)
 
 
-def test_a_port_in_use_is_one_sentence(start: Start, master: FakeMaster) -> None:
+def test_a_port_in_use_is_one_sentence(start: Start, job: StandingJob) -> None:
     port = int(start().rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"Port {port} on 127.0.0.1 is in use"):
         start(port=port)
@@ -169,30 +179,32 @@ def test_a_port_in_use_is_one_sentence(start: Start, master: FakeMaster) -> None
     assert int(other.rpartition(":")[2]) != port
 
 
-def test_a_restarted_server_gets_its_port_back(master: FakeMaster) -> None:
-    first = RestServer(create_app(master, token=None))
+def test_a_restarted_server_gets_its_port_back(job: StandingJob) -> None:
+    first = RestServer(create_app(job.master, token=None))
     url = first.start()
     httpx.get(f"{url}/healthz")
     first.stop()
-    again = RestServer(create_app(master, token=None), port=int(url.rpartition(":")[2]), fallback_to_any=True)
+    again = RestServer(
+        create_app(job.master, token=None), port=int(url.rpartition(":")[2]), fallback_to_any=True
+    )
     assert again.start() == url
     again.stop()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "gyre.example"])
 @pytest.mark.parametrize("token", [None, ""])
-def test_off_loopback_needs_a_token(master: FakeMaster, host: str, token: str | None) -> None:
+def test_off_loopback_needs_a_token(job: StandingJob, host: str, token: str | None) -> None:
     with pytest.raises(ConfigError, match="needs a token"):
-        RestServer(create_app(master, token=None), host, 0, token)
+        RestServer(create_app(job.master, token=None), host, 0, token)
 
 
-def test_an_address_of_another_machine_is_one_sentence(master: FakeMaster) -> None:
+def test_an_address_of_another_machine_is_one_sentence(job: StandingJob) -> None:
     with pytest.raises(ConfigError, match="cannot listen there"):
-        RestServer(create_app(master, token="t"), "192.0.2.1", 0, "t").start()
+        RestServer(create_app(job.master, token="t"), "192.0.2.1", 0, "t").start()
 
 
-def test_a_wildcard_with_a_token_is_served(master: FakeMaster) -> None:
-    server = RestServer(create_app(master, token="t"), "0.0.0.0", 0, "t", advertise="127.0.0.1")
+def test_a_wildcard_with_a_token_is_served(job: StandingJob) -> None:
+    server = RestServer(create_app(job.master, token="t"), "0.0.0.0", 0, "t", advertise="127.0.0.1")
     try:
         with GyreClient(server.start(), "t") as client:
             assert client.jobs()[0]["name"] == "small"

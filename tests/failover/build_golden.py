@@ -20,7 +20,7 @@ from gyre.failover import FailoverCoordinator, JobState, VertexPhase, rows_of
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
-from gyre.testing.fake_master import small_spec
+from gyre.testing.standing_job import small_spec
 
 FOLDER = Path(__file__).parent / "golden"
 START_AT = 1_700_000_000.0

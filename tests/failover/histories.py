@@ -11,7 +11,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.sim import Witness
-from gyre.testing.fake_master import small_spec
+from gyre.testing.standing_job import small_spec
 
 
 def spec_with(**budgets: Budget) -> JobSpec:
@@ -23,10 +23,7 @@ def spec_with(**budgets: Budget) -> JobSpec:
 
 
 def coordinator_of(spec: JobSpec) -> FailoverCoordinator:
-    graph = compile_job(spec).graph
-    return FailoverCoordinator(
-        spec, lambda vertex: graph.region(vertex) if vertex in graph else frozenset((vertex,))
-    )
+    return FailoverCoordinator(spec, compile_job(spec).graph.region_or_alone)
 
 
 @dataclass(frozen=True, slots=True)

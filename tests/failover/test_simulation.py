@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gyre.config import Budget, JobSpec
-from gyre.failover import FailoverCoordinator, JobPhase, differences, fold, rows_of
+from gyre.failover import JobPhase, differences, fold, rows_of
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.sim import Delivery, Fault, FaultKind, SimResult, random_faults, simulate, spot_trace
-from gyre.testing.fake_master import regions_of_gangs, small_spec
 from gyre.testing.fault_injector import FaultInjector
+from gyre.testing.standing_job import small_spec
+from tests.failover.histories import coordinator_of
 
 VERTICES = ("trainer-0", "actor-0", "actor-1", "rollout-0", "rollout-1", "reward-0")
 
@@ -22,8 +23,7 @@ def generous(spec: JobSpec) -> JobSpec:
 
 
 def check(spec: JobSpec, result: SimResult) -> None:
-    compiled = compile_job(spec).spec
-    folded = fold(FailoverCoordinator(compiled, regions_of_gangs(compiled)), result.history)
+    folded = fold(coordinator_of(compile_job(spec).spec), result.history)
     assert differences(folded, rows_of(result.state)) == []
     assert [i for i in result.state.incidents.values() if i.outcome == "open"] == []
 

@@ -6,7 +6,7 @@ import pytest
 
 from gyre.config import JobSpec
 from gyre.failover import Cause, Observation, diagnose
-from gyre.testing.fake_master import small_spec
+from gyre.testing.standing_job import small_spec
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,12 @@ from gyre.api.job_replay import replay_job
 from gyre.config import JobSpec
 from gyre.errors import StoreFull
 from gyre.failover import Incident, JobPhase, JobState, VertexPhase, state_from
-from gyre.master.master import JobMaster
 from gyre.store import EventRow, Store, open_store
-from gyre.testing.clock import VirtualClock, VirtualTimeLoop
-from gyre.testing.fake_cluster import Connection, FakeCluster, FakeTrainer
-from gyre.testing.fake_master import small_spec
+from gyre.testing.clock import VirtualClock
+from gyre.testing.fake_cluster import FakeCluster, FakeTrainer
+from gyre.testing.standing_job import MasterDied, MasterLife, small_spec, store_with_job
 
 JOB_ID = "j1"
-
-
-class MasterDied(BaseException):
-    """Raised where a master's process ends, so that nothing after it runs."""
 
 
 class Job:
@@ -42,15 +36,12 @@ class Job:
             change(self.spec)
         folder.mkdir()
         self.folder = folder
-        self.url = f"sqlite:///{folder / 'gyre.db'}"
+        self.url = store_with_job(folder, JOB_ID, self.spec)
         self.clock = VirtualClock()
         self.world = FakeCluster(self.clock, trainer=FakeTrainer(steps=steps), **knobs)
         self.store: Store = open_store(self.url)
         """The test's own view of the store; masters open theirs."""
         self.journal = self.store.journal(JOB_ID)
-        spec = self.spec.model_dump(mode="json")
-        self.store.create_job(job_id=JOB_ID, name="small", spec=spec, now=self.clock.time())
-        self.exits: list[int] = []
 
     def life(self, *, on_point: Callable[[str], bool] | None = None) -> Life:
         """A master that does not run yet. It dies at the first fault point for which `on_point` is true."""
@@ -95,33 +86,17 @@ class Job:
             assert [i for i in self.state.incidents.values() if i.outcome == "open"] == []
 
 
-class Life:
-    """One master process: a loop of its own, so that its death takes everything with it at once."""
+class Life(MasterLife):
+    """One master process with a script, which a test can have die at any of the store's fault points."""
 
     def __init__(self, job: Job, *, on_point: Callable[[str], bool] | None = None) -> None:
+        super().__init__(job.world, job_id=JOB_ID, store_url=job.url, directory=job.folder)
         self.job = job
-        self.connection: Connection = job.world.connect()
-        self.exit_code: int | None = None
-        self.died = False
         self.points: list[str] = []
-        self._buried = False
         self.full = False
         """While set, no event can be written."""
         self._on_point = on_point
-        self.loop = VirtualTimeLoop(job.clock)
-        self.loop.set_exception_handler(self._ignore_death)
-        self.loop.outside(self._is_writing)
-        self.main: asyncio.Task[None] | None = None
         self.script: list[tuple[float, Callable[[Life], Any]]] = []
-        self.master = JobMaster(
-            job_id=JOB_ID,
-            store_url=job.url,
-            directory=job.folder,
-            cluster=self.connection,
-            clock=job.clock.time,
-            monotonic=job.clock.monotonic,
-            exit_process=self._exit,
-        )
 
     def at(self, at_s: float, action: Callable[[Life], Any]) -> Life:
         """Do something at a moment, in the loop; a coroutine that is returned is run."""
@@ -134,33 +109,23 @@ class Life:
     def run(self, limit_s: float = 3000.0) -> Life:
         asyncio.set_event_loop(None)
         try:
-            self.main = self.loop.create_task(self.master.run())
+            main = self.start()
             self._hook()
             for at_s, action in self.script:
                 self.loop.call_at(max(at_s, self.loop.time()), self._act, action)
             self.loop.call_later(limit_s, self.die)
-            self.main.add_done_callback(self._stop_loop)
+            main.add_done_callback(self.stop_loop)
             self.loop.run_forever()
             error = None
-            if self.main.done() and not self.main.cancelled():
-                error = self.main.exception()
+            if main.done() and not main.cancelled():
+                error = main.exception()
         finally:
-            self._bury()
+            self.bury()
         if error is not None and not isinstance(error, MasterDied):
             raise error
         return self
 
-    def die(self) -> None:
-        """SIGKILL: nothing of this master runs any more."""
-        self.died = True
-        self.connection.cut()
-        self._stop_loop()
-
     # -- inside -------------------------------------------------------------------------------------
-
-    def _stop_loop(self, _: object = None) -> None:
-        if not self._buried:
-            self.loop.stop()
 
     def _act(self, action: Callable[[Life], Any]) -> None:
         outcome = action(self)
@@ -186,41 +151,3 @@ class Life:
             self.died = True
             self.loop.call_soon_threadsafe(self.die)
             raise MasterDied(point)
-
-    def _is_writing(self) -> bool:
-        if self._buried:
-            return True  # for the dead no time passes
-        context = getattr(self.master, "_context", None)
-        return context is not None and bool(context._queued) and not context._retrying
-
-    def _exit(self, code: int) -> None:
-        self.exit_code = code
-        self.job.exits.append(code)
-        self.die()
-        raise MasterDied(f"exit {code}")
-
-    @staticmethod
-    def _ignore_death(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), MasterDied):
-            loop.default_exception_handler(context)
-
-    def _bury(self) -> None:
-        ended = self.main is not None and self.main.done() and not self.died
-        if self.main is not None and self.main.done() and not self.main.cancelled():
-            self.main.exception()
-        self.died = self._buried = True
-        self.connection.cut()
-        # More than once: in Python 3.11 `wait_for` forgets a cancellation that comes together with its result.
-        while tasks := asyncio.all_tasks(self.loop):
-            for task in tasks:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=0))
-        if not ended:
-            context = getattr(self.master, "_context", None)
-            if context is not None:
-                context.close()
-            if getattr(self.master, "_store", None) is not None:
-                self.master._store.close()
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
-        with contextlib.suppress(RuntimeError):
-            self.loop.close()

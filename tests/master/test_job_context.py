@@ -16,17 +16,17 @@ from gyre.graph import compile_job
 from gyre.master.job_context import RETRY_S, Issued, JobContext
 from gyre.store import Store, open_store
 from gyre.testing.clock import VirtualClock, VirtualTimeLoop, run_virtual
-from gyre.testing.fake_master import regions_of_gangs, small_spec
+from gyre.testing.standing_job import small_spec
 
 ROLES = {"trainer": 1, "actor": 2, "rollout": 2, "reward": 1}
 
 
 class Bench:
     def __init__(self, store: Store) -> None:
-        spec = compile_job(small_spec()).spec
+        compiled = compile_job(small_spec())
         self.store = store
         self.clock = VirtualClock()
-        self.coordinator = FailoverCoordinator(spec, regions_of_gangs(spec))
+        self.coordinator = FailoverCoordinator(compiled.spec, compiled.graph.region_or_alone)
         self.issued: list[Issued] = []
         self.seqs_at_issue: list[int] = []
         self.fenced: list[GyreError] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +13,7 @@ from gyre.failover import JobPhase, Scope
 from gyre.sim import FaultKind
 from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
 from gyre.testing.fault_injector import FaultInjector
+from gyre.testing.standing_job import StandingJob
 from tests.master.lives import Job, Life
 
 SETTLED_S = 3.0
@@ -299,9 +301,8 @@ def test_a_restart_that_waits_is_overtaken_by_a_wider_one(make_job: Callable[...
     job.world.at(6.0, job.world.kill, "reward-0")
     job.world.at(9.0, job.world.kill, "reward-0")
     job.world.at(44.0, job.world.kill, "reward-0")
-    job.run()
+    assert job.run().exit_code is None
     assert job.phase is JobPhase.SUCCEEDED
-    assert job.exits == []
 
 
 # -- the disk ---------------------------------------------------------------------------------------
@@ -536,3 +537,11 @@ def test_the_same_faults_give_the_same_events(make_job: Callable[..., Job]) -> N
         job.run()
         histories.append([(event.kind, event.body.get("vertex"), round(event.at, 6)) for event in job.events])
     assert histories[0] == histories[1]
+
+
+def test_who_waits_for_events_is_told_at_their_commit() -> None:
+    with StandingJob() as job, ThreadPoolExecutor(1) as pool:
+        for verb in ("pause", "resume", "pause"):  # a wait that begins after the commit shows nothing
+            waiting = pool.submit(job.master.wait_for_events, after=job.view()["seq"], timeout_s=60.0)
+            job.command(verb)
+            assert waiting.result(30.0)

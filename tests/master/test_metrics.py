@@ -5,14 +5,12 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from gyre.failover import JobPhase
-from gyre.failover import events as e
-from gyre.master.metrics import prometheus_text
-from gyre.testing.fake_master import FakeMaster
+from gyre.testing.standing_job import StandingJob
 
 
-def samples(master: FakeMaster) -> dict[tuple[str, tuple[str, ...]], float]:
+def samples(job: StandingJob) -> dict[tuple[str, tuple[str, ...]], float]:
     found = {}
-    for family in text_string_to_metric_families(prometheus_text(master.view()).decode()):
+    for family in text_string_to_metric_families(job.master.metrics().decode()):
         assert family.documentation
         for sample in family.samples:
             labels = {**sample.labels}
@@ -22,12 +20,11 @@ def samples(master: FakeMaster) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_a_job_that_runs() -> None:
-    master = FakeMaster()
-    master.start_all()
-    master.record(e.StepCompleted(1, step=3, version=3, report=1))
-    master.record(e.WeightsPublished(1, version=3, step=3, checksum="", size_bytes=1, report=2))
-    master.progress = {"reward": 0.5, "accuracy": 0.25, "tokens_per_s": 100, "waits": {"actor": 0.75}}
-    found = samples(master)
+    with StandingJob(step_s=1.0) as job:
+        told = {"reward": 0.5, "accuracy": 0.25, "tokens_per_s": 100, "waits": {"actor": 0.75}}
+        job.do(job.world.say, "trainer-0", told)
+        seq = job.run_until(lambda view: view["job"]["version"] == 3)["seq"]
+        found = samples(job)
     assert found[("gyre_job_phase", ("running",))] == 1.0
     assert sum(value for (name, _), value in found.items() if name == "gyre_job_phase") == 1.0
     assert found[("gyre_vertices", ("running", "rollout"))] == 2.0
@@ -39,21 +36,22 @@ def test_a_job_that_runs() -> None:
     assert found[("gyre_generated_tokens_per_second", ())] == 100.0
     assert found[("gyre_wait_ratio", ("actor",))] == 0.75
     assert found[("gyre_master_epoch", ())] == 1.0
-    assert found[("gyre_events_committed", ())] == master.view()["seq"]
+    assert found[("gyre_events_committed", ())] == seq
 
 
 def test_repairs_are_counted_by_role_cause_and_scope() -> None:
-    master = FakeMaster()
-    master.start_all()
-    master.record(e.VertexLost("actor-1", 1, "stalled"))
-    found = samples(master)
+    with StandingJob() as job:
+        job.do(job.world.kill, "actor-1")
+        job.run_until(lambda view: view["incidents"])
+        found = samples(job)
     assert found[("gyre_job_phase", (JobPhase.RECOVERING.value,))] == 1.0
     assert found[("gyre_vertex_restarts_total", ("actor",))] == 2.0
     assert found[("gyre_vertex_restarts_total", ("rollout",))] == 0.0
-    assert found[("gyre_incidents", ("stalled", "region"))] == 1.0
+    assert found[("gyre_incidents", ("process_died", "region"))] == 1.0
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    found = samples(FakeMaster())
+    with StandingJob() as job:
+        found = samples(job)
     assert not any(name.startswith(("gyre_reward", "gyre_heldout", "gyre_wait")) for name, _ in found)
     assert found[("gyre_policy_version", ())] == -1.0

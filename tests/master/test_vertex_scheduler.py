@@ -18,7 +18,7 @@ from gyre.master.vertex_scheduler import PLACE_TIMEOUT_S, Scheduler
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
-from gyre.testing.fake_master import regions_of_gangs, small_spec
+from gyre.testing.standing_job import small_spec
 from gyre.weights.owned_dirs import OwnedDir
 
 VERTEX = "rollout-0"
@@ -28,8 +28,9 @@ class Bench:
     """A scheduler with a state that the test sets."""
 
     def __init__(self, folder: Path) -> None:
-        spec = compile_job(small_spec()).spec
-        coordinator = FailoverCoordinator(spec, regions_of_gangs(spec))
+        compiled = compile_job(small_spec())
+        spec = compiled.spec
+        coordinator = FailoverCoordinator(spec, compiled.graph.region_or_alone)
         roles = {name: role.total for name, role in spec.roles.items()}
         self.state = coordinator.decide(JobState(), e.JobSubmitted("j1", "small", roles), 0.0).state
         self.clock = VirtualClock()
