@@ -1,11 +1,11 @@
-"""This process's connection to Ray: found, or started here and ended with everything in it.
+"""This process's connection to a Ray cluster that it found, or that it started and ends.
 
 Invariants:
-- *whole or not at all*: Ctrl-C and SIGTERM while Ray starts are held back until it has started, so that there is
-  something to end; a session that a killed process left is swept away at the next start;
-- *told soon*: an address where nobody listens is Unreachable within seconds, where Ray itself tries for minutes.
+- *whole or not at all*: Ctrl-C and SIGTERM during Ray's start are held back until it has started and can be ended; the
+  next start removes the session of a killed process;
+- *told soon*: an address where nobody listens is Unreachable within seconds; Ray itself would try for minutes.
 
-What it touches of Ray's private names is held by `tests/api/test_ray_session.py` to the pinned version.
+`tests/api/test_ray_session.py` holds the private names of Ray that are used here to the pinned version.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from gyre.errors import ConfigError, Unauthorized, Unreachable
 NAMESPACE = "gyre"
 
 PROBE_S = 5.0
-"""How long a cluster's address may refuse connections: a head that is just starting takes a few seconds."""
+"""How long a cluster's address may refuse connections: a head takes a few seconds to start."""
 
 _AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
-"""This process started the Ray cluster that it uses, and ends it."""
+"""Set if this process started the Ray cluster that it uses, and so ends it."""
 
 
 def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
-    """Make sure that this process is connected to a Ray cluster, and return its address.
+    """Connect this process to a Ray cluster, unless it is connected, and return the cluster's address.
 
-    `auto` is the cluster that runs on this machine, `local` (or no address, with `start_local`) one that is started
-    here. Raises Unreachable, Unauthorized, and ConfigError for an address that cannot be one.
+    `auto` is the cluster that runs on this machine; `local`, or no address with `start_local`, starts one here. Raises
+    Unreachable, Unauthorized, and ConfigError for an invalid address.
     """
     # A worker's default niceness of 15 starves it beside any other load.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -65,7 +65,7 @@ def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
 
 
 def disconnect(session: str = "") -> None:
-    """Leave the cluster; one that this process started ends with all its processes, and its files go."""
+    """Leave the cluster. A cluster that this process started ends with all its processes, and its files are removed."""
     import ray
 
     with signals_held():
@@ -127,7 +127,7 @@ def _join(address: str) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises where there can be no cluster. Ray would try for more than a minute to find that out."""
+    """Raises ConfigError or Unreachable if no cluster can be there. Ray would try for more than a minute."""
     if address == "auto":
         return
     if "://" in address:
@@ -149,8 +149,9 @@ def _check_address(address: str) -> None:
 
 
 def _use_token_of_this_machine(address: str) -> bool:
-    """A cluster that was started on this machine wants the token that Ray keeps in the user's home. Ray takes it
-    for `auto` but not for an address, lest it go to a stranger; this machine is none. Whether it was set here."""
+    """Set Ray's token if the address is this machine's; returns whether it was set. A cluster on this machine wants the
+    token that Ray keeps in the user's home. Ray sends it for `auto` but not for an address, which may be a
+    stranger's."""
     from ray._private.authentication.authentication_token_setup import (
         maybe_enable_token_auth_if_token_available,
     )
@@ -205,7 +206,7 @@ def _session_of(ray: Any) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what sessions left whose processes were killed: nobody answers on their sockets any more."""
+    """Remove the files of sessions whose processes were killed and on whose sockets nobody answers."""
     for session in folder.glob("session_*_*"):
         pid = session.name.rpartition("_")[2]
         if session.is_symlink() or not pid.isdecimal() or Path("/proc", pid).exists():
@@ -225,7 +226,7 @@ def _listens(path: Path) -> bool:
 
 
 def _forget_latest(folder: Path) -> None:
-    """Ray's link to the newest session, where that one is gone."""
+    """Remove Ray's link to the newest session if that session is gone."""
     link = folder / "session_latest"
     if link.is_symlink() and not link.exists():
         link.unlink(missing_ok=True)
@@ -233,8 +234,8 @@ def _forget_latest(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Ray sets a handler of its own for SIGTERM. It stays where there was none before, for it exits in order; one
-    that was there may stop the job first, and comes back."""
+    """Restore the SIGTERM handler that Ray's start replaces, because it may stop the job first. If there was none,
+    Ray's own, which exits in order, stays."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -249,8 +250,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _keep_off_stdout() -> None:
-    """Ray prints notices of dead workers to the driver's stdout, where this command's data goes; the journal
-    has each of those deaths, with what was done about it."""
+    """Keep Ray's notices of dead workers off stdout, which is for this command's data. The journal has each of those
+    deaths, with the repair."""
     import ray._private.worker as worker
 
     worker.print_to_stdstream = lambda *_args, **_kwargs: None
@@ -259,7 +260,7 @@ def _keep_off_stdout() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray's start prints notices to stderr that mean nothing to this command's user. Errors are exceptions."""
+    """Discard the notices that Ray's start prints to stderr. Errors are exceptions."""
     sys.stderr.flush()
     saved = os.dup(2)
     with open(os.devnull, "w") as nowhere:

@@ -218,12 +218,12 @@ class RunSpec(Model):
     max_tokens_per_micro_batch: PositiveInt | None = None
     """Streamed: the same in tokens of prompts and answers, over all ranks."""
     dynamic_sampling: Annotated[int, Field(ge=0)] = 0
-    """Streamed: a group whose samples all earned the same, and so has no gradient, is set aside and another prompt
-    takes its place; in a step at most so many times `prompts_per_step`, then the job fails. 0 keeps such groups."""
+    """Streamed: another prompt replaces a group whose samples all earned the same, so that it has no gradient. More
+    replacements in a step than this times `prompts_per_step` fail the job. 0 keeps such groups."""
     checkpoint_every: PositiveInt = 10
     lost_checkpoint: Literal["stop", "weights"] = "stop"
-    """When a gang must be restored and the folder of its last checkpoint is gone: `stop`, for nothing else has all of
-    its state; or go on with the `weights` that instances have, and an optimizer that has seen nothing."""
+    """What to do if a gang must be restored and the folder of its last checkpoint is gone: `stop`, because nothing else
+    has all of its state; or go on with the `weights` that instances have, and a new optimizer."""
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
@@ -236,19 +236,19 @@ class RunSpec(Model):
 
 
 class StalenessSpec(Model):
-    """Which groups make up a step, where generation runs ahead of training."""
+    """Which groups make up a step if generation runs ahead of training."""
 
     policy: Annotated[str, Field(pattern=r"^(in_order|wait|drop|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "in_order"
-    """`in_order`: a step's groups are those that were drawn for it; the trainer waits for all of them. The others take
-    the groups that are whole first (fully asynchronous): `wait` keeps places for those that would become older than
-    `max_staleness`; `drop` gives those up that did; `module:function` asks that function, with
-    `gyre.rollouts.trainer.staleness.Ages`, for a `Verdict` about each sample."""
+    """`in_order`: a step takes the groups that were drawn for it, and the trainer waits for all of them. The other
+    policies take the groups that are complete first (fully asynchronous): `wait` keeps places for groups that would
+    become older than `max_staleness`; `drop` gives up groups that became older; `module:function` asks that function,
+    with `gyre.rollouts.trainer.staleness.Ages`, for a `Verdict` about each sample."""
     ahead: Annotated[int, Field(ge=0)] | None = None
-    """How many steps generation may run ahead of training; None takes `max_staleness`. With less than that, a sample
-    may last over several policies before it is too old."""
+    """How many steps generation may run ahead of training; None takes `max_staleness`. With fewer, a sample may last
+    over several policies before it is too old."""
     dropped: Literal["again", "replace"] = "again"
-    """What becomes of the prompt of a group that was dropped: the newest policy answers it `again`, or it is set aside
-    and another prompt takes its place (`replace`)."""
+    """What happens to the prompt of a dropped group: the newest policy answers it `again`, or another prompt takes its
+    place (`replace`)."""
 
     @property
     def function(self) -> Entrypoint | None:

@@ -38,10 +38,15 @@ class PreparedData:
                 f"{self.settings.digest}.",
                 hint="It is another data set than the job was made for.",
             )
-        self._aside = PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
-        if self._aside is not None and self._aside.manifest["vocab_size"] != manifest["vocab_size"]:
+        self._held_out_folder = (
+            PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
+        )
+        if (
+            self._held_out_folder is not None
+            and self._held_out_folder.manifest["vocab_size"] != manifest["vocab_size"]
+        ):
             raise ConfigError(
-                f"{self._aside.path} was prepared with another tokenizer than {self._folder.path}."
+                f"{self._held_out_folder.path} was prepared with another tokenizer than {self._folder.path}."
             )
         self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
         self._seed = int(config.get("seed", 0))
@@ -56,8 +61,10 @@ class PreparedData:
 
     def held_out(self, count: int) -> list[Group]:
         """The first `count` held-out prompts, with ids -1, -2, … Raises ConfigError if there are fewer."""
-        folder = self._aside or self._folder
-        rows = np.arange(folder.rows) if self._aside is not None else np.flatnonzero(self._is_held_out)
+        folder = self._held_out_folder or self._folder
+        rows = (
+            np.arange(folder.rows) if self._held_out_folder is not None else np.flatnonzero(self._is_held_out)
+        )
         if len(rows) < count:
             raise ConfigError(
                 f"{len(rows)} prompts are held out, fewer than the {count} of run.held_out.",
@@ -74,8 +81,8 @@ class PreparedData:
     @cached_property
     def _is_held_out(self) -> NDArray[np.bool_]:
         """bool `[rows]`. Equal prompts are held out together."""
-        if self._aside is not None:
-            return np.isin(self._folder.hashes, self._aside.hashes)
+        if self._held_out_folder is not None:
+            return np.isin(self._folder.hashes, self._held_out_folder.hashes)
         if not self.settings.held_out_every:
             return np.zeros(self._folder.rows, dtype=np.bool_)
         found: NDArray[np.bool_] = self._folder.hashes % np.uint64(self.settings.held_out_every) == 0
@@ -96,7 +103,9 @@ class PreparedData:
     def largest_token(self) -> int:
         """The largest token of all prompts, held-out ones included, which the model's vocabulary must have. Reads every
         token once."""
-        return max(folder.largest_token for folder in (self._folder, self._aside) if folder is not None)
+        return max(
+            folder.largest_token for folder in (self._folder, self._held_out_folder) if folder is not None
+        )
 
     # -- texts --------------------------------------------------------------------------------------
 

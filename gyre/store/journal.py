@@ -8,10 +8,10 @@ Invariants:
     Seq-is-dense        an append begins at `last_seq() + 1` and has no hole.
     Re-send-is-safe     entries that are already stored (same number, same event id) are accepted again and
                         change nothing, so after a failure of unknown outcome the same entries are sent again.
-    Prefix-only         every way of reading events yields a prefix of the history after a given number, for
-                        a fold of anything else means nothing.
+    Prefix-only         every read of events yields a prefix of the history after a given number, because a
+                        fold of anything else means nothing.
 
-This file must not know what an event means, nor when a command is done: the caller says both.
+This file must not know what an event means, or when a command is done: the caller says both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEYS_PER_STATEMENT = 200
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something to be done after the commit. `id` is unique in its job: it is what makes doing idempotent."""
+    """A command, carried out after the commit. `id` is unique in its job and makes carrying it out idempotent."""
 
     id: str
     kind: str
@@ -43,9 +43,9 @@ class Command:
 class Entry:
     """One event with everything that must be committed together with it.
 
-    `seq` is the event's number, `cause` the id of what led to it, `at` the time in seconds since 1970,
-    `upserts` and `deletes` the snapshot rows by (kind, key), `commands` what is to be done next, `done` the
-    ids of the commands whose results this event is.
+    `seq` is the event's number, `cause` the id of the command or event that led to it, `at` the time in seconds
+    since 1970. `upserts` and `deletes` are snapshot rows by (kind, key), `commands` the commands that the event
+    causes, `done` the ids of the commands whose results it is.
     """
 
     seq: int
@@ -89,7 +89,7 @@ class CommandRow:
 
 @dataclass(frozen=True, slots=True)
 class EncodedEntry:
-    """An `Entry` whose bodies are JSON text already: encoding needs no lock, so it happens before one."""
+    """An `Entry` whose bodies are JSON text, encoded before any lock is taken."""
 
     seq: int
     event_id: str
@@ -105,8 +105,8 @@ class EncodedEntry:
 
 
 def encode_entry(entry: Entry) -> EncodedEntry:
-    """StoreError if something in the entry cannot be stored. Snapshot keys in both `upserts` and `deletes`
-    are refused: what was meant cannot be told."""
+    """The encoded entry. StoreError if something in it cannot be stored, or if `upserts` and `deletes` share a
+    key, because their order is not known."""
     _check_names(entry)
     for address in entry.deletes:
         if address in entry.upserts:
@@ -135,7 +135,7 @@ def _check_names(entry: Entry) -> None:
     for command in entry.commands:
         texts += (command.id, command.kind)
     together = "".join(texts)
-    if not together.isascii() or "\x00" in together:  # seldom: look at each, to name the bad one
+    if not together.isascii() or "\x00" in together:  # rare: check each, to name the bad one
         for each in texts:
             check_text(entry, {"An id, kind or key": each})
 
@@ -155,7 +155,7 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------
 
     def take_over(self, *, now: float, pid: int) -> int:
-        """Raise the epoch by one and return it: whoever held the old one is Fenced from now on."""
+        """Raise the epoch by one and return it. The holder of the old one is Fenced from now on."""
         journals, jobs = tables.journals, tables.jobs
         with self._database.write("take_over") as connection:
             epoch = connection.execute(
@@ -346,8 +346,8 @@ class Journal:
             for command_id in entry.done
         ]
         if done:
-            # The first result counts: a command that is done already stays as it is, and an id that is not
-            # in the outbox (a command of the state before the journal began) is no error.
+            # The first result counts: a command that is already done stays as it is. An id that is not in the
+            # outbox is no error: the command is from the state before the journal began.
             connection.execute(
                 update(outbox)
                 .where(
@@ -360,7 +360,8 @@ class Journal:
             )
 
     def _name_duplicate(self, entries: Sequence[EncodedEntry], error: GyreError) -> StoreError:
-        """Say which id is there twice, and where. In a transaction of its own: the failed one is gone."""
+        """An error that names the duplicate ids and where they are. It reads in a transaction of its own, because the
+        failed one is gone."""
         ids = {entry.event_id: entry.seq for entry in entries}
         commands = [command[0] for entry in entries for command in entry.commands]
         found: list[str] = []
@@ -413,8 +414,8 @@ class Journal:
     ) -> list[EventRow]:
         """The events numbered after `after` and up to `until`, in order, at most `limit`.
 
-        `until_time` ends before the first event that is later (in seconds since 1970), even if a clock that
-        was set back gave a following one an earlier time (Prefix-only).
+        `until_time`, in seconds since 1970, ends the list before the first later event, even if a clock that was
+        set back gave a following event an earlier time (Prefix-only).
         """
         table = tables.events
         query = (
@@ -469,7 +470,7 @@ class Journal:
         return int(value)
 
     def snapshot(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The snapshot rows, (kind, key) to body: what the fold of all the events amounts to."""
+        """The bodies of the snapshot rows by (kind, key): the fold of all events."""
         table = tables.snapshot
         with self._database.read() as connection:
             rows = connection.execute(

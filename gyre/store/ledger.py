@@ -81,8 +81,8 @@ class MicroBatchRow:
 
 @dataclass(frozen=True, slots=True)
 class DiscardRow:
-    """Samples that were not trained on. With `replaced_by` another group took the place of this one, which is
-    `set_aside`; without, it is generated again. `number` counts a ledger's discards from 1."""
+    """Samples that were not trained on. With `replaced_by` that group took the place of this one, which is `set_aside`;
+    without, this group is generated again. `number` counts a ledger's discards from 1."""
 
     number: int
     group_id: int
@@ -95,7 +95,7 @@ class DiscardRow:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRow:
-    """Ranks of a role are brought back from `source`; `gang` is the incarnation of the first of them. `number` counts a
+    """A restore of a role's ranks from `source`. `gang` is the incarnation of the first rank; `number` counts a
     ledger's restores from 1. A `step` of None means that the restore has begun and its end is not known; `seconds` is
     None if the trainer that began it died before its end."""
 
@@ -110,9 +110,9 @@ class RestoreRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
-    """What a new writer starts from. `groups` are those not covered, by id, with their payloads, and `micro_batches`
-    those of steps that are not. `replaced` maps groups that were set aside to those in their place, and `restores` are
-    by number."""
+    """The rows that a new writer starts from: `groups` that no checkpoint covers, by id, with their payloads, and
+    `micro_batches` of steps that none covers. `replaced` maps each replaced group to the group in its place, and
+    `restores` are by number."""
 
     term: int
     cursor: int
@@ -134,7 +134,7 @@ class LedgerRows:
 class LedgerAudit:
     """Result of auditing a ledger in SQL, independently of the code that wrote it.
 
-    `duplicates` maps a group to the steps that list it, if that is more than one listing; `gaps` are the
+    `duplicates` maps a group to the steps that list it, if it is listed more than once; `gaps` are the
     inclusive ranges of group ids from 0 up to the cursor that have no row; `unlisted` counts groups that
     are `trained` at a step which is stored but does not list them. `discarded` counts tokens by reason.
     """
@@ -152,7 +152,7 @@ class LedgerAudit:
 
 
 class LedgerStore:
-    """The ledger of `job_id`. Fault points: `ledger` and `ledger_take_over`, as in `Journal`."""
+    """The sample ledger of `job_id`. Fault points: `ledger` and `ledger_take_over`, as in `Journal`."""
 
     def __init__(self, database: Database, job_id: str) -> None:
         self.job_id = job_id
@@ -170,7 +170,7 @@ class LedgerStore:
 
     def take_over(self, *, term: int) -> None:
         """Become the writer. Fenced if a greater term is stored. The same term is accepted again, because the starter
-        of writers hands terms out (the master's epoch and a count)."""
+        of writers assigns terms (the master's epoch and a count)."""
         with self._database.write("ledger_take_over") as connection:
             stored = raise_term(connection, tables.ledgers, self.job_id, term, cursor=0)
             if stored != term:
@@ -285,7 +285,7 @@ class LedgerStore:
                 "version_max": group.version_max,
                 "payload": group.payload,
             }
-            # A statement of many rows may touch a row once only (PostgreSQL): the last one counts.
+            # A statement of many rows may touch a row only once (PostgreSQL): the last values count.
             for kept in ("payload", "version_min", "version_max"):
                 if row[kept] is None and group.group_id in latest:
                     row[kept] = latest[group.group_id][kept]
@@ -482,7 +482,7 @@ class LedgerStore:
         )
 
 
-# Literals, not parameters: only so can the planner see that a partial index fits.
+# Literals, not parameters, so that the planner sees that a partial index fits.
 _trained: ColumnElement[Any] = literal_column("gyre_ledger_groups.status = 'trained'")
 _not_trained: ColumnElement[Any] = literal_column("gyre_ledger_groups.status <> 'trained'")
 

@@ -1,4 +1,4 @@
-"""The tables, and the one JSON encoding of everything that is stored as text.
+"""The tables of the store, and the one JSON encoding of everything that is stored as text.
 
 Invariants:
     One-live-name    two jobs that have not ended never bear the same name (a unique partial index).
@@ -8,8 +8,8 @@ Invariants:
     Plain-JSON       a body is JSON text: compact, keys sorted, ASCII, and never NaN or an infinity, so that
                      equal bodies are equal bytes and any database (and any other program) can read them.
 
-Every table begins with `gyre_`, since a PostgreSQL database may be shared with others. The migrations in
-`migrations/versions/` are what creates the tables; a test says that they and this file agree.
+A table's name begins with `gyre_`, since a PostgreSQL database may be shared with others. The migrations in
+`migrations/versions/` create the tables; a test compares them with this file.
 This file must not know what an event, a vertex or a job phase is.
 """
 
@@ -71,7 +71,7 @@ jobs = Table(
     Index("gyre_jobs_by_age", "created_at"),
 )
 
-# Apart from `gyre_jobs`: this narrow row changes with every commit, the job's row (with its spec) seldom.
+# Apart from `gyre_jobs`, because this narrow row changes with every commit, and the job's row with its spec rarely.
 journals = Table(
     "gyre_journals",
     metadata,
@@ -244,8 +244,8 @@ rollout_deltas = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
-# ASCII, because a lone surrogate (a model can generate half a character) has no UTF-8 form, and because a
-# NUL inside a string would be refused by PostgreSQL; as \ud800 and \u0000 both survive.
+# ASCII, because a lone surrogate (a model can generate half a character) has no UTF-8 form, and PostgreSQL refuses a
+# NUL inside a string; as \ud800 and \u0000 both survive.
 _encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
 
 
@@ -262,7 +262,7 @@ def encode_body(body: Any, what: object) -> str:
 
 
 def _require_text_keys(value: Any) -> None:
-    """`json` turns a key 1 into "1" without a word, and then what is read is not what was written."""
+    """Raises TypeError for a key that is no text: `json` would silently turn 1 into "1"."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):

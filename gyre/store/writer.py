@@ -1,10 +1,10 @@
-"""One thread that commits what many submit: the journal at full durability without a disk sync an event.
+"""A thread that commits the entries of many submitters together: full durability without a disk sync per event.
 
 Invariants:
     In-order            entries are committed in the order of `submit`, which is the order of their numbers.
     Acknowledged-once   a future is done exactly once: with None after the commit, or with the error.
-    Suffix-fails        when a commit fails, that batch and everything queued behind it fail with the same
-                        error at one instant: numbers are consecutive, so nothing behind a hole can follow.
+    Suffix-fails        when a commit fails, that batch and everything queued behind it fail at once with the same
+                        error, because numbers are consecutive and nothing can follow a hole.
                         Until `resume()` every submit raises that error, and nothing is written.
     Bounded             no more than `queue_limit` entries wait.
 
@@ -29,7 +29,7 @@ QUEUE_LIMIT = 10_000
 
 
 class GroupCommitWriter:
-    """Appends to `journal` under `epoch` from a thread of its own. A context manager; `close` drains."""
+    """Appends to `journal` under `epoch` from its own thread. It is a context manager; `close` drains the queue."""
 
     def __init__(
         self, journal: Journal, epoch: int, *, max_batch: int = MAX_BATCH, queue_limit: int = QUEUE_LIMIT
@@ -46,8 +46,8 @@ class GroupCommitWriter:
         self._thread.start()
 
     def submit(self, entry: Entry, *, timeout_s: float = 5.0) -> Future[None]:
-        """`submit_encoded`, which raises at once what makes the entry unstorable."""
-        # In the submitter's thread: a bad body is the submitter's alone.
+        """Encode and queue one entry; raises at once if it cannot be stored."""
+        # Encoded in the submitter's thread, so that a bad body fails its submitter alone.
         return self.submit_encoded(encode_entry(entry), timeout_s=timeout_s)
 
     def submit_encoded(self, encoded: EncodedEntry, *, timeout_s: float = 5.0) -> Future[None]:
@@ -57,7 +57,7 @@ class GroupCommitWriter:
         (0: do not wait; a full queue is an answer).
         """
         future: Future[None] = Future()
-        # Running from the start: what is queued cannot be withdrawn (a cancelled await would leave a hole).
+        # Marked as running, so that nobody can cancel a queued entry, which would leave a hole.
         future.set_running_or_notify_cancel()
         with self._changed:
             self._changed.wait_for(self._may_enter, timeout_s)
@@ -77,12 +77,12 @@ class GroupCommitWriter:
 
     @property
     def error(self) -> GyreError | None:
-        """What the last commit failed with, until `resume()`."""
+        """The error of the last failed commit, until `resume()`."""
         return self._error
 
     def resume(self) -> None:
-        """Accept entries again. The caller submits the failed ones first, in order: those that were stored
-        after all (the failure came after the commit) are recognised by number and id."""
+        """Accept entries again. The caller submits the failed ones first, in order. Entries that were stored after
+        all, because the failure came after the commit, are recognised by number and id."""
         with self._changed:
             self._error = None
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """A job in the foreground of a terminal: shown while it runs, and stopped gracefully when its user interrupts.
 
-Ctrl-C and SIGTERM mean the same: the job is told to stop, and given time to. A second one does not wait. However
-it ends, no process of a cluster that was started here is left, and the job's end is in its journal.
+Ctrl-C and SIGTERM both tell the job to stop, and give it time; a second one ends it at once. However it ends, no
+process of a cluster that was started here is left, and the job's end is in its journal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gyre.store import open_store
 
 STOP_ASKED_WITHIN_S = 10.0
 STOPPED_WITHIN_S = 60.0
-"""How long an interrupted job may take to stop gracefully; a second Ctrl-C does not wait."""
+"""How long an interrupted job may take to stop gracefully."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -33,7 +33,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM is raised as `Terminated`, so that it stops a job gracefully, as Ctrl-C does."""
+    """Within the block SIGTERM raises `Terminated`, so that it stops a job gracefully, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -50,7 +50,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def in_foreground(handle: JobHandle) -> Iterator[None]:
-    """Around everything that is done with a running job: stops it when interrupted, and cleans up."""
+    """A block with a running job: the job is stopped when the block is interrupted, and its end is cleaned up."""
     interrupted = False
     try:
         yield
@@ -73,13 +73,13 @@ def _stop(handle: JobHandle) -> None:
         handle.stop("interrupted", deadline_s=STOP_ASKED_WITHIN_S)
         handle.wait(STOPPED_WITHIN_S)
     except JobFailed:
-        return  # it had failed before it was told to stop; its journal says how
+        return  # the job had failed before it was told to stop; its journal says how
     except (GyreError, TimeoutError) as error:
         print(f"the job did not stop gracefully: {error}", file=sys.stderr, flush=True)
 
 
 def _write_end(handle: JobHandle, interrupted: bool) -> None:
-    """Its master went with the cluster, perhaps before it could write the job's end down."""
+    """Write the job's end into its journal. The master ended with the cluster, perhaps before it could."""
     why = "interrupted" if interrupted else ""
     try:
         with open_store(handle.store_url, create=False) as store:

@@ -1,4 +1,4 @@
-"""How times, numbers and failures are written for people. Pure: `now` is an argument, and nothing is printed."""
+"""Formats of times, numbers and failures for people. Pure: `now` is an argument, and nothing is printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _EXIT_DETAIL = "exit detail: "
-"""Ray says how a worker process ended behind these words, below several lines of ids."""
+"""The words, below several lines of ids, after which Ray says how a worker process ended."""
 
 
 def local_time(at: float | None) -> str:
@@ -23,7 +23,7 @@ def local_time(at: float | None) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """`just now`, `3 min ago`, `2 h ago`; empty for None. A moment ahead of this machine's clock is now."""
+    """`just now`, `3 min ago`, `2 h ago`; empty for None. A time ahead of this machine's clock is now."""
     if not at:
         return ""
     passed_s = now - at
@@ -52,14 +52,14 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: Any) -> str:
-    """A number as people read it: four significant digits, and nothing for what is not there."""
+    """A number with four significant digits; empty for None."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def waits_of(progress: Mapping[str, Any]) -> dict[str, float]:
-    """The share of recent time by who waited for whom; nothing where a `fit()` calls something else `waits`."""
+    """The share of recent time by who waited for whom; empty if a user's `fit()` uses `waits` for something else."""
     waits = progress.get("waits")
     shares = waits.items() if isinstance(waits, dict) else ()
     return {who: share for who, share in shares if isinstance(share, int | float)}
@@ -86,10 +86,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def incident_message(incident: Mapping[str, Any]) -> str:
-    """Why an incident happened, on one line; empty where its evidence has no word on it.
-
-    An error of the job's own code comes with the line that raised it.
-    """
+    """Why an incident happened, on one line; empty if its evidence does not say. An error in the job's own code comes
+    with the line that raised it."""
     evidence = incident["evidence"]
     traceback = str(evidence.get("traceback") or "").rstrip()
     error = str(evidence.get("error") or evidence.get("exit") or "").strip()

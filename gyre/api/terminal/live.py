@@ -1,4 +1,4 @@
-"""A live view of a running job for people, on stderr: a panel on a terminal, a line every so often elsewhere."""
+"""A live view of a running job for people, on stderr: a panel on a terminal, elsewhere a line every so often."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 60.0
 LINE_WIDTH = 240
-"""Where nobody looks a line is not folded to a terminal that is not there."""
+"""Width of a line if stderr is no terminal."""
 
 SAID_MESSAGE = 300
-"""Characters of an incident's message that are said; `gyre show` and `gyre events --json` have all of it."""
+"""Characters of an incident's message that are printed; `gyre show` and `gyre events --json` have all of it."""
 
 
 class LiveProgress:
-    """`show` takes views of the job as they come, `say` puts a line above the panel. Not thread-safe but for `say`."""
+    """The live view: `show` takes views of the job as they come, `say` puts a line above the panel. Only `say` is
+    thread-safe."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -64,7 +65,7 @@ class LiveProgress:
             self._say_line(view)
 
     def _say_line(self, view: dict[str, Any]) -> None:
-        """Where nobody watches: a line every so often, and one that says nothing new less often."""
+        """Print a line if stderr is no terminal: every so often, and less often if nothing is new."""
         line, now = line_of(view, self._history), time.monotonic()
         if now - self._said_at >= (LINE_EVERY_S if line != self._said else SAME_LINE_EVERY_S):
             self._said, self._said_at = line, now
@@ -79,7 +80,7 @@ class LiveProgress:
 
 
 class LivePanel:
-    """The panel as it is at the moment it is drawn, as large as the terminal is then."""
+    """The panel, drawn anew each time for the present time and size of the terminal."""
 
     def __init__(self, view: Mapping[str, Any], history: RunHistory) -> None:
         self._view, self._history = view, history
@@ -96,7 +97,7 @@ class LivePanel:
 
 
 def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
-    """The view as one line. It is the same as long as nothing but time has passed."""
+    """The view as one line, which stays the same while only time passes."""
     progress = history.progress
     parts = [str(view["job"]["phase"])]
     if progress.get("steps"):
@@ -113,7 +114,7 @@ def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
 
 
 def _incident_line(incident: Mapping[str, Any]) -> str:
-    """An incident as it is said once: `! reward-0: user_error in the job's own code: ValueError → call it again`."""
+    """An incident on one line: `! reward-0: user_error in the job's own code: ValueError → call it again`."""
     whose = " in the job's own code" if incident["user_code"] else ""
     message = incident_message(incident)
     if len(message) > SAID_MESSAGE:

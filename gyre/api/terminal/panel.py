@@ -1,8 +1,8 @@
-"""The panel of a running job, drawn for a terminal of any size from one view and what was seen before it.
+"""The panel of a running job, drawn for a terminal of any size from one view and the run's history.
 
 Invariants:
 - *every row is whole*: a line is cut with an ellipsis or wrapped between two facts, and never runs into the next one;
-- *it fits*: the panel is no higher than it may be. Replicas of a role are folded into one row with counts, the largest
+- *it fits*: the panel is no higher than its room. Replicas of a role are folded into one row with counts, the largest
   role first; then the older incidents go, then the last vertices, and a row says how many are not shown.
 
 Pure: it prints nothing and reads no clock.
@@ -30,16 +30,16 @@ Row = tuple[str, str, str, str, str]
 
 SHOWN_INCIDENTS = 6
 LEAST_INCIDENTS = 2
-"""Incidents that stay while anything else can still give way."""
+"""Incidents that are shown before vertices are left out."""
 
 SHOWN_REPLICAS = 8
-"""A role with more replicas is one row, however high the terminal is."""
+"""Most replicas of a role that have rows of their own, however high the terminal is."""
 
 SHOWN_OPERATORS = 2
-"""The most frequent operators that replicas in one row are in."""
+"""Number of operators named in the row of several replicas, the most frequent first."""
 
 WAIT_LINES = 1
-"""Of who waits for whom, the longest wait first: as many as one line holds."""
+"""Lines about who waits for whom, the longest wait first."""
 
 BAR_WIDTH = 60
 FRAME_ROWS, FRAME_COLUMNS = 2, 4
@@ -113,7 +113,7 @@ def _bar(step: int, steps: int, width: int) -> Text:
 
 
 def _course(view: View, history: RunHistory, at: float, now: float) -> list[tuple[str, str]]:
-    """The phase, and how time passes in it."""
+    """The phase, the time elapsed, and the time to go."""
     job = view["job"]
     phase = str(job["phase"])
     facts = [(phase, COLOURS.get(phase, ""))]
@@ -137,7 +137,7 @@ def _reward(rewards: Sequence[float], width: int) -> Text:
 
 
 def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
-    """What the trainer last reported besides the step and the reward; nothing that it did not."""
+    """What the trainer last reported, besides the step and the reward."""
     found = []
     warm = warm_start(view)
     if warm:
@@ -154,7 +154,7 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
 
 
 def warm_start(view: View) -> str:
-    """The step of the supervised warm start, while an actor is in it; else nothing."""
+    """The step of the supervised warm start while an actor is in it; otherwise empty."""
     for vertex in view["vertices"]:
         step = vertex["fields"].get("warm_start_step")
         if vertex["busy"] == "warm_start" and step:
@@ -163,7 +163,7 @@ def warm_start(view: View) -> str:
 
 
 def _wrap(facts: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """Facts with their styles, as many as fit on each line; a line is broken between facts and not inside one."""
+    """Lines of facts with their styles, as many on each as fit; a fact is never broken."""
     from rich.text import Text
 
     lines: list[Text] = []
@@ -191,7 +191,7 @@ def share_rows(view: View, room: int) -> tuple[list[Row], int]:
 
 
 def _block(rows: int) -> int:
-    """The height of a table with so many rows: none at all where it has none."""
+    """The height of a table with this many rows; 0 if it has none."""
     return rows + 1 if rows else 0
 
 
@@ -233,7 +233,7 @@ def fold_vertices(view: View, room: int) -> list[Row]:
 
 
 def _folded(role: str, replicas: Sequence[Mapping[str, Any]]) -> Row:
-    """All replicas of a role as one row: how many are in each phase, and what most of them do."""
+    """All replicas of a role as one row: the count in each phase, and their most frequent operators."""
     phases = Counter(str(vertex["phase"]) for vertex in replicas)
     doing = Counter(vertex["busy"] for vertex in replicas if vertex["busy"])
     return (
@@ -246,14 +246,14 @@ def _folded(role: str, replicas: Sequence[Mapping[str, Any]]) -> Row:
 
 
 def _cut(rows: list[Row], room: int) -> list[Row]:
-    """The first rows, and in the last place how many are left out."""
+    """The first rows, and a last one with the number that is left out."""
     if len(rows) <= room:
         return rows
     return [*rows[: room - 1], (f"… {len(rows) - room + 1} more", "", "", "", "")] if room > 0 else []
 
 
 def _incidents(view: View, shown: int, width: int) -> Table:
-    """The newest incidents, and in the header how many there were if that is more."""
+    """The newest incidents; the header has the total if some are not shown."""
     incidents = view["incidents"]
     name, *others = INCIDENT_COLUMNS
     if shown < len(incidents):

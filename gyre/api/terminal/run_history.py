@@ -1,7 +1,7 @@
-"""What a watcher has seen of a run so far: its rewards by step, how long a step takes, and when it may be done.
+"""The history of a run as a watcher saw it: its rewards by step, the time of a step, and the estimated end.
 
-A trainer that restarts has nothing to say for a while, and may come back a step or more behind; the history keeps
-the trainer's last report, and counts each step once. Pure: `now` is an argument, in seconds of any steady clock.
+A restarted trainer reports nothing for a while, and may come back a step or more behind; the history keeps the
+trainer's last report, and counts each step once. Pure: `now` is an argument, in seconds of any steady clock.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from gyre.api.terminal.formats import waits_of
 
 PACE_STEPS = 20
-"""The last steps that the estimate is drawn from: enough to even out one recovery, few enough to follow a change."""
+"""The last steps that the estimate uses: enough to even out one recovery, few enough to follow a change."""
 
 NUMBERS = ("step", "steps", "step_s", "reward", "accuracy", "tokens_per_s", "version", "checkpoint_step")
-"""What a trainer reports as numbers."""
+"""The fields of a trainer's report that must be numbers."""
 
 WORKING = ("running", "recovering")
-"""Phases in which steps are made, so that an end can be estimated."""
+"""Phases in which steps are made and the end can be estimated."""
 
 
 class RunHistory:
-    """`observe` takes views as they come; the rest is read from them."""
+    """The history of one run. `observe` takes views as they come."""
 
     def __init__(self) -> None:
         self.progress: dict[str, Any] = {}
-        """The trainer's last report that was not empty; what is a number by rule is one, or is not there."""
+        """The trainer's last report that was not empty, without fields of the wrong type."""
         self.rewards: list[float] = []
         """The reward of every step that was seen."""
         self._phase = ""
@@ -47,7 +47,7 @@ class RunHistory:
             self.rewards.append(float(reward))
 
     def step_s(self) -> float | None:
-        """Seconds that a step takes lately; the trainer's own word until two steps were seen; None before any."""
+        """Seconds of a recent step, by the trainer's report until two steps were seen; None before any."""
         if len(self._ends) >= 2:
             (first, began), (last, ended) = self._ends[0], self._ends[-1]
             return (ended - began) / (last - first)
@@ -55,10 +55,8 @@ class RunHistory:
         return float(seconds) if self._ends and isinstance(seconds, int | float) else None
 
     def remaining_s(self, now: float) -> float | None:
-        """Seconds until the last step is done, at the pace of late; None where nobody can say.
-
-        It counts down within a step, but never by more than the step: a step that takes for ever is not progress.
-        """
+        """Seconds until the last step is done, at the recent pace; None if that is not known. It counts down within a
+        step, but by one step's time at most, since a step that takes for ever is not progress."""
         seconds, steps = self.step_s(), int(self.progress.get("steps") or 0)
         if seconds is None or not steps or self._phase not in WORKING:
             return None
@@ -67,7 +65,7 @@ class RunHistory:
 
 
 def _usual(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """The report without what is not of its usual form: a NaN comes as a text, and a user's `fit()` may call anything
+    """The report without fields of the wrong type: a NaN comes as text, and a user's `fit()` may call anything
     `version`."""
     found = {
         key: value for key, value in progress.items() if key not in NUMBERS or isinstance(value, int | float)

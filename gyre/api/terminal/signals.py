@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM while something must not be cut short: held back until it has ended, or ignored for good.
+"""Blocks in which SIGINT and SIGTERM are held back until the block has ended, or ignored.
 
-Python gives signals to the main thread alone; in any other one both do nothing.
+Python delivers signals to the main thread alone; in other threads these blocks do nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """They come when the block has ended. A handler that the block sets where there was none before stays."""
+    """Signals are delivered when the block has ended. A handler that the block sets stays if there was none before."""
     if not _in_main_thread():
         yield
         return
@@ -38,7 +38,8 @@ def signals_held() -> Iterator[None]:
 
 @contextmanager
 def signals_ignored() -> Iterator[None]:
-    """For what ends by itself within seconds, and leaves something behind where it is cut short."""
+    """Signals are ignored, for a block that ends by itself within seconds and would leave something behind if cut
+    short."""
     if not _in_main_thread():
         yield
         return

@@ -1,8 +1,8 @@
 """Tables for people: columns are fitted to a width before rich draws them, so no word is folded and no row is lost.
 
-Where the width is too small, empty columns go first, then whole columns, the least needed ones first; what remains
-gives way down to its `least` width and is cut with an ellipsis, or wrapped between words. A table without a width,
-for a pipe or a file, keeps everything.
+If the width is too small, empty columns go first, then the most dispensable ones; the remaining columns shrink down to
+their `least` width, and their cells are cut with an ellipsis or wrapped between words. A table without a width, for a
+pipe or a file, keeps everything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and how it gives way. Without `least` it is whole or left out."""
+    """A column and how it may shrink. Without `least` it is whole or left out."""
 
     name: str
     least: int | None = None
@@ -51,10 +51,10 @@ class Column:
 
 
 def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[int, int]:
-    """The width of every column that stays, by its index, given the widths they would like to have.
+    """The width of every column that stays, by its index, given the natural widths.
 
-    A width of 0 marks a column without a single word in it: if it is dispensable, it is left out. The sum with the
-    gaps is at most `width` as long as there is one character for each column that is not dispensable.
+    A natural width of 0 marks an empty column, which is left out if it is dispensable. The sum with the gaps is at
+    most `width` if there is one character for each column that is not dispensable.
     """
     widths = {
         index: wanted for index, wanted in enumerate(natural) if wanted or not columns[index].dispensable
@@ -122,5 +122,5 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int |
 
 
 def table_width(drawn: Table) -> int:
-    """How many characters wide the table is, its gaps included."""
+    """The width of the table in characters, with its gaps."""
     return sum(column.width or 0 for column in drawn.columns) + GAP * len(drawn.columns)

@@ -1,18 +1,18 @@
-"""The engine's core: requests, slots, pauses and weight swaps, as a state machine that somebody steps.
+"""The core of the embedded engine: requests, slots, pauses and weight swaps, as a state machine that its caller steps.
 
-Each step runs one flat batch: a token for every running request, and further prompt tokens up to a budget for those
-that are being prefilled, so that a long prompt does not starve the others. Whoever waits is admitted in order, and
-gets the keys and values of the longest prefix that some slot holds already, made with the present weights: the
-samples of a group prefill their prompt once.
+Each step runs one flat batch: a token for every running request, and further prompt tokens up to a budget for requests
+in prefill, so that a long prompt does not starve the others. Waiting requests are admitted in order. Each gets the keys
+and values of the longest prefix that a slot holds from the present weights, so the samples of a group prefill their
+prompt once.
 
 Invariants:
-- *dense slots*: running requests have slots 0 to n - 1; who ends leaves at once, and the last one takes its slot;
-- *room is reserved*: a request runs only when its prompt and all its new tokens fit; none is ever thrown out;
+- *dense slots*: running requests have slots 0 to n - 1; when one ends, the last one takes its slot at once;
+- *room is reserved*: a request runs only when its prompt and all its new tokens fit; none is ever evicted;
 - *a swap falls between steps*: a token's version is that of the weights its logits came from; keys and values of
   older weights are never given to another request;
-- *a swap waits*: unless paused, weights are swapped when everything that came before has ended, and what comes after
-  starts with the new ones;
-- *one ending*: each request that was submitted gets exactly one update with an ending, the last one.
+- *a swap waits*: unless paused, weights are swapped when all earlier requests have ended, and later requests start with
+  the new ones;
+- *one ending*: each submitted request gets exactly one update with an ending, its last.
 
 All methods are called by one thread. This module must not know about threads, HTTP or files.
 """
@@ -36,12 +36,13 @@ from gyre.models.decoder import Weights
 _ABORTED = Ending(FinishKind.ABORT, message="Aborted")
 _FIRST_CAPACITY = 256
 _WORTH_WAITING_FOR = 8
-"""Prompt tokens in common with one that is being prefilled, from which on a request waits for them."""
+"""Fewest prompt tokens shared with a request in prefill for which another request waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_tokens`: prompt and new tokens of all that run. `prefill_tokens`: rows of a step beyond one a request."""
+    """The engine's limits. `max_tokens` counts the prompt and new tokens of all running requests, `prefill_tokens` the
+    rows of a step beyond one per request."""
 
     max_running: int
     max_tokens: int
@@ -51,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """New weights, and who hears that they are served (with the number of requests that were paused meanwhile)."""
+    """New weights. `done` is called when they are served, with the number of requests that were paused meanwhile."""
 
     weights: Weights
     version: str | None
@@ -98,14 +99,14 @@ class EngineCore:
         self._swaps: deque[Swap] = deque()
         self._updates: list[RequestUpdate] = []
 
-    # What is asked of it
+    # Requests
 
     def submit(self, *requests: EngineRequest) -> None:
-        """Queue requests. They were checked against the limits."""
+        """Queue requests, which the caller has checked against the limits."""
         (self._behind_swap if self._swaps else self._waiting).extend(requests)
 
     def abort(self, chosen: Callable[[EngineRequest], bool], ending: Ending = _ABORTED) -> None:
-        """End the chosen requests, running or not, with what they have."""
+        """End the chosen requests, running or waiting, with the tokens that they have."""
         for queue in (self._waiting, self._behind_swap):
             for request in [request for request in queue if chosen(request)]:
                 queue.remove(request)
@@ -120,7 +121,7 @@ class EngineCore:
         self.abort(lambda _: True, ending)
 
     def pause(self, mode: PauseMode) -> None:
-        """Stop stepping until `resume`. Paused already, the mode still does to requests what it says."""
+        """Stop stepping until `resume`. The mode takes effect on requests even if the engine is already paused."""
         self.paused = True
         if mode is PauseMode.ABORT:
             self.abort_all()
@@ -136,10 +137,8 @@ class EngineCore:
         self.paused = False
 
     def swap(self, swap: Swap) -> None:
-        """Serve other weights: now if paused or idle, else when everything that came before has ended.
-
-        Raises BadRequest when the cache is to be flushed while requests that are paused in place need it.
-        """
+        """Serve other weights: now if paused or idle, else when all earlier requests have ended. Raises BadRequest if
+        the cache is to be flushed while requests that are paused in place need it."""
         if swap.flush and self.paused and self._running:
             raise BadRequest(
                 f"flush_cache must be false while {len(self._running)} requests are paused in place: they go on "
@@ -150,7 +149,7 @@ class EngineCore:
         self._swap_if_due()
 
     def flush(self) -> None:
-        """Forget what slots without a request hold. Raises BadRequest while requests need the cache."""
+        """Drop the keys and values of slots without a request. Raises BadRequest while requests need the cache."""
         busy = len(self._running) + (0 if self.paused else self.waiting)
         if busy:
             raise BadRequest(
@@ -159,7 +158,7 @@ class EngineCore:
             )
         self._held = [None] * self.limits.max_running
 
-    # What it says
+    # State
 
     @property
     def waiting(self) -> int:
@@ -179,7 +178,7 @@ class EngineCore:
         )
 
     def take_updates(self) -> list[RequestUpdate]:
-        """What happened since this was called last."""
+        """The updates since the last call."""
         updates, self._updates = self._updates, []
         return updates
 
@@ -232,7 +231,7 @@ class EngineCore:
                 return
             slot = len(self._running)
             source, shared = self._longest_prefix(request.tokens)
-            if source < 0:  # a running request will soon hold it
+            if source < 0:  # a running request will soon hold a longer prefix
                 return
             self._waiting.popleft()
             if shared and source != slot:
@@ -244,10 +243,8 @@ class EngineCore:
             self._running.append(request)
 
     def _longest_prefix(self, tokens: list[int]) -> tuple[int, int]:
-        """The slot that holds the longest prefix of `tokens`, and how long it is; slot -1: wait for it.
-
-        The last token is never in it: its logits are needed.
-        """
+        """The slot that holds the longest prefix of `tokens`, and the prefix's length; slot -1 means to wait. The
+        prefix never has the last token, whose logits are needed."""
         best, longest, soon = 0, 0, 0
         for slot, holder in enumerate((*self._running, *self._held[len(self._running) :])):
             if holder is None or holder.epoch != self._epoch or holder.tokens[0] != tokens[0]:
@@ -279,7 +276,7 @@ class EngineCore:
             count = 1
             if left > 1:
                 count += min(left - 1, budget)
-                if count > 1:  # the slot's own row takes the last of them
+                if count > 1:  # the slot's own row takes the last token
                     budget -= count - 1
                     first = rows + len(more_tokens)
                     more_tokens += request.tokens[start : start + count - 1]
@@ -297,7 +294,7 @@ class EngineCore:
         return batch, sampled, taken
 
     def _grow_cache(self, length: int) -> None:
-        """Double it, or more: what slots hold is copied each time."""
+        """Grow the cache, at least to twice its size, because growing copies all slots."""
         doubled = min(2 * self._cache.capacity, self.limits.context_length)
         held = [0 if each is None else each.filled for each in self._held]
         held[: len(self._running)] = [request.filled for request in self._running]
@@ -324,7 +321,7 @@ class EngineCore:
     # Endings, slots and swaps
 
     def _progress(self, request: EngineRequest, ending: Ending | None) -> None:
-        """Say what is new of a request, if it is time to."""
+        """Add an update with a request's new tokens, if one is due."""
         request.ending = ending
         total = len(request.logprobs)
         new = total - request.delivered
@@ -337,7 +334,7 @@ class EngineCore:
         self._updates.append(RequestUpdate(request, tokens, logprobs, total, self.weight_version, ending))
 
     def _vacate(self, slot: int) -> None:
-        """Take a request out of its slot; the last one moves there."""
+        """Take a request out of its slot; the last request moves there."""
         request, last = self._running[slot], self._running.pop()
         end = len(self._running)
         self._dirty[slot] = max(self._dirty[slot], request.filled)
@@ -352,7 +349,7 @@ class EngineCore:
         self._dirty[end] = max(self._dirty[end], last.filled)
 
     def _clean(self, slot: int, keep: int) -> None:
-        """Zero what others left in a slot beyond `keep`: broken weights leave NaN, which no mask hides."""
+        """Zero a slot beyond its first `keep` tokens: broken weights may have left NaN there, which no mask hides."""
         if self._dirty[slot] > keep:
             self._cache.zero(slot, keep, self._dirty[slot])
             self._dirty[slot] = keep
@@ -377,7 +374,7 @@ class EngineCore:
 
 
 def _common_prefix(a: list[int], b: list[int], most: int) -> int:
-    """How many tokens both start with, up to `most`, by bisection."""
+    """The number of tokens that both start with, up to `most`, by bisection."""
     if a[:most] == b[:most]:
         return most
     same, different = 0, most

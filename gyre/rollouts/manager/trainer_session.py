@@ -160,9 +160,9 @@ class TrainerSession:
             raise refuse("unexpected", f"a trainer does not send {type(frame).__name__}")
 
     def tell_failures(self) -> None:
-        """Tell of samples that were set aside, and of groups that are given up."""
-        aside, self._groups.quarantined = self._groups.quarantined, []
-        for state in aside:
+        """Tell the trainer of quarantined samples and of groups that are given up."""
+        quarantined, self._groups.quarantined = self._groups.quarantined, []
+        for state in quarantined:
             self._on_event("SampleSetAside", {**_description(state), "evidence": list(state.evidence)})
         for state in list(self._groups.given_up.values()):
             request = state.request

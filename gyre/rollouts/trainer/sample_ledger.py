@@ -1,17 +1,17 @@
-"""The sample ledger: what became of every prompt, kept so that the next trainer goes on exactly where the last one was.
+"""The sample ledger: the status of every prompt, so that the next trainer goes on exactly where the last one was.
 
 A group's status is `queued` when its prompt is drawn, `done` when its samples are scored, and `trained` with its step.
 The samples are written before they are trained on, and kept until a committed checkpoint covers their step. So a
 trainer that falls back to a checkpoint is given again what the checkpoint does not cover, in the same batches, and
-never what it covers. A group that nobody can generate, or whose samples are given up for good, is `set_aside`, and
-another prompt takes its slot.
+never what it covers. A group that is quarantined, or dropped for good, is `set_aside`, and another prompt takes its
+slot.
 
 Invariants:
 - *written before trained*: no group reaches the actor before its samples are in the ledger;
 - *batches are recorded*: no micro-batch reaches the actor before the ledger knows which groups it has, on which rank.
   A replay sends what is recorded;
-- *nothing vanishes*: every prompt that was drawn is queued, done, trained or set aside, and samples that are not
-  trained on are counted, with the reason;
+- *nothing vanishes*: every prompt that was drawn is queued, done, trained or replaced (`set_aside`), and samples that
+  are not trained on are counted, with the reason;
 - *one writer*: a writer with an older term is refused (`Fenced`).
 """
 
@@ -87,7 +87,7 @@ class Recovered:
     """Groups that were drawn and are not scored, each with the oldest policy version that it was requested of, where
     that was recorded."""
     replaced: dict[int, int] = field(default_factory=dict)
-    """Groups that were set aside, each with the group in its slot."""
+    """Groups that were replaced, each with the group in its slot."""
     restores: dict[str, Restore] = field(default_factory=dict)
     """The last restore of each role that had one."""
     restore_count: int = 0
@@ -195,7 +195,7 @@ class SampleLedger:
         evidence: str,
         now: float,
     ) -> None:
-        """A group is set aside for good; `replaced_by`, newly drawn, takes its slot."""
+        """Record that the group `replaced_by`, newly drawn, takes the slot of another for good."""
         discard = self._discard(group_id, reason, tokens, evidence, now, replaced_by)
         rows = [GroupRow(group_id, "set_aside"), GroupRow(replaced_by, "queued")]
         self._store.write(self._term, groups=rows, discards=[discard], cursor=cursor)

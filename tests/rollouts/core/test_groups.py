@@ -862,7 +862,7 @@ def test_what_takes_a_whole_machine_down_is_found_too() -> None:
     assert all("connection_lost" in text for text in poison.evidence)
 
 
-def test_machines_that_go_by_themselves_set_nothing_aside() -> None:
+def test_machines_that_go_by_themselves_quarantine_nothing() -> None:
     """Preempted every hundred tokens, without notice."""
     open_groups = groups_with("m0")
     open_groups.open(asked(16, limit=1000))
@@ -900,7 +900,7 @@ def test_who_comes_back_after_a_cut_had_not_died() -> None:
 
 
 def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
-    """It kills an engine under each of three managers, and is set aside by the third."""
+    """It kills an engine under each of three managers, and the third quarantines it."""
     rows: tuple[dict[str, Any], dict[int, bytes], dict[int, bytes]] = ({}, {}, {})
     counters, groups, deltas = rows
     for term in range(1, QUARANTINE_AFTER + 1):
@@ -927,8 +927,8 @@ def test_what_a_sample_answers_for_outlasts_the_manager() -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abcd"])
-def test_poison_is_found_and_no_innocent_neighbour_is_set_aside(names: str) -> None:
-    """Sample 0 kills any engine at once; all others would finish. Only it is set aside, again and again, until its
+def test_poison_is_found_and_no_innocent_neighbour_is_quarantined(names: str) -> None:
+    """Sample 0 kills any engine at once; all others would finish. Only it is quarantined, again and again, until its
     group is given up; every other finishes with all tokens that it ever had."""
     open_groups = groups_with(*names)
     requests = open_groups.open(asked(24, limit=200))
@@ -963,7 +963,7 @@ def test_poison_is_found_and_no_innocent_neighbour_is_set_aside(names: str) -> N
     assert all("said so" in text for text in poison.evidence)
 
 
-def test_engines_that_die_by_themselves_set_nothing_aside() -> None:
+def test_engines_that_die_by_themselves_quarantine_nothing() -> None:
     """An engine that dies every hundred tokens, whatever it runs: everybody gets on, so nobody is to blame."""
     open_groups = groups_with("a")
     open_groups.open(asked(16, limit=1000))

@@ -898,7 +898,7 @@ async def test_an_engine_that_dies_is_told_with_its_last_words_and_its_samples_g
     assert plane.manager.groups.account.discarded == {}
 
 
-async def test_a_sample_that_fails_everywhere_is_set_aside_with_its_evidence_and_told_in_the_end(
+async def test_a_sample_that_fails_everywhere_is_quarantined_with_its_evidence_and_told_in_the_end(
     plane: Plane,
 ) -> None:
     trainer = await plane.trainer()

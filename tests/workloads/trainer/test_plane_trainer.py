@@ -1,4 +1,4 @@
-"""The trainer and a rollout plane: whatever breaks off on either side, each prompt is trained once or set aside."""
+"""The trainer and a rollout plane: whatever fails on either side, each prompt is trained once or replaced."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_group_that_comes_late_holds_up_as_little_as_it_may(planed: MakePlaned
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_a_group_that_nobody_can_generate_is_set_aside_and_replaced(planed: MakePlaned, mode: str) -> None:
+def test_a_group_that_nobody_can_generate_is_quarantined_and_replaced(planed: MakePlaned, mode: str) -> None:
     job, plane = planed(mode, poison={2, 11, 40, 41})
     with job:
         result = came_out_right(job, plane)
