@@ -250,6 +250,7 @@ async def test_a_local_instance_fetches_between_windows_and_loads_and_works_with
     assert ahead.ahead
     assert plane.manager.sessions["a"].loading is None  # it may take as long as the trainer trains
     await trainer.ask([0])
+    await agent.wire.send(EngineDied(message="it died", tail=""))  # which makes the manager look at what it lacks
     await agent.wire.nothing(Weights)  # once
     lend = LendDevices(window=1, begun=False, arrived_tokens=0, train_s_per_token=0.0, last_share=1.0)
     await trainer.wire.send(lend)
@@ -320,11 +321,11 @@ async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_h
     for version in range(1, newest + 1):
         plane.manager.weights.add(msgspec.structs.replace(first, version=version, checksum=f"{version:032x}"))
     await agent.loaded(first)
+    await agent.wire.nothing(Reject)
     await trainer.publish(newest + 1)
     weights = await agent.wire.expect(Weights)
     while weights.version <= newest:
         weights = await agent.wire.expect(Weights)
-    await agent.wire.nothing(Reject)
     await agent.loaded(weights)
     await trainer.ask([0])
     await agent.work(1)
