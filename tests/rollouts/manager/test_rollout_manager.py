@@ -250,7 +250,9 @@ async def test_a_local_instance_fetches_between_windows_and_loads_and_works_with
     assert ahead.ahead
     assert plane.manager.sessions["a"].loading is None  # it may take as long as the trainer trains
     await trainer.ask([0])
-    await agent.wire.send(EngineDied(message="it died", tail=""))  # which makes the manager look at what it lacks
+    await agent.wire.send(
+        EngineDied(message="it died", tail="")
+    )  # which makes the manager look at what it lacks
     await agent.wire.nothing(Weights)  # once
     lend = LendDevices(window=1, begun=False, arrived_tokens=0, train_s_per_token=0.0, last_share=1.0)
     await trainer.wire.send(lend)
