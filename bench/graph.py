@@ -51,15 +51,18 @@ def materialised(compiled: CompiledJob) -> list[set[str]]:
     graph = networkx.MultiDiGraph()
     graph.add_nodes_from(vertex.id for vertex in compiled.graph.vertices)
     peers = networkx.Graph()
+    of_role: dict[str, list[str]] = {}
+    for vertex in compiled.graph.vertices:
+        of_role.setdefault(vertex.role, []).append(vertex.id)
     peers.add_nodes_from(graph)
     for role in compiled.graph.gangs:
-        ranks = [vertex.id for vertex in compiled.graph.of_role(role)]
+        ranks = of_role[role]
         peers.add_edges_from((a, b) for a in ranks for b in ranks if a < b)
     for edge in compiled.graph.role_pairs():
         source, target = edge.source.partition(".")[0], edge.target.partition(".")[0]
         if source == target:
             continue
-        pairs = [(a.id, b.id) for a in compiled.graph.of_role(source) for b in compiled.graph.of_role(target)]
+        pairs = [(a, b) for a in of_role[source] for b in of_role[target]]
         graph.add_edges_from(pairs, kind=edge.kind)
         if edge.kind is EdgeKind.COLLECTIVE:
             peers.add_edges_from(pairs)

@@ -5,7 +5,7 @@ Invariants:
   in the vertices;
 - *regions partition*: every vertex is in exactly one region, and two vertices are in one region iff a chain of
   non-durable edges joins them;
-- *immutable*: scaling gives a new graph (`with_ranks`), the old one stays as it was.
+- *immutable*: the graph stays as it was compiled; a vertex that scaling adds is a region of its own.
 
 This module must not know where vertices stand (`placement_plan`) or whether they live (`failover`).
 """
@@ -30,12 +30,10 @@ class ExecutionGraph:
             role: {f"{role}-{rank}": Vertex(role, rank) for rank in of_role}
             for role, of_role in ranks.items()
         }
-        self._sources: dict[str, dict[str, set[EdgeKind]]] = {role: {} for role in self._roles}
         self._targets: dict[str, dict[str, set[EdgeKind]]] = {role: {} for role in self._roles}
-        for edge in (*dcg.edges, *dcg.role_edges):
+        for edge in self.role_pairs():
             source, target = _role_of(edge.source), _role_of(edge.target)
             if source != target:
-                self._sources[target].setdefault(source, set()).add(edge.kind)
                 self._targets[source].setdefault(target, set()).add(edge.kind)
 
     # -- vertices -----------------------------------------------------------------------------------
@@ -44,21 +42,11 @@ class ExecutionGraph:
     def vertices(self) -> tuple[Vertex, ...]:
         return tuple(vertex for of_role in self._roles.values() for vertex in of_role.values())
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return tuple(self._roles)
-
     def __len__(self) -> int:
         return sum(len(of_role) for of_role in self._roles.values())
 
     def __contains__(self, vertex_id: object) -> bool:
         return isinstance(vertex_id, str) and vertex_id in self._roles.get(_vertex_role(vertex_id), {})
-
-    def of_role(self, role: str) -> tuple[Vertex, ...]:
-        """The vertices of a role by rank. Raises NotFound with the nearest role."""
-        if role not in self._roles:
-            raise NotFound(f"{role!r} is not a role of this job; {nearest(role, self._roles)}")
-        return tuple(self._roles[role].values())
 
     def vertex(self, vertex_id: str) -> Vertex:
         """Raises NotFound with the nearest vertex id."""
@@ -67,21 +55,7 @@ class ExecutionGraph:
             raise NotFound(f"{vertex_id!r} is not a vertex of this job; {self._nearest(vertex_id)}")
         return found
 
-    def with_ranks(self, role: str, ranks: Iterable[int]) -> ExecutionGraph:
-        """The graph after `role` was scaled to these ranks, which need not be consecutive."""
-        self.of_role(role)
-        kept = {name: [vertex.rank for vertex in found.values()] for name, found in self._roles.items()}
-        return ExecutionGraph(self.dcg, {**kept, role: sorted(set(ranks))}, self.gangs)
-
     # -- edges --------------------------------------------------------------------------------------
-
-    def upstream(self, vertex_id: str) -> tuple[str, ...]:
-        """Vertices of other roles that an edge leads from to this one."""
-        return self._ids(self._sources[self.vertex(vertex_id).role])
-
-    def downstream(self, vertex_id: str) -> tuple[str, ...]:
-        """Vertices of other roles that an edge leads to from this one."""
-        return self._ids(self._targets[self.vertex(vertex_id).role])
 
     def role_pairs(self) -> tuple[Edge, ...]:
         """The DCG's edges and role edges: all there is between vertices, once per pair of roles."""

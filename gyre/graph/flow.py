@@ -104,10 +104,6 @@ class Flow:
                 return Firing(ref, index, tuple(range(index * rate, (index + 1) * rate)))
         return Firing(ref, index)
 
-    def done_count(self, ref: str) -> int:
-        """How many firings of the operator are done without a gap from the first."""
-        return self._tracks[ref].watermark
-
     def is_done(self, ref: str, index: int) -> bool:
         return self._tracks[ref].is_done(index)
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
-from gyre.errors import Fenced
 from gyre.failover import (
     Cause,
     JobPhase,
@@ -255,8 +254,3 @@ class DiagnosisManager:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fault(error)
-
-
-def is_fenced(error: BaseException) -> bool:
-    """Whether a vertex or the journal said that a newer master exists."""
-    return isinstance(error, Fenced)

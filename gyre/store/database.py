@@ -22,7 +22,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +44,15 @@ CONNECT_TIMEOUT_S = 10
 MIGRATION_LOCK = 0x67797265  # "gyre": the key of PostgreSQL's advisory lock
 _NEARLY_NOTHING_BYTES = 256 * 1024
 
-Fault = Callable[[str], None]
-
-
-def no_fault(point: str) -> None:
-    """The default fault hook: nothing happens at any point."""
-
 
 class Database:
-    """One database as connections: `write` and `read` are the only ways to a transaction.
-
-    `fault` is called with the name of each point that a crash could fall on (`append.before_commit`, ...);
-    tests replace it by something that kills the process.
-    """
+    """One database as connections: `write` and `read` are the only ways to a transaction."""
 
     def __init__(self, url: URL, *, read_only: bool) -> None:
         self.url = url
         self.read_only = read_only
         self.where = url.render_as_string(hide_password=True)
         self.path = Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
-        self.fault: Fault = no_fault
         self._engine = _sqlite_engine(url, read_only) if self.path else _postgres_engine(url)
 
     @property
@@ -74,17 +63,14 @@ class Database:
         self._engine.dispose()
 
     @contextlib.contextmanager
-    def write(self, name: str, *, relaxed: bool = False) -> Iterator[Connection]:
+    def write(self, *, relaxed: bool = False) -> Iterator[Connection]:
         """A transaction that commits on leaving and rolls back on any exception."""
         if self.read_only:
             raise StoreError(f"{self.where} was opened for reading.", hint="Open it without read_only=True.")
         with translated(self), self._engine.connect() as connection:
             connection = connection.execution_options(gyre_relaxed=relaxed)
             with connection.begin():
-                self.fault(f"{name}.begun")
                 yield connection
-                self.fault(f"{name}.before_commit")
-        self.fault(f"{name}.after_commit")
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -255,7 +241,7 @@ def _bring_to_head(database: Database) -> None:
         )
     if database.is_sqlite:
         _switch_to_wal(database)
-    with database.write("migrate") as connection:
+    with database.write() as connection:
         if not database.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         revision = _revision(connection)  # again, now that nobody else can be migrating

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, text,
 
 from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, nearest
 from gyre.store import tables
-from gyre.store.database import Database, Fault, is_unique_violation, open_database
+from gyre.store.database import Database, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
 from gyre.store.rollouts import RolloutStore
@@ -88,15 +88,6 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self._database.where})"
 
-    @property
-    def fault_points(self) -> Fault:
-        """Called with the name of every point that a crash could fall on; for tests, which set it."""
-        return self._database.fault
-
-    @fault_points.setter
-    def fault_points(self, fault: Fault) -> None:
-        self._database.fault = fault
-
     def journal(self, job_id: str) -> Journal:
         """The journal of one job. Reading or writing one that does not exist raises NotFound."""
         return Journal(self._database, job_id)
@@ -149,7 +140,7 @@ class Store:
             "namespace": namespace,
         }
         try:
-            with self._database.write("create_job") as connection:
+            with self._database.write() as connection:
                 connection.execute(insert(tables.jobs).values(row))
                 connection.execute(
                     insert(tables.journals).values(job_id=job_id, epoch=0, last_seq=0, taken_at=None)
@@ -175,7 +166,7 @@ class Store:
             values["spec"] = encode_body(values["spec"], f"job {job_id}")
         check_text(f"job {job_id}", {key: value for key, value in values.items() if isinstance(value, str)})
         try:
-            with self._database.write("update_job") as connection:
+            with self._database.write() as connection:
                 self._check_epoch(connection, job_id, epoch)
                 if values:
                     connection.execute(

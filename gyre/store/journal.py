@@ -141,11 +141,7 @@ def _check_names(entry: Entry) -> None:
 
 
 class Journal:
-    """The journal of `job_id`. Safe to use from many threads; every call is one transaction of its own.
-
-    Fault points: take_over and append, each `.begun`, `.before_commit`, `.after_commit`; and within append,
-    `append.events`, `append.snapshot`, `append.outbox` after each group of rows.
-    """
+    """The journal of `job_id`. Safe to use from many threads; every call is one transaction of its own."""
 
     def __init__(self, database: Database, job_id: str) -> None:
         self.job_id = job_id
@@ -157,7 +153,7 @@ class Journal:
     def take_over(self, *, now: float, pid: int) -> int:
         """Raise the epoch by one and return it. The holder of the old one is Fenced from now on."""
         journals, jobs = tables.journals, tables.jobs
-        with self._database.write("take_over") as connection:
+        with self._database.write() as connection:
             epoch = connection.execute(
                 update(journals)
                 .where(journals.c.job_id == self.job_id)
@@ -183,7 +179,7 @@ class Journal:
             return
         self._check_batch(entries)
         try:
-            with self._database.write("append") as connection:
+            with self._database.write() as connection:
                 fresh = self._claim(connection, epoch, entries)
                 if fresh:
                     self._insert(connection, epoch, fresh)
@@ -274,12 +270,11 @@ class Journal:
         return [entry for entry in entries if entry.seq > stored_seq]
 
     def _insert(self, connection: Connection, epoch: int, entries: Sequence[EncodedEntry]) -> None:
-        job_id, fault = self.job_id, self._database.fault
         connection.execute(
             insert(tables.events),
             [
                 {
-                    "job_id": job_id,
+                    "job_id": self.job_id,
                     "seq": entry.seq,
                     "event_id": entry.event_id,
                     "cause": entry.cause,
@@ -292,11 +287,8 @@ class Journal:
                 for entry in entries
             ],
         )
-        fault("append.events")
         self._write_snapshot(connection, entries)
-        fault("append.snapshot")
         self._write_outbox(connection, entries)
-        fault("append.outbox")
 
     def _write_snapshot(self, connection: Connection, entries: Sequence[EncodedEntry]) -> None:
         latest: dict[tuple[str, str], tuple[int, str | None]] = {}

@@ -124,11 +124,6 @@ class LedgerRows:
     replaced: dict[int, int] = field(default_factory=dict)
     restores: list[RestoreRow] = field(default_factory=list)
 
-    @property
-    def covered_step(self) -> int | None:
-        """The step of the newest checkpoint."""
-        return self.checkpoints[-1].step if self.checkpoints else None
-
 
 @dataclass(frozen=True, slots=True)
 class LedgerAudit:
@@ -152,7 +147,7 @@ class LedgerAudit:
 
 
 class LedgerStore:
-    """The sample ledger of `job_id`. Fault points: `ledger` and `ledger_take_over`, as in `Journal`."""
+    """The sample ledger of `job_id`."""
 
     def __init__(self, database: Database, job_id: str) -> None:
         self.job_id = job_id
@@ -171,7 +166,7 @@ class LedgerStore:
     def take_over(self, *, term: int) -> None:
         """Become the writer. Fenced if a greater term is stored. The same term is accepted again, because the starter
         of writers assigns terms (the master's epoch and a count)."""
-        with self._database.write("ledger_take_over") as connection:
+        with self._database.write() as connection:
             stored = raise_term(connection, tables.ledgers, self.job_id, term, cursor=0)
             if stored != term:
                 raise self._fenced(term, stored)
@@ -205,7 +200,7 @@ class LedgerStore:
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
         )
-        with self._database.write("ledger", relaxed=not durable) as connection:
+        with self._database.write(relaxed=not durable) as connection:
             self._claim(connection, term, cursor)
             if forget_digests_from_step is not None:
                 steps_table = tables.ledger_steps

@@ -37,7 +37,7 @@ class RolloutRows:
 
 
 class RolloutStore:
-    """The rollout rows of `job_id`. Fault points: `rollouts` and `rollouts_take_over`, as in `Journal`."""
+    """The rollout rows of `job_id`."""
 
     def __init__(self, database: Database, job_id: str) -> None:
         self.job_id = job_id
@@ -45,7 +45,7 @@ class RolloutStore:
 
     def take_over(self, *, term: int) -> None:
         """Become the writer. Fenced if a greater term is stored; the same term again is accepted."""
-        with self._database.write("rollouts_take_over") as connection:
+        with self._database.write() as connection:
             stored = raise_term(connection, tables.rollouts, self.job_id, term, counters="{}")
             if stored != term:
                 raise self._fenced(term, stored)
@@ -63,7 +63,7 @@ class RolloutStore:
         """Open groups, append deltas, then remove closed groups (tickets) and forgotten deltas (numbers), in one
         transaction. Fenced if another term is stored."""
         groups, stored_deltas = tables.rollout_groups, tables.rollout_deltas
-        with self._database.write("rollouts", relaxed=True) as connection:
+        with self._database.write(relaxed=True) as connection:
             self._claim(connection, term, encode_body(dict(counters), "the rollout counters"))
             if opened:
                 connection.execute(

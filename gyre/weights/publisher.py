@@ -98,19 +98,6 @@ class Publisher:
         staged = self.arena.stage(specs, keep=None, chunk_bytes=size)
         return Publication(self, staged, version, step, base, layout, side, rounding)
 
-    def publish_packed(
-        self,
-        manifest: WeightManifest,
-        buffer: bytes | memoryview,
-        *,
-        files: Mapping[str, bytes] | None = None,
-    ) -> WeightManifest:
-        """Publish weights that `pack_weights` put into one buffer, under their manifest's version."""
-        layout = Layout(manifest.tensors, b"", len(buffer))
-        publication = self.begin(manifest.version, manifest.step, layout, files=files, base=manifest.base)
-        publication.put_packed(buffer)
-        return publication.finish().result()
-
     def publish(
         self,
         version: int,
@@ -177,13 +164,6 @@ class Publication:
         self._copy(spec, tensor)
         self._filled(0, spec.offset, spec.nbytes)
         self.copy_s += time.monotonic() - began
-
-    def put_packed(self, buffer: bytes | memoryview) -> None:
-        """Copy the whole tensor file at once. Raises WeightMismatch if its size differs from the layout's."""
-        if len(buffer) != self._layout.size_bytes:
-            raise WeightMismatch(f"the buffer has {len(buffer)} bytes, the layout {self._layout.size_bytes}.")
-        self._due.clear()
-        self._fill(0, 0, buffer)
 
     def _copy(self, spec: TensorSpec, tensor: torch.Tensor) -> None:
         import torch

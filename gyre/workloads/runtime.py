@@ -135,9 +135,6 @@ class TrainerRuntime:
     def should_stop(self) -> bool:
         return self._stopping.is_set()
 
-    def wait_while_paused(self, timeout_s: float) -> None:
-        self._running.wait(timeout_s)
-
     def report(self, kind: str, **body: Any) -> None:
         """An event for the journal; `kind` is the name of a class in `gyre.failover.events`, or one of your own."""
         self._report(kind, {"incarnation": self.term, **body})

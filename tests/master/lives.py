@@ -15,6 +15,7 @@ from gyre.store import EventRow, Store, open_store
 from gyre.testing.clock import VirtualClock
 from gyre.testing.fake_cluster import FakeCluster, FakeTrainer
 from gyre.testing.standing_job import MasterDied, MasterLife, small_spec, store_with_job
+from tests.store.fault_points import BEGUN, at_points
 
 JOB_ID = "j1"
 
@@ -133,17 +134,17 @@ class Life(MasterLife):
             self.loop.create_task(outcome)
 
     def _hook(self) -> None:
-        """Set the store's fault points as soon as the master has opened it."""
+        """Watch the points of the store's writes as soon as the master has opened it."""
         opened = getattr(self.master, "_store", None)
         if opened is None:
             self.loop.call_soon(self._hook)
         else:
-            opened.fault_points = self._point
+            at_points(opened, self._point)
 
     def _point(self, point: str) -> None:
         """Called in the thread that commits."""
         self.points.append(point)
-        if self.full and point == "append.begun":
+        if self.full and point == BEGUN:
             raise StoreFull("No space left for the journal.")
         if self.died:
             raise MasterDied(point)

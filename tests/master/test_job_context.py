@@ -17,6 +17,7 @@ from gyre.master.job_context import RETRY_S, Issued, JobContext
 from gyre.store import Store, open_store
 from gyre.testing.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from gyre.testing.standing_job import small_spec
+from tests.store.fault_points import AFTER_COMMIT, BEGUN, at_points
 
 ROLES = {"trainer": 1, "actor": 2, "rollout": 2, "reward": 1}
 
@@ -173,13 +174,13 @@ def test_what_cannot_be_written_is_kept_and_written_in_order(bench: Bench) -> No
     full = True
 
     def no_space(point: str) -> None:
-        if full and point == "append.begun":
+        if full and point == BEGUN:
             raise StoreFull("No space left.")
 
     async def scenario() -> None:
         nonlocal full
         context = await bench.opened()
-        bench.store.fault_points = no_space
+        at_points(bench.store, no_space)
         waiting = [context.submit(e.JobSubmitted("j1", "small", ROLES))]
         for vertex in list(context.state.vertices):
             waiting.append(context.submit(started(vertex)))
@@ -201,12 +202,12 @@ def test_a_commit_whose_outcome_is_unknown_is_sent_again_and_stored_once(bench: 
     broken = iter([True])
 
     def lose_the_answer(point: str) -> None:
-        if point == "append.after_commit" and next(broken, False):
+        if point == AFTER_COMMIT and next(broken, False):
             raise StoreFull("The connection broke.")
 
     async def scenario() -> None:
         context = await bench.opened()
-        bench.store.fault_points = lose_the_answer
+        at_points(bench.store, lose_the_answer)
         assert await context.submit(e.JobSubmitted("j1", "small", ROLES)) == 1
         assert await context.submit(started("reward-0")) == 2
 

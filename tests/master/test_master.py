@@ -15,6 +15,7 @@ from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
 from gyre.testing.fault_injector import FaultInjector
 from gyre.testing.standing_job import StandingJob
 from tests.master.lives import Job, Life
+from tests.store.fault_points import AFTER_COMMIT
 
 SETTLED_S = 3.0
 """By then every vertex runs and the trainer has made a step or two."""
@@ -400,7 +401,7 @@ def dying_at_the_next_commit(job: Job, verb: str) -> None:
         asked = True
         return life.command(verb)
 
-    first = job.life(on_point=lambda point: asked and point == "append.after_commit")
+    first = job.life(on_point=lambda point: asked and point == AFTER_COMMIT)
     first.at(SETTLED_S + 0.3, ask).run()
     assert asked
     assert not job.phase.ended

@@ -24,6 +24,7 @@ from gyre.master.cluster import Address
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, event_of
 from gyre.store import EventRow
 from tests.master.lives import Job, Life
+from tests.store.fault_points import AFTER_COMMIT
 
 SETTLED_S = 3.0
 LATER_S = 4.5
@@ -168,7 +169,7 @@ def test_a_refused_report_is_not_told_again_by_the_next_master(make_job: Callabl
     for count in (1, 2):
 
         def told(point: str, count: int = count) -> bool:
-            return point == "append.after_commit" and len(said()) == count
+            return point == AFTER_COMMIT and len(said()) == count
 
         job.life(on_point=told).run()
     job.run()

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -29,7 +30,8 @@ class Outcome:
 def in_processes(url: str, *actions: tuple[str, dict[str, Any]]) -> list[Outcome]:
     """The outcomes of `actions` (a function's name in this file, and its arguments), in their order."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", __file__],
+        [sys.executable, "-W", "error", "-m", "tests.store.store_processes"],
+        cwd=Path(__file__).parents[2],
         input=json.dumps({"url": url, "actions": actions}),
         capture_output=True,
         text=True,
@@ -73,10 +75,14 @@ def open_it(url: str) -> bool:
 
 
 def append_and_die(url: str, job_id: str, epoch: int, first: int, count: int, point: str) -> None:
-    from gyre.store import open_store
+    """`point` is one of `tests.store.fault_points`, or a table."""
+    from gyre.store import open_store, tables
+    from tests.store.fault_points import after_writing, at_points
 
     store = open_store(url)
-    store.fault_points = lambda name: _die() if name == point else None
+    if hasattr(tables, point):
+        after_writing(store, getattr(tables, point), _die)
+    at_points(store, lambda name: _die() if name == point else None)
     store.journal(job_id).append(epoch, entries(first, count))
 
 
@@ -103,9 +109,10 @@ def create_named(url: str, job_id: str, name: str) -> str:
 
 def ledger_and_die(url: str, job_id: str, term: int, point: str) -> None:
     from gyre.store import CheckpointRow, GroupRow, open_store
+    from tests.store.fault_points import at_points
 
     store = open_store(url)
-    store.fault_points = lambda name: _die() if name == point else None
+    at_points(store, lambda name: _die() if name == point else None)
     groups = [GroupRow(number, "trained", step=1) for number in range(3)]
     store.ledger(job_id).write(term, groups=groups, checkpoint=CheckpointRow(1, "/c/1", 1.0), cursor=3)
 

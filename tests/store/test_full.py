@@ -14,6 +14,7 @@ import pytest
 
 from gyre.errors import StoreFull
 from gyre.store import Entry, Journal, Store, open_store
+from tests.store.fault_points import BEGUN, at_points
 from tests.store.store_processes import entries
 
 
@@ -113,10 +114,10 @@ def test_a_file_at_its_page_limit_is_full(tmp_path: Path) -> None:
 
         def limit(pages: int) -> None:
             def on_begin(point: str) -> None:
-                if point == "append.begun":
+                if point == BEGUN:
                     connections[-1].exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
-            store.fault_points = on_begin
+            at_points(store, on_begin)
 
         connections = _watch(store)
         limit(200)

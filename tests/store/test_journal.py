@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 
 from gyre.errors import Fenced, NotFound, StoreError
 from gyre.store import Command, Entry, Journal, Store, tables
+from tests.store.fault_points import AFTER_COMMIT, BEFORE_COMMIT, BEGUN
 from tests.store.store_processes import entries, in_processes
 
-APPEND_POINTS = [
-    "append.begun",
-    "append.events",
-    "append.snapshot",
-    "append.outbox",
-    "append.before_commit",
-    "append.after_commit",
-]
+APPEND_POINTS = [BEGUN, "events", "snapshot", "outbox", BEFORE_COMMIT, AFTER_COMMIT]
+"""When a process dies in an append: at a point, or after the first statement that changes a table."""
 
 
 @pytest.fixture
@@ -187,7 +182,7 @@ def test_a_process_killed_at_any_point_of_an_append_leaves_all_or_nothing(store:
     assert [outcome.signal for outcome in outcomes] == [signal.SIGKILL] * len(dying), outcomes
     for number, point in enumerate(APPEND_POINTS):
         journal = store.journal(f"j{number}")
-        _agrees(journal, 5 if point == "append.after_commit" else 2)
+        _agrees(journal, 5 if point == AFTER_COMMIT else 2)
         journal.append(1, entries(3, 3))  # the writer's successor in the same epoch does not know which
         _agrees(journal, 5)
         journal.append(journal.take_over(now=2.0, pid=2), entries(6, 1))
@@ -203,7 +198,7 @@ def test_eight_threads_of_fifty_read_modify_writes_lose_nothing(store: Store, jo
         query = sa.select(tables.jobs.c.message).where(tables.jobs.c.job_id == "j1").with_for_update()
         try:
             for _ in range(50):
-                with store._database.write("count") as connection:
+                with store._database.write() as connection:
                     seen = int(connection.execute(query).scalar_one() or 0)
                     connection.execute(sa.update(tables.jobs).values(message=str(seen + 1)))
         except BaseException as error:

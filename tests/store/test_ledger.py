@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from gyre.errors import Fenced, StoreError
 from gyre.store import CheckpointRow, GroupRow, LedgerStore, StepRow, Store, tables
+from tests.store.fault_points import at_points
 from tests.store.store_processes import in_processes
 
 
@@ -84,7 +85,6 @@ def test_what_no_checkpoint_covers_is_loaded_and_keeps_its_payload(store: Store,
         (4, "queued", b"p4"),
         (5, "queued", b"p5"),
     ]
-    assert rows.covered_step == 1
     assert rows.checkpoints == [CheckpointRow(1, "/ckpt/1", 5.0)]
     assert rows.steps == [_step(1, 0, 1), _step(2, 2, 3)]
     # The covered groups' payloads, and theirs alone, are gone.
@@ -119,7 +119,7 @@ def test_ledgers_of_two_jobs_do_not_meet(store: Store, ledger: LedgerStore) -> N
 
 
 def test_a_process_killed_at_any_point_of_a_write_leaves_all_or_nothing(store: Store) -> None:
-    points = ["ledger.begun", "ledger.before_commit", "ledger.after_commit"]
+    points = [f"LedgerStore.write.{when}" for when in ("begun", "before_commit", "after_commit")]
     for number, _ in enumerate(points):
         store.ledger(f"j{number}").take_over(term=1)
     dying = [
@@ -131,7 +131,7 @@ def test_a_process_killed_at_any_point_of_a_write_leaves_all_or_nothing(store: S
         rows, audit = store.ledger(f"j{number}").load(), store.ledger(f"j{number}").audit()
         whole = (3, [CheckpointRow(1, "/c/1", 1.0)], 3)
         assert (rows.cursor, rows.checkpoints, audit.counts["trained"]) == (
-            whole if point == "ledger.after_commit" else (0, [], 0)
+            whole if point == points[-1] else (0, [], 0)
         )
 
 
@@ -141,7 +141,7 @@ def test_only_what_may_be_lost_is_written_without_waiting_for_the_disk(
     database, modes = store._database, []
 
     def level(point: str) -> None:
-        if point != "ledger.before_commit":
+        if point != "LedgerStore.write.before_commit":
             return
         query = "PRAGMA synchronous" if database.is_sqlite else "SHOW synchronous_commit"
         modes.append(str(connections[-1].exec_driver_sql(query).scalar()))
@@ -150,7 +150,7 @@ def test_only_what_may_be_lost_is_written_without_waiting_for_the_disk(
 
     connections: list[sa.Connection] = []
     sa.event.listen(database._engine, "begin", connections.append)
-    store.fault_points = level
+    at_points(store, level)
     ledger.write(1, groups=[GroupRow(0, "delivered", 1, payload=b"p")], cursor=1)
     ledger.write(1, groups=[GroupRow(0, "trained", 1)])
     ledger.write(1, checkpoint=CheckpointRow(1, "/c", 1.0))

@@ -71,7 +71,7 @@ def test_six_processes_that_open_at_once_migrate_once(store_url: str) -> None:
 
 
 def test_a_newer_schema_is_refused_and_both_revisions_are_named(store_url: str) -> None:
-    with open_store(store_url) as store, store._database.write("test") as connection:
+    with open_store(store_url) as store, store._database.write() as connection:
         connection.execute(sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '0099'"))
     for read_only in (False, True):
         with pytest.raises(SchemaTooNew, match=r"0099.*0004.*upgrade gyre") as caught:
@@ -97,7 +97,7 @@ def test_a_reader_neither_creates_nor_migrates(store_url: str) -> None:
 def test_a_file_store_runs_in_wal_and_syncs_each_commit(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         for relaxed, level in ((False, 2), (True, 1), (False, 2)):
-            with store._database.write("test", relaxed=relaxed) as connection:
+            with store._database.write(relaxed=relaxed) as connection:
                 assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
                 assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == level
 
@@ -223,5 +223,5 @@ def test_the_switch_to_wal_waits_for_another_process_that_has_the_file(tmp_path:
 
 def test_opening_again_does_not_need_the_write_lock(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
-    with open_store(url) as first, first._database.write("test"):
+    with open_store(url) as first, first._database.write():
         open_database(url, create=False, read_only=False).close()

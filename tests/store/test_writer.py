@@ -11,6 +11,7 @@ import pytest
 
 from gyre.errors import Fenced, GyreError, StoreError, StoreFull
 from gyre.store import GroupCommitWriter, Journal, Store
+from tests.store.fault_points import AFTER_COMMIT, BEFORE_COMMIT, at_points
 from tests.store.store_processes import entries
 
 
@@ -34,10 +35,10 @@ def writer(journal: Journal, epoch: int) -> Iterator[GroupCommitWriter]:
 class Gate:
     """A fault hook that holds a commit at `point`, or fails it there, on request."""
 
-    def __init__(self, store: Store, point: str = "append.before_commit") -> None:
+    def __init__(self, store: Store, point: str = BEFORE_COMMIT) -> None:
         self.open, self.reached, self.point = threading.Event(), threading.Event(), point
         self.raises: GyreError | None = None
-        store.fault_points = self
+        at_points(store, self)
 
     def __call__(self, point: str) -> None:
         if point == self.point:
@@ -51,7 +52,7 @@ def test_what_two_hundred_submit_is_stored_in_order_in_few_commits(
     store: Store, journal: Journal, writer: GroupCommitWriter
 ) -> None:
     commits: list[str] = []
-    store.fault_points = lambda point: commits.append(point) if point == "append.after_commit" else None
+    at_points(store, lambda point: commits.append(point) if point == AFTER_COMMIT else None)
 
     async def submit_all() -> None:
         await asyncio.gather(*[asyncio.wrap_future(writer.submit(entry)) for entry in entries(1, 200)])
@@ -99,7 +100,7 @@ def test_a_full_disk_fails_batch_and_queue_until_resumed_with_the_same_entries(
 def test_a_commit_that_failed_after_all_is_recognised_when_sent_again(
     store: Store, journal: Journal, writer: GroupCommitWriter
 ) -> None:
-    gate = Gate(store, "append.after_commit")
+    gate = Gate(store, AFTER_COMMIT)
     gate.open.set()
     gate.raises = StoreError("The connection broke while it was answering.")
     [one, two] = entries(1, 2)

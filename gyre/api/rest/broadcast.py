@@ -71,10 +71,6 @@ class Broadcaster:
         self._thread: ThreadPoolExecutor | None = None
         self._closed = False
 
-    @property
-    def listeners(self) -> int:
-        return len(self._clients)
-
     def close(self) -> None:
         """End every stream and the poller. Call it on the loop that the streams run on."""
         self._closed = True

@@ -68,11 +68,6 @@ class LossSettings(Section):
     """How far a critic's value may move from what it was, in the clipped value loss."""
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether a term asks for the reference policy's log-probs."""
-        return self.kl_loss_coef > 0 or self.kl_reward_coef > 0
-
-    @property
     def needs_every_sample(self) -> bool:
         """Whether a sample without advantage has a gradient all the same."""
         return self.kl_loss_coef > 0 or self.entropy_coeff != 0 or self.loss_mode not in LOSS.built_in

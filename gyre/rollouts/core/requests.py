@@ -17,7 +17,6 @@ from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Request
 from gyre.rollouts.samples import Group, Sample, VersionRun, unpack_groups
 from gyre.rollouts.scheduling.fleet import PlacedSample
-from gyre.rollouts.token_log.records import RequestRecord
 
 KEPT_EVIDENCE = 3
 """Number of failures of a sample, the last ones, whose evidence is kept."""
@@ -152,12 +151,6 @@ class GroupRequest:
     @property
     def max_new_tokens(self) -> int:
         return int(self.sampling["max_new_tokens"])
-
-    @property
-    def as_record(self) -> RequestRecord:
-        return RequestRecord(
-            self.purpose, self.group, self.n, self.sampling, self.seed, self.min_version, self.pinned
-        )
 
     def complete(self) -> Group:
         """The group with its samples; all are finished."""

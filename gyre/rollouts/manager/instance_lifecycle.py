@@ -125,9 +125,7 @@ class InstanceLifecycle:
         if keep:
             self._commits.soon()  # the leases
         instance = self._groups.instances[frame.instance]
-        session = AgentSession(
-            frame, connection, instance.number, heard_at=now, joined_at=now, source=frame.source
-        )
+        session = AgentSession(frame, connection, instance.number, heard_at=now, source=frame.source)
         self._sessions[frame.instance] = session
         version = frame.version
         if version >= 0 and not self._versions.is_known(version, frame.checksum):
@@ -286,7 +284,6 @@ class InstanceLifecycle:
         self._dispatch.soon()
 
     def _engine_died(self, session: AgentSession, frame: EngineDied) -> None:
-        session.engine_deaths += 1
         self._windows().engine_died(session)
         self._groups.engine_died(session.name)
         self._on_event(

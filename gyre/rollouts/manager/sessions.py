@@ -115,7 +115,6 @@ class AgentSession:
     connection: Connection | None
     number: int
     heard_at: float
-    joined_at: float
     source: str = ""
     """host:port where others can fetch the version that it has."""
     lost_at: float | None = None
@@ -129,7 +128,6 @@ class AgentSession:
     waiting: int = 0
     used_tokens: int = 0
     rate_tokens_s: float = 0.0
-    engine_deaths: int = 0
     resting: Literal["", "falling", "asleep", "waking"] = ""
     """Of a local instance, whose engine gives its memory back outside of windows."""
     resting_since: float = 0.0

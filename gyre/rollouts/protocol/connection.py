@@ -106,10 +106,6 @@ class ManagerConnection:
         """The manager has welcomed this end, and the connection stands as far as anybody knows."""
         return self._socket is not None
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped.is_set()
-
     async def run(self) -> None:
         """Dial until `stop`, or until a refusal ends it."""
         try:

@@ -115,19 +115,6 @@ class ReportBody(Struct, array_like=True, forbid_unknown_fields=True):
         return Report(self.seq, columns, self.ends, (running, waiting, used_tokens, rate))
 
 
-def empty_progress(seq: int) -> Progress:
-    return Progress(
-        seq,
-        np.empty(0, np.uint32),
-        np.empty(0, np.uint64),
-        np.empty(0, np.uint32),
-        np.empty(0, np.uint32),
-        np.empty(0, np.int32),
-        np.empty(0, np.int32),
-        np.empty(0, np.float32),
-    )
-
-
 def body_of(frame: Progress) -> list[Any]:
     """What goes on the wire."""
     return [

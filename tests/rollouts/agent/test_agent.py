@@ -25,7 +25,6 @@ from gyre.rollouts.manager import rollout_manager as manager_module
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.samples import Group, VersionRun
-from gyre.weights import pack_weights
 from gyre.workloads.gang.weight_source import WeightSource
 from tests.rollouts.plane import SOON_S, TOKEN, Plane, ScriptedTrainer, live_plane, until, within
 
@@ -379,10 +378,9 @@ def publisher(crew: Crew) -> Iterator[WeightSource]:
 
 
 async def published_far_away(trainer: ScriptedTrainer, publisher: WeightSource, version: int) -> None:
-    manifest, buffer = pack_weights({"x": torch.full((999,), float(version))}, version=version, step=version)
-    told = publisher.publisher.publish_packed(manifest, buffer, files={"config.json": b"{}"})
+    told = publisher.publish({"x": torch.full((999,), float(version))}, {}, version=version, step=version)
     await trainer.wire.send(
-        Publish(version=version, checksum=told.checksum, path="", sources=[publisher.address])
+        Publish(version=version, checksum=told["checksum"], path="", sources=[publisher.address])
     )
 
 

@@ -14,8 +14,9 @@ from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Hello, Request
-from gyre.rollouts.protocol.progress import End, Progress, Report, empty_progress
+from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.samples import Group, pack_groups
+from tests.rollouts.frames import empty_progress
 
 INSTANCES = [f"r{number}" for number in range(12)]
 LIMIT = 40

@@ -99,7 +99,7 @@ class World:
         self.book.join(hello)
         number = self.book.instances[name].number
         peer: Any = SimpleNamespace(closing=False)
-        session = AgentSession(hello, peer, number, heard_at=self.now, joined_at=self.now)
+        session = AgentSession(hello, peer, number, heard_at=self.now)
         self.sessions[name] = session
         self.rates[name] = rate
         self.book.serve(name, version)

@@ -49,8 +49,8 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     WeightsTrouble,
 )
-from gyre.rollouts.protocol.progress import empty_progress
 from gyre.weights.version.model_folder import ModelFolder
+from tests.rollouts.frames import empty_progress
 from tests.rollouts.plane import (
     QUICK,
     SOON_S,

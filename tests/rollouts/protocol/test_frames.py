@@ -38,8 +38,9 @@ from gyre.rollouts.protocol.frames import (
     Welcome,
     Work,
 )
-from gyre.rollouts.protocol.progress import End, Progress, empty_progress
+from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
+from tests.rollouts.frames import empty_progress
 
 FUZZED = int(os.environ.get("GYRE_FUZZ_FRAMES", "4000"))
 

@@ -78,5 +78,5 @@ def test_after_a_restart_only_firings_with_an_unscored_group_are_open() -> None:
         open_firings = [index for index in range(8) if not flow.is_done(ref, index)]
         assert open_firings == [1, 4], ref
         assert not flow.is_done(ref, 8), "nothing is drawn for it"
-    assert flow.done_count("rollout.evaluate") == 0
-    assert flow.done_count("actor.accumulate") == 0
+    assert not flow.is_done("rollout.evaluate", 0)
+    assert not flow.is_done("actor.accumulate", 0)

@@ -59,10 +59,6 @@ class CheckpointWriter:
         self._path = Path()
         self._metadata: dict[str, Any] = {}
 
-    @property
-    def is_busy(self) -> bool:
-        return self._thread is not None
-
     def begin(self, path: Path, metadata: dict[str, Any]) -> None:
         """Copy what is to be written, and start to write it below `path`, which is there and empty. `metadata` is what
         the first rank's `actor.json` will hold. One at a time: who begins another has seen this one written."""
