@@ -1,7 +1,7 @@
-"""The job as data: what the builder, a YAML file and the REST API all produce, and what the journal keeps.
+"""The job as data, which the builder, a YAML file and the REST API all produce, and which the journal keeps.
 
-Every key is typed, every default stands here and nowhere else, and an unknown key is refused with the nearest
-known one. `JobSpec` is plain data: `model_dump(mode="json")` and `parse_job` are inverse to each other.
+Every key is typed, every default is here and nowhere else, and an unknown key is refused with the nearest known one.
+`JobSpec` is plain data: `model_dump(mode="json")` and `parse_job` are inverse to each other.
 
 This package must not import Ray, torch, SQLAlchemy or FastAPI: planning a job needs none of them.
 """
@@ -18,7 +18,7 @@ from gyre.config.plugins import BackendName, CodecName, EngineName
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
-"""The role that a recipe adds where its rollouts are the rollout plane's instances."""
+"""The role that a recipe adds if its rollouts are the rollout plane's instances."""
 LOCAL_ROLLOUT = "local_rollout"
 """The role of instances on the actor's devices, added for `rollouts.local`."""
 
@@ -61,14 +61,14 @@ class Entrypoint(Model):
     """Where a class lives: an importable module, or a file for classes of the user's main script."""
 
     module: Annotated[str, Field(pattern=_DOTTED)]
-    """Dotted path of the module. For a script that was run as `__main__`, `file` says which."""
+    """Dotted path of the module; `__main__` for a script, which `file` then names."""
     name: Annotated[str, Field(pattern=_DOTTED)]
     """Qualified name of the class inside the module."""
     file: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Entrypoint:
-        """From `pkg.mod:Cls`, `pkg.mod.Cls` or `path/to/script.py:Cls`. Raises ValueError for anything else."""
+        """The class in `pkg.mod:Cls`, `pkg.mod.Cls` or `path/to/script.py:Cls`. Raises ValueError for other text."""
         where, colon, name = text.strip().rpartition(":")
         if not colon:
             where, _, name = text.strip().rpartition(".")
@@ -83,27 +83,27 @@ class Entrypoint(Model):
 
 
 class Resources(Model):
-    """What one vertex needs of its node."""
+    """The resources that one vertex needs on its node."""
 
     cpu: Annotated[float, Field(ge=0)] = 0.0
     """CPU cores reserved with Ray. 0 places a vertex without reserving a core."""
     memory_bytes: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
-    """Also as text with a unit: "8GiB"."""
+    """Bytes, or text with a unit: "8GiB"."""
     accelerator: Annotated[float, Field(ge=0)] = 1.0
     """Devices of the job's device type; collocated roles share theirs."""
 
 
 class Elastic(Model):
-    """How far `scale` may take a role. Instances of the rollout plane scale themselves within it."""
+    """Bounds within which `scale` may take a role. Instances of the rollout plane scale themselves within them."""
 
     min: Annotated[int, Field(ge=0)]
     max: PositiveInt
     auto: bool = True
     """False leaves the number to people: `gyre scale` and REST."""
     up_cooldown_s: Seconds = 60.0
-    """For so long after a change there are not made more of them; the policy observes for as long before it asks."""
+    """Time after a change before the number is raised; the policy also observes for this long before it asks."""
     down_cooldown_s: Seconds = 300.0
-    """And not fewer."""
+    """Time after a change before the number is lowered."""
 
 
 class RoleSpec(Model):
@@ -113,16 +113,16 @@ class RoleSpec(Model):
     """None takes the recipe's default integration."""
     total: PositiveInt = 1
     per_node: PositiveInt | None = None
-    """How many of them on one node; must divide `total`. None lets the planner choose."""
+    """Vertices of the role on one node; must divide `total`. None lets the planner choose."""
     env: dict[str, str] = Field(default_factory=dict)
     resources: Resources = Field(default_factory=Resources)
     elastic: Elastic | None = None
     gang: bool = False
-    """The ranks are peers of a collective: they start together and restart together."""
+    """Whether the ranks are peers of a collective, which start together and restart together."""
     stall_timeout_s: Seconds = 120.0
     """A call during which the vertex's progress stands still for this long is an incident."""
     setup_timeout_s: Seconds = 600.0
-    """From the process being asked for to `setup()` having returned: covers loading a large model."""
+    """Time from the request for the process until `setup()` has returned: covers loading a large model."""
 
     @field_validator("entrypoint", mode="before")
     @classmethod
@@ -131,13 +131,13 @@ class RoleSpec(Model):
 
 
 class EdgeSpec(Model):
-    """What flows from one operator (`role.method`) or role (`role`) to another."""
+    """A flow from one operator (`role.method`) or role (`role`) to another."""
 
     source: str
     target: str
     kind: EdgeKindName = "samples"
     delay: Annotated[int, Field(ge=0)] = 0
-    """Initial tokens, in units of what the source produces in one firing."""
+    """Initial tokens, counted in firings of the source."""
 
 
 class Affinity(Model):
@@ -148,9 +148,9 @@ class Affinity(Model):
     separate: list[list[RoleName]] = Field(default_factory=list)
     """Roles of one list never share a node."""
     spread: list[RoleName] = Field(default_factory=list)
-    """The vertices of such a role stand on as many nodes as there are."""
+    """Roles whose vertices stand on as many nodes as there are."""
     pack: list[RoleName] = Field(default_factory=list)
-    """The vertices of such a role stand on as few nodes as hold them."""
+    """Roles whose vertices stand on as few nodes as can hold them."""
 
 
 class Budget(Model):
@@ -161,7 +161,7 @@ class Budget(Model):
 
 
 class FailoverSpec(Model):
-    """How often each scope is tried before the next wider one, and how long things may take."""
+    """Budgets of each scope of repair, and the deadlines of the control plane."""
 
     retry: Budget = Budget(max=2, window_s=60)
     """Failed calls of vertices that stay alive: the controller's own repetitions, per role."""
@@ -170,53 +170,54 @@ class FailoverSpec(Model):
     region: Budget = Budget(max=10, window_s=600)
     job: Budget = Budget(max=2, window_s=3600)
     user_error: Budget = Budget(max=1, window_s=600)
-    """Restarts granted to a role for exceptions in the user's own code, which seldom go away."""
+    """Restarts of a role for exceptions in the user's own code, which seldom go away."""
     no_step: Budget = Budget(max=1, window_s=86_400)
-    """Restarts of the trainer, and then of everything, where every vertex runs and no step comes. A step gives them
-    back."""
+    """Restarts of the trainer, and then of everything, if every vertex runs and no step comes. A step resets this
+    budget."""
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
-    """Before the second and later restart in a window, doubled each time; the first is at once."""
+    """Wait before the second restart in a window, doubled for each later one; the first is immediate."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0
     report_interval_s: Seconds = 0.5
     """A vertex answers the master's pending watch call at least this often."""
     silence_timeout_s: Seconds = 10.0
     """A vertex that does not answer its watch call for this long is stuck (SIGSTOP, a dead node)."""
     step_timeout_s: Seconds = 1800.0
-    """A job whose vertices all run and that makes no step for this long is an incident. The limit is longer where its
-    own steps are slow, see …"""
+    """It is an incident if a job, whose vertices all run, makes no step for this long, or for `step_timeout_factor`
+    times its slowest recent step if that is longer."""
     step_timeout_factor: Annotated[float, Field(ge=1)] = 10.0
-    """… this many times the slowest of its latest steps."""
+    """See `step_timeout_s`."""
     master_hung_after_s: Seconds = 20.0
     """A master that lives but has watched nobody for this long is ended by its vertices, and started anew."""
     orphan_timeout_s: Seconds = 120.0
-    """A vertex that hears of no master for this long stops itself: no zombie holds a device."""
+    """A vertex that hears of no master for this long stops itself, so that no zombie holds a device."""
     drain_timeout_s: Seconds = 30.0
-    """What `stop` and `scale` allow for calls in flight to end before processes are killed."""
+    """Time that `stop` and `scale` give calls in flight to end before processes are killed."""
 
 
 class RunSpec(Model):
-    """What the built-in trainer does with the graph."""
+    """How the built-in trainer walks the graph."""
 
     steps: PositiveInt = 100
     """Optimizer steps."""
     prompts_per_step: PositiveInt = 64
     """Groups in one optimizer step."""
     groups_per_firing: PositiveInt = 16
-    """Groups in one call of a rollout, reward or reference operator: the unit of repetition. Where micro-batches are
-    streamed, at most so many: a call takes what is there."""
+    """Groups in one call of a rollout, reward or reference operator: the unit of repetition. With streamed
+    micro-batches this is the maximum, because a call takes the groups that are there."""
     micro_batches: Literal["fixed", "streamed"] = "fixed"
-    """`fixed` by the groups' numbers, the same in every run; or `streamed`: made of the groups that are whole first,
+    """`fixed` by the groups' numbers, the same in every run; or `streamed`: made of the groups that are complete first,
     as soon as there are enough of them."""
     groups_per_micro_batch: PositiveInt = 16
-    """Groups in one forward and backward pass of the actor gang, over its ranks. Streamed: at most so many."""
+    """Groups in one forward and backward pass of the actor gang, over its ranks. Streamed: the maximum."""
     min_samples_per_micro_batch: PositiveInt = 1
-    """Streamed: a micro-batch is sent as soon as it has so many samples, a group for each rank, and …"""
+    """Streamed: a micro-batch is sent as soon as it has this many samples, `min_tokens_per_micro_batch` tokens, and a
+    group for each rank."""
     min_tokens_per_micro_batch: Annotated[int, Field(ge=0)] = 0
-    """… so many tokens of prompts and answers."""
+    """Streamed: the fewest tokens of prompts and answers in a micro-batch."""
     max_samples_per_micro_batch: PositiveInt | None = None
-    """Streamed: samples that a micro-batch has at most; a group of more goes alone."""
+    """Streamed: the most samples in a micro-batch; a larger group goes alone."""
     max_tokens_per_micro_batch: PositiveInt | None = None
-    """Streamed: the same in tokens of prompts and answers, over all ranks."""
+    """Streamed: the most tokens of prompts and answers in a micro-batch, over all ranks; a larger group goes alone."""
     dynamic_sampling: Annotated[int, Field(ge=0)] = 0
     """Streamed: another prompt replaces a group whose samples all earned the same, so that it has no gradient. More
     replacements in a step than this times `prompts_per_step` fail the job. 0 keeps such groups."""
@@ -228,8 +229,8 @@ class RunSpec(Model):
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
     data: str | None = None
-    """`module:Class` of the prompts: constructed with the job's `config`, it has `prompt(index)` and
-    `held_out(count)`, which give groups without samples; the same index always gives the same prompt. None takes the
+    """`module:Class` of the prompts. It is constructed with the job's `config`; its `prompt(index)` and
+    `held_out(count)` return groups without samples, and the same index always gives the same prompt. None takes the
     data set of `config.data`, or the task of `config.task`."""
     call_timeout_s: Seconds = 1800.0
     """Deadline of one operator call, retries and waiting for a replacement included."""
@@ -269,7 +270,7 @@ class RolloutsSpec(Model):
     """The rollout plane: its manager and the engines of its instances."""
 
     engine: EngineName = "embedded"
-    """What generates: `embedded`, Gyre's own torch engine; `sglang`; or one of your own, `module:function`."""
+    """The engine: `embedded`, Gyre's own torch engine; `sglang`; or one of your own, `module:function`."""
     local: Annotated[int, Field(ge=0)] = 0
     """Instances on the actor's devices, which generate while there is nothing to train. A multiple of the actor's
     total, or a divisor."""
@@ -282,54 +283,54 @@ class RolloutsSpec(Model):
     kv_tokens: PositiveInt = 262_144
     """Tokens that an engine's KV memory holds."""
     context_length: PositiveInt | None = None
-    """Prompt and output together, at most; None takes the model's."""
+    """Most tokens of prompt and output together; None takes the model's limit."""
     host: str = "127.0.0.1"
-    """Where the manager listens. Instances on other machines need an address that they can reach."""
+    """Address on which the manager listens. Instances on other machines must be able to reach it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """0 takes a free one, and the same again after a restart."""
+    """0 takes a free port, and the same again after a restart."""
     tls_cert: str = ""
-    """PEM file with the manager's certificate: it then speaks TLS. "" for none."""
+    """PEM file with the manager's certificate, with which it speaks TLS; "" for none."""
     tls_key: str = ""
     """PEM file with its key, without a password."""
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
     """What happens to running samples when a new policy is loaded: they go on as they are, have their KV cache
     recomputed, or go on elsewhere."""
     report_interval_s: Seconds = 0.25
-    """How often an instance reports what it generated."""
+    """How often an instance reports its new tokens."""
     silence_timeout_s: Seconds = 3.0
     """An instance that reported nothing for this long is lost, and its samples go on elsewhere."""
     reconnect_grace_s: Annotated[float, Field(ge=0)] = 0.75
     """How long an instance may be away after its connection broke, before its samples go on elsewhere."""
     ready_timeout_s: Seconds = 600.0
-    """From the start of an engine to its first answer."""
+    """Time from the start of an engine to its first answer."""
     rebalance_every_s: Seconds = 1.0
     """How often queued and running samples are looked at for a better place."""
 
 
 class WeightsSpec(Model):
-    """The weight plane: by which way, in which form, and between whom policies reach the instances."""
+    """The weight plane: the transports, the codec and the networks by which policies reach the instances."""
 
     transports: Annotated[
         list[TransportName],
         BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
         Field(min_length=1),
     ] = Field(default=["auto"])
-    """`auto`: shared memory on one machine, else TCP, or Mooncake where that is safe and measured faster. Or a list,
-    the preferred first: no other is used, and a later one only where the earlier ones cannot."""
+    """`auto`: shared memory on one machine, else TCP, or Mooncake if that is safe and measured faster. Or a list, the
+    preferred first: no other transport is used, and a later one only if the earlier ones cannot be."""
     mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
     mooncake_device: str = ""
     """The RDMA device, such as `mlx5_0`; "" leaves it to Mooncake."""
     codec: CodecName = "auto"
-    """What goes over the wire: by measured rate and cost, or always this one where it can be used. `fp8` also rounds
-    the weights that instances get. Or one of your own, `module:object`."""
+    """The codec on the wire: `auto` chooses by measured rate and cost; any other is used wherever it can be. `fp8` also
+    rounds the weights that instances get. Or one of your own, `module:object`."""
     dtype: Literal["trained", "bfloat16"] = "trained"
-    """What instances get: the actor's own dtype, or bfloat16. `fp8` takes bfloat16."""
+    """The dtype that instances get: the actor's own, or bfloat16. `fp8` takes bfloat16."""
     streams: Annotated[int, Field(ge=1, le=64)] = 2
-    """Connections side by side, for each instance that fetches."""
+    """Parallel connections of each instance that fetches."""
     chunk_bytes: Annotated[
         int, BeforeValidator(parse_size), Field(ge=1 << 20, le=1 << 31, multiple_of=4096)
     ] = 64 << 20
-    """The unit of transfer, of verification and of retry, at most; a small model is cut into 32. Also as text."""
+    """Largest unit of transfer, verification and retry; a small model is cut into 32. Bytes, or text with a unit."""
     bind: str = ""
     """Where the actor and the instances listen: an address, or a network in CIDR notation for the machine's own address
     in it. "" takes its address on the way to the rollout manager."""

@@ -28,34 +28,34 @@ _NEARLY = 0.75
 
 
 class WorkloadSettings(Section):
-    """What the plain torch and the Megatron workloads, the rewards, the tasks and the built-in trainer read."""
+    """The settings of the torch and Megatron workloads, the rewards, the tasks and the built-in trainer."""
 
     seed: int = 0
-    """Every random number of the job follows from it."""
+    """The seed from which every random number of the job follows."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Torch's intra-op threads in each process."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a rank waits for its peers in a collective."""
     model: ModelSettings | None = None
-    """The small decoder's shape, where the model is not the folder of `megatron.model_path`."""
+    """The small decoder's shape, unless the model is the folder of `megatron.model_path`."""
     task: TaskSettings | None = None
-    """A task that needs no data set, where the prompts are not those of `data`."""
+    """A task that needs no data set, as the source of prompts instead of `data`."""
     data: DataSettings | None = None
     """A prepared data set."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     optim: OptimSettings = OptimSettings()
-    """How the actor is updated."""
+    """The actor's optimizer."""
     loss: LossSettings = LossSettings()
-    """What is minimised."""
+    """The loss."""
     critic: CriticSettings = CriticSettings()
-    """How the critic is updated."""
+    """The critic's optimizer."""
     warm_start: WarmStartSettings | None = None
     """Supervised steps before the first optimizer step; only the arithmetic task has them."""
     reward: RewardSettings = RewardSettings()
-    """What `PythonReward` calls."""
+    """The function of `PythonReward`, and its pool of processes."""
     reward_model: RewardModelSettings = RewardModelSettings()
-    """What the reward models score with."""
+    """The folder of the reward model."""
     megatron: MegatronSettings = MegatronSettings()
     """The folder of the model that is trained, and how Megatron's ranks share it."""
 
@@ -66,7 +66,7 @@ class WorkloadSettings(Section):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> WorkloadSettings:
-        """The settings that a job's `config` asks for, defaults elsewhere. Raises ConfigError."""
+        """The settings in a job's `config`, with defaults for the others. Raises ConfigError."""
         refuse_near_names(config, cls.model_fields)
         return read_mapping(cls, {key: config[key] for key in config if key in cls.model_fields}, "config")
 

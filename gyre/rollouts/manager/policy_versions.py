@@ -1,13 +1,13 @@
-"""The policy versions that a rollout manager knows, and who has their bytes.
+"""The policy versions that a rollout manager knows, and their sources.
 
 Invariants:
-- *published means durable*: a version is served after the commit that holds it, so none is ever heard of that the
-  next manager does not know;
+- *published means durable*: a version is served after the commit that holds it, so instances never hear of a version
+  that the next manager does not know;
 - *pinned waits*: no version newer than a pinned one is served while the pin stands;
-- *one number, one policy*: a version that was published stays what it was; the same number with other bytes is
-  refused, from a trainer and from an instance. Only where it is to be had may change;
-- *one publisher*: whoever publishes the newest version is where all versions are to be had; a publisher before it is
-  dead, and nobody is sent there any more.
+- *one number, one policy*: a published version never changes; the same number with other bytes is refused, from a
+  trainer and from an instance. Only its sources may change;
+- *one publisher*: the publisher of the newest version is the source of all versions; an earlier publisher is dead, and
+  nobody is sent there any more.
 
 This module must not know about samples, sessions or who loads a version.
 """
@@ -28,11 +28,10 @@ from gyre.weights.version.model_folder import ModelFolder
 CHECKSUMS_KEPT = 64
 
 WAY_TOLD_EACH_S = 60.0
-"""How often it is told at most by which way an instance has its weights: where two ways take turns, with each version
-another, that is not news."""
+"""Least time between two events about one instance's transport: two transports that alternate are not news."""
 
 INSTANCES_KNOWN = 4096
-"""Of which it is remembered how they had their weights: those that came and went are told of again."""
+"""Most instances whose last transport is remembered."""
 
 
 WEIGHTS_FIELDS = tuple(field.name for field in msgspec.structs.fields(Weights))
@@ -43,34 +42,34 @@ class PolicyVersions:
         self.published: Weights | None = None
         """The newest version."""
         self.served: Weights | None = None
-        """The version that instances are to have; behind `published` until that is durable, and while a pinned
-        request is open."""
+        """The version that instances should have; behind `published` until that is durable, and while a pinned request
+        is open."""
         self.durable = -1
         """The newest version that is in the ledger."""
         self.changed = False
-        """There is something for the ledger."""
+        """Whether there is something to commit to the ledger."""
         self.model: str | None = None
-        """Fingerprint of what is published, weights apart; None before it is known."""
+        """Fingerprint of the published model without its weights; None before it is known."""
         self._versions: dict[int, Weights] = {}
         """The served version and those after it."""
         self._checksums: dict[int, str] = {}
         self._ways: dict[str, tuple[tuple[str, str], float]] = {}
-        """How each instance had its weights when that was told: by which way, and in which codec; and when."""
+        """The transport and codec of each instance in its last event, and the event's time."""
 
     # -- the ledger ---------------------------------------------------------------------------------
 
     def restore(self, counters: dict[str, Any]) -> None:
-        """As `take_counters` gave them."""
+        """Restore the state from counters that `take_counters` returned."""
         self._checksums = {int(version): text for version, text in counters.get("checksums", {}).items()}
         for known in counters.get("weights", []):
-            # A ledger of before has the names of files as well, which are the manifest's matter now.
+            # An older ledger also has the files' names, which are in the manifest now.
             self.add(msgspec.convert({key: known[key] for key in WEIGHTS_FIELDS if key in known}, Weights))
         self.served = self._versions.get(counters.get("served_version", -1))
         self.durable = self.newest
         self.model = counters.get("model") or self.model
 
     def take_counters(self) -> dict[str, Any]:
-        """What is to be committed. `committed` is told when it was."""
+        """The counters to commit; `committed` has to be called after the commit."""
         self.changed = False
         return {
             "weights": [msgspec.structs.asdict(weights) for _, weights in sorted(self._versions.items())],
@@ -81,7 +80,7 @@ class PolicyVersions:
         }
 
     def committed(self, counters: dict[str, Any]) -> bool:
-        """Whether a newer version is in the ledger now."""
+        """Note that these counters are in the ledger; returns whether they have a newer version."""
         before, self.durable = self.durable, int(counters["newest_version"])
         return self.durable != before
 
@@ -96,16 +95,16 @@ class PolicyVersions:
         return self._checksums.get(version) == checksum
 
     def is_forgotten(self, version: int) -> bool:
-        """Whether it is so old that nobody knows any more with which bytes it was published."""
+        """Whether it is so old that its checksum is no longer known."""
         return bool(self._checksums) and version < min(self._checksums)
 
     def checksum_of(self, version: int) -> str:
-        """Of a version that was published not long ago; "" of others."""
+        """The checksum of a recent version; "" for others."""
         return self._checksums.get(version, "")
 
     def way_changed(self, instance: str, frame: Loaded, now: float) -> dict[str, Any] | None:
-        """What is to be told where an instance has its weights by another way than it was told of, or in another codec:
-        not of weights that it had already, and of each instance only so often."""
+        """The event's fields if an instance got its weights by another transport or codec than in its last event. None
+        if they are the same, if it had the weights already, or if that event is recent."""
         if frame.way in ("", "here"):
             return None
         way = (frame.way, frame.codec)
@@ -120,8 +119,8 @@ class PolicyVersions:
         return {"instance": instance, "version": frame.version, **told}
 
     def publish(self, frame: Publish, model: str) -> bool:
-        """Whether it is a new version. `model` is what `model_of` said. Raises FrameError where the version was
-        something else before."""
+        """Take a published version; returns whether it is new. `model` is the result of `model_of`. Raises FrameError
+        if the version was published with other bytes before."""
         newest = self.published
         if newest is not None and frame.version <= newest.version:
             if frame.version == newest.version and frame.checksum != newest.checksum:
@@ -147,9 +146,9 @@ class PolicyVersions:
 
     @staticmethod
     def model_of(frame: Publish) -> str:
-        """The model's fingerprint, read from the version's folder where that is on this machine. A manifest of 90,000
-        tensors takes a second to read: do not call it on an event loop. Raises FrameError where the folder is not what
-        the trainer says."""
+        """The model's fingerprint, read from the version's folder if that is on this machine. A manifest of 90,000
+        tensors takes a second to read: do not call it on an event loop. Raises FrameError if the folder has another
+        version than the trainer says."""
         path = Path(frame.path)
         if frame.sources and not (frame.path and path.is_dir()):
             return frame.model
@@ -165,7 +164,7 @@ class PolicyVersions:
         return folder.fingerprint()
 
     def _move(self, frame: Publish) -> None:
-        """A publisher that was started again serves what it has published from elsewhere."""
+        """Take the new address of a publisher that was restarted."""
         known = self._versions.get(frame.version)
         if known is None or known.checksum != frame.checksum:
             return
@@ -174,7 +173,7 @@ class PolicyVersions:
         self._replace(known.version, sources=frame.sources, local_path=frame.path)
 
     def _move_all(self, sources: list[str]) -> None:
-        """Older versions, which pinned requests need, lie with the publisher too, if it has kept them."""
+        """Give all versions these sources: older ones, which pinned requests need, are with the publisher too."""
         for version in self._versions:
             self._replace(version, sources=sources)
 
@@ -196,7 +195,7 @@ class PolicyVersions:
             del self._checksums[old]
 
     def promote(self, pinned: int | None) -> Weights | None:
-        """Serve the newest version that is in the ledger and not beyond `pinned`; None where that is no newer one."""
+        """Serve the newest version that is in the ledger and not beyond `pinned`; None if it is served already."""
         served = self.served.version if self.served is not None else -1
         limit = self.durable if pinned is None else min(pinned, self.durable)
         able = [version for version in self._versions if served < version <= limit]

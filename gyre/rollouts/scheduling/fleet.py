@@ -24,39 +24,39 @@ class QueueKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PlacedSample:
-    """`group` is a number that grows with the job, so that a lower one is older and goes first."""
+    """A sample as scheduling sees it. `group` is a number that grows with the job; lower ones go first."""
 
     key: int
     group: int
     prompt_tokens: int
     max_new_tokens: int
-    """Its limit in all, tokens that it has already included."""
+    """The limit of its tokens, those that it has included."""
 
     holder: Instance | None = None
     """The instance that has it."""
     counted_at: Instance | None = None
     """The instance whose load includes it: its holder, or its destination while it migrates."""
     recalled: bool = False
-    """The holder was told to hand it back. It migrates, or goes wherever there is room."""
+    """Whether the holder was told to hand it back. It then migrates, or goes wherever there is room."""
     stays: bool = False
-    """It is not to migrate: an engine died with it, and it is being tried where it is."""
+    """Whether it must not migrate, because an engine died with it and it is being tried where it is."""
     queue_key: QueueKey | None = None
-    """Its place in the queue; None where it is not queued."""
+    """Its place in the queue; None if it is not queued."""
     moved_at: float = -math.inf
     """When it last began to migrate."""
 
     done_tokens: float = 0.0
-    """Tokens that it had at `clock`: exact when it was queued or placed, inferred from then on."""
+    """Tokens that it had at `clock`; exact when it was queued or placed, inferred after that."""
     expected: float = 0.0
     """Tokens predicted to remain, as of `clock`."""
     kv_tokens: float = 0.0
-    """KV memory that it takes when it is done, in tokens, without its prompt."""
+    """KV memory that it will take when done, in tokens, without its prompt."""
     clock: float = 0.0
     """Its instance's clock at the last prediction."""
 
     @property
     def destination(self) -> Instance | None:
-        """Where it goes on once its holder has handed it back; None where it stays, or goes anywhere."""
+        """The instance that it migrates to; None if it stays, or goes anywhere."""
         return self.counted_at if self.counted_at is not self.holder else None
 
 
@@ -65,49 +65,49 @@ class Instance:
     name: str
     incarnation: str
     number: int
-    """Counts the joins of all instances, so that one that comes back has another number."""
+    """Number of its join among those of all instances: an instance that comes back gets another number."""
     max_running: int
     slots: int
-    """`max_running` and the overcommit."""
+    """`max_running` plus the overcommit."""
     kv_tokens: int
 
     version: int = -1
     """The policy version that it serves; -1 for none."""
     generated_tokens: int = 0
-    """What it has generated since it joined."""
+    """Tokens that it has generated since it joined."""
 
     admitted: bool = True
-    """It may be given samples, as far as its policy, its connection and its devices are concerned."""
+    """Whether its policy, its connection and its devices allow it samples."""
     on_trial: PlacedSample | None = None
-    """The one sample here that two engines died with. Nothing new comes here beside it."""
+    """The one sample here that two engines died with; nothing new comes here while it is."""
     held: dict[int, PlacedSample] = field(default_factory=dict)
     """The samples that it has, by key, in the order in which it got them."""
     counted: dict[int, PlacedSample] = field(default_factory=dict)
-    """The samples that its load is made of: those that it has, without those that migrate from here, with those that
-    migrate to here."""
+    """The samples that count as its load: those that it has, less those that migrate away, plus those that migrate
+    here."""
 
     rate_tokens_s: float = 1.0
-    """Tokens/s that it is estimated to make with all slots in use."""
+    """Estimated tokens/s with all slots in use."""
     measured: bool = False
-    """Whether that comes from its own measurements. Otherwise it is the typical rate of those that were measured."""
+    """Whether the rate was measured here. Otherwise it is the typical rate of measured instances."""
     sample_tokens_s: float = 0.0
-    """How fast one sample grows here with few beside it; 0 before measured."""
+    """Tokens/s of one sample at light load; 0 before measured."""
     present_sample_tokens_s: float = 0.0
-    """The same at the present load."""
+    """Tokens/s of one sample at the present load."""
     running_before: int = 0
-    """Samples that ran at the measurement before."""
+    """Samples that ran at the last measurement."""
     promised: float = 0.0
     """Predicted remaining tokens of all counted samples, as of their last prediction."""
     made: float = 0.0
-    """Of these, generated since."""
+    """Tokens generated since, out of `promised`."""
     clock: float = 0.0
-    """Tokens that one running sample has got so far: a decode step gives each of them one."""
+    """Tokens that one running sample has got so far: a decode step gives each sample one."""
     kv_reserved: float = 0.0
     """KV memory in use when all counted samples are done, in tokens; a group's prompt counts once."""
     kv_margin: float = 0.9
-    """This share of `kv_tokens` may be reserved. It adapts, since not all samples are at their longest at once."""
+    """Share of `kv_tokens` that may be reserved. It adapts, since not all samples are at their longest at once."""
     adapted_at: float = 0.0
-    """The clock at the last look at that margin."""
+    """The clock when `kv_margin` was last adapted."""
 
     wanted_groups: list[int] = field(default_factory=list)
     """Heap of groups whose prompt is here and that have queued samples. Entries of other groups are void."""
@@ -124,7 +124,7 @@ class Instance:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be given a sample. An empty instance has room for a sample of any size."""
+        """Whether it may get a sample. An empty instance has room for a sample of any size."""
         if not self.accepting or len(self.counted) >= self.slots:
             return False
         return not self.counted or self.kv_reserved < self.kv_tokens * self.kv_margin
@@ -135,14 +135,14 @@ class Instance:
 
     @property
     def outstanding_tokens(self) -> float:
-        """Predicted tokens that it has still to generate."""
+        """Predicted tokens that it still has to generate."""
         return max(self.promised - self.made, float(len(self.counted)))
 
     @property
     def drain_s(self) -> float:
-        """Seconds that this takes at its rate."""
+        """Seconds that the outstanding tokens take at its rate."""
         return max(self.promised - self.made, float(len(self.counted))) / self.rate_tokens_s
 
     def done_tokens(self, sample: PlacedSample) -> float:
-        """How far a sample that is counted here is inferred to have got."""
+        """The inferred number of tokens of a sample that is counted here."""
         return min(sample.done_tokens + self.clock - sample.clock, float(sample.max_new_tokens))

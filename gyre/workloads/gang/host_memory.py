@@ -1,24 +1,24 @@
-"""One rank's state in its machine's memory, where it outlives the rank.
+"""One rank's state in its machine's memory, which outlives the rank's process.
 
     /dev/shm/gyre-state-<job and role>/rank_00000/lock
                                                   slot_0, slot_0.json
                                                   slot_1, slot_1.json
 
-A slot is a file of plain bytes, mapped; its record says what is where in it, of which step, and has its checksum. There
-are two, so that while one is written the other is whole. Nothing holds them but the file system: no process, no
-resource tracker, no socket, so whatever dies, they stay.
+A slot is a mapped file of plain bytes; its record has the step, the place of each tensor and the checksum. There are
+two slots, so that while one is written the other is whole. Only the file system holds them: no process, no resource
+tracker, no socket. So they outlive every process.
 
 Invariants:
-- *bytes before record*: a slot has a record only after all its bytes are there and were hashed, and the record goes
-  before the first of them is written anew. Who is killed in between leaves the other slot, and nothing torn;
+- *bytes before record*: a slot gets its record after all its bytes are there and hashed, and loses it before the first
+  byte is written anew. A process that is killed in between leaves the other slot, and nothing torn;
 - *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
-- *pinned while mapped*: what pinned a slot is undone before the slot is unmapped;
-- *one owner*: whoever holds the lock. The kernel lets go of it, however its owner dies;
+- *pinned while mapped*: a slot is unpinned before it is unmapped;
+- *one owner*: the owner holds a lock, which the kernel releases however its owner dies;
 - *room or nothing*: space is taken before it is mapped, and not the machine's last;
-- *not for ever*: `close` without `keep` removes it, and so does `unlink`; what nobody has held for `KEPT_S` goes when
-  the next one comes.
+- *not for ever*: `close` without `keep` removes the state, and so does `unlink`; a state that nobody has held for
+  `KEPT_S` is removed when the next job comes.
 
-This module must not know what the tensors are, or who agrees with whom about a step.
+This module must not know what the tensors are, or how ranks agree on a step.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ FORMAT = 1
 ALIGNMENT = 256
 
 KEPT_S = 3600.0
-"""For a job that comes back: longer than any budget of restarts lasts."""
+"""How long an abandoned state is kept for its job to come back: longer than any budget of restarts lasts."""
 
 LOCK_WITHIN_S = 5.0
-"""For the one before to be gone: it was killed a moment ago, or will not go at all."""
+"""Wait for the previous owner to be gone: it was killed a moment ago, or will not go at all."""
 
 LEFT_FREE = 0.1
-"""Of the machine's memory: what a checkpoint takes must not bring the kernel to kill somebody for it."""
+"""Share of the machine's memory that stays free, so that the kernel does not kill a process for lack of memory."""
 
 Named = Sequence[tuple[str, Tensor]]
 
 
 class NoHostMemory(GyreError):
-    """There is no room for a state in memory, or somebody else has the place."""
+    """There is no room for a state in memory, or another process holds the place."""
 
     code = "checkpoint.no_host_memory"
 
 
 class HostMemoryDamaged(GyreError):
-    """What is in memory is not what was written, or is of other tensors."""
+    """The state in memory is not what was written, or has other tensors."""
 
     code = "checkpoint.host_memory_damaged"
 
@@ -91,7 +91,7 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """What a slot holds. `lineage` and `step` name it; `book` is the caller's own, as JSON has it."""
+    """The record of a slot's state. `lineage` and `step` name the state; `book` is JSON data of the caller's."""
 
     slot: int
     lineage: str
@@ -103,8 +103,8 @@ class SlotRecord:
 
 
 class HostMemory:
-    """Of rank `rank` of what `purpose` names: a text that is the same for every process that takes this rank's place,
-    and for nobody else. Raises NoHostMemory where the place is held by another process."""
+    """The host memory of one rank. `purpose` is a text that every process in this rank's place shares, and nobody else.
+    Raises NoHostMemory if another process holds the place."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class HostMemory:
         pin: Callable[[Tensor], Callable[[], None]] | None = None,
         available: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        """`available()` gives available and total memory in bytes, of the machine or its container. `pin(bytes)` makes
-        a slot's memory fit for a device to write to, and returns what undoes it."""
+        """`available()` returns available and total memory in bytes, of the machine or its container. `pin(bytes)` pins
+        a slot's memory for a device, and returns the function that unpins it."""
         root = root or default_root()
         key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
         self._home = root / f"{PREFIX}{key}"
@@ -126,7 +126,7 @@ class HostMemory:
         self._copy = copy
         self._pin = pin
         self._unpin: dict[int, Callable[[], None]] = {}
-        """Of the slots that are pinned as they are mapped."""
+        """The functions that unpin the pinned slots, by slot."""
         self._available = available or _available
         _sweep(root, but=self._home)
         self._lock: int | None = self._claim(lock_within_s)
@@ -137,11 +137,11 @@ class HostMemory:
         self._newest = found[0].slot if found else 1
         """The slot that the next `save` leaves alone."""
         self.hold_s = 0.0
-        """What the last `save` took of its caller's time."""
+        """Seconds that the last `save` took of its caller's time."""
 
     def _claim(self, within_s: float) -> int:
-        """The lock of this rank's place. Another rank's `close` may remove the folder between any two steps here, so
-        it counts only if the file that was locked is still the one that has the name. Raises NoHostMemory."""
+        """Lock this rank's place. Another rank's `close` may remove the folder at any moment, so the lock counts only
+        if the locked file still has its name. Raises NoHostMemory."""
         until = time.monotonic() + within_s
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -160,8 +160,8 @@ class HostMemory:
     # -- writing -------------------------------------------------------------------------------------
 
     def make_room(self, tensors: Named) -> int:
-        """Take the space for two states like this one, and pin it; the size of one in bytes. What was saved goes if
-        its size is another. Raises NoHostMemory; space that it took for one of the two goes with `close`."""
+        """Take and pin the space for two states of these tensors; returns the size of one in bytes. Saved states of
+        another size are removed. Raises NoHostMemory; `close` frees the space that was already taken."""
         self._settle()
         _, size = plan(tensors)
         for slot in (0, 1):
@@ -171,8 +171,8 @@ class HostMemory:
         return size
 
     def save(self, tensors: Named, *, lineage: str, step: int, book: dict[str, Any]) -> None:
-        """Copy the tensors. They may be changed when this returns; the copy counts a moment later, when a thread has
-        hashed it. Raises NoHostMemory, and OSError where the one before could not be recorded."""
+        """Copy the tensors. They may be changed when this returns; the copy counts a moment later, after a thread has
+        hashed it. Raises NoHostMemory, and OSError if the previous copy could not be recorded."""
         began = time.monotonic()
         self._settle()
         error, self._seal_error = self._seal_error, None
@@ -207,23 +207,23 @@ class HostMemory:
         try:
             partial.write_text(json.dumps(content))
             partial.rename(path)
-        except OSError as error:  # told to the next `save`; the slot has no record, and counts for nothing
+        except OSError as error:  # the next `save` raises it; the slot has no record, and counts for nothing
             self._seal_error = error
             self._newest = 1 - slot  # the other one stays whole
 
     def settle(self) -> None:
-        """Wait until what was saved counts."""
+        """Wait until the last copy counts."""
         self._settle()
 
     def _settle(self) -> None:
         if self._sealing is not None:
-            self._sealing.join()  # ends with the hash of what is in memory
+            self._sealing.join()  # ends after hashing one slot
             self._sealing = None
 
     # -- reading -------------------------------------------------------------------------------------
 
     def records(self) -> list[SlotRecord]:
-        """Of the slots that are whole, the newest step first. Their bytes are not looked at."""
+        """The records of the whole slots, the newest step first. Their bytes are not verified."""
         self._settle()
         found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
         return sorted(found, key=lambda record: -record.step)
@@ -246,16 +246,16 @@ class HostMemory:
                 tuple(spans),
                 content["book"],
             )
-        except (OSError, ValueError, KeyError, TypeError):  # none, or none that this Gyre wrote
+        except (OSError, ValueError, KeyError, TypeError):  # no record, or another version's
             return None
 
     def is_right(self, record: SlotRecord) -> bool:
-        """Whether the slot's bytes are those that the record was written of."""
+        """Whether the slot's bytes match the record's checksum."""
         return _digest(self._map(record.slot, record.size_bytes)) == record.digest
 
     def load(self, record: SlotRecord, tensors: Named) -> None:
-        """Copy what `record` has into the tensors, which are the same as they were saved by name, dtype and shape.
-        Raises HostMemoryDamaged; none of them is changed then. It does not look at the bytes: see `is_right`."""
+        """Copy the record's state into the tensors. Raises HostMemoryDamaged, and changes none, if their names, dtypes
+        and shapes are not those that were saved. The bytes are not verified: see `is_right`."""
         spans, _ = plan(tensors)
         if tuple(spans) != record.spans:
             raise HostMemoryDamaged(f"{self._file(record.slot)} is of other tensors than this rank has.")
@@ -268,16 +268,16 @@ class HostMemory:
     # -- the end -------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """What was saved is of no use any more; the place is kept."""
+        """Forget the saved states, and keep the place."""
         self._settle()
         for slot in (0, 1):
             self._record_path(slot).unlink(missing_ok=True)
 
     def close(self, *, keep: bool) -> None:
-        """Leave it to whoever comes next in this rank's place, or remove it, with what other ranks have left behind.
+        """With `keep` leave the state to the rank's successor; otherwise remove it, and what dead ranks left behind.
         Safe to call twice.
 
-        The names go first: a process that has not the time for the rest leaves nothing."""
+        Names are removed first, so that a process that is ended early leaves nothing."""
         if self._lock is None:
             return
         if not keep:
@@ -291,8 +291,8 @@ class HostMemory:
         self._lock = None
 
     def unlink(self) -> None:
-        """Remove it beside whoever is at work in it: this process is about to be ended, and nobody comes in its place.
-        Nothing is unmapped, so nobody is torn from what they read or write; the memory is free when the process is."""
+        """Remove the state while other threads may use it, because this process is about to be ended without a
+        successor. Nothing is unmapped, so readers and writers go on; the memory is freed with the process."""
         self._remove_all()
 
     def _remove_all(self) -> None:
@@ -309,7 +309,7 @@ class HostMemory:
                     shutil.rmtree(other, ignore_errors=True)
         if not any(self._home.glob("rank_*")):
             (self._home / "lock").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a rank has come since, and stays
+            with contextlib.suppress(OSError):  # a rank has come meanwhile, and stays
                 self._home.rmdir()
 
     # -- files ---------------------------------------------------------------------------------------
@@ -340,14 +340,14 @@ class HostMemory:
         return self._views[slot]
 
     def _unmap(self, slot: int) -> None:
-        """Whoever pinned it is told first: the device must not know memory that is something else's by then."""
+        """Unpin and unmap a slot, in this order, so that the device does not know memory of another use."""
         unpin = self._unpin.pop(slot, None)
         if unpin is not None:
             unpin()
         self._views.pop(slot, None)
 
     def _take_space(self, path: Path, size: int) -> None:
-        """One after another, for ranks of one machine ask at the same time."""
+        """Take space for a file, under a lock, because ranks of one machine ask at the same time."""
         if not hasattr(os, "posix_fallocate"):
             raise NoHostMemory("states are kept in memory on Linux alone.")
         gate = _lock(self._home / "lock", LOCK_WITHIN_S + size / 2**28)
@@ -377,7 +377,7 @@ class HostMemory:
 
 
 def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
-    """Where each tensor comes to stand, and how large a slot is."""
+    """The place of each tensor in a slot, and the slot's size."""
     spans = []
     offset = 0
     for name, tensor in tensors:
@@ -397,7 +397,7 @@ def _digest(view: Tensor) -> str:
 
 
 def _available() -> tuple[int, int]:
-    """The machine's, or its container's where that is allowed less."""
+    """Available and total memory, of the machine or of its container if that has a lower limit."""
     memory = psutil.virtual_memory()
     return min([(memory.available, memory.total), *allowed()])
 
@@ -405,11 +405,11 @@ def _available() -> tuple[int, int]:
 def allowed(
     own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> list[tuple[int, int]]:
-    """What the control groups that this process is in leave it, and their limits, in bytes; without those that have no
-    limit. Files that were read and not used again are no use of memory: they go when it is wanted."""
+    """The free memory and the limit, in bytes, of each limited control group of this process. Inactive file pages count
+    as free, because the kernel drops them when memory is needed."""
     try:
         lines = own.read_text().splitlines()
-    except OSError:  # no such system
+    except OSError:  # no control groups here
         return []
     found = []
     for line in lines:
@@ -417,7 +417,7 @@ def allowed(
         if not controllers:
             found += _left_by(mounted, inside, _Group("memory.max", "memory.current", "inactive_file"))
         elif "memory" in controllers.split(","):
-            # Of the first version, whose groups have no limit where they say 2**63, to a page.
+            # In version 1 a limit of 2**63, rounded to a page, means none.
             old = _Group("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             found += [one for one in _left_by(mounted / "memory", inside, old) if one[1] < 2**62]
     return found
@@ -433,8 +433,8 @@ class _Group:
 
 
 def _left_by(root: Path, inside: str, names: _Group) -> list[tuple[int, int]]:
-    """By the group `inside` and those above it, as far as they are mounted at `root`: a container may see no more than
-    its own, there."""
+    """Free memory and limit of the group `inside` and those above it, as far as they are mounted at `root`: a container
+    may see only its own."""
     found = []
     group = root / inside.strip("/")
     for path in (group, *group.parents):
@@ -451,7 +451,7 @@ def _left_by(root: Path, inside: str, names: _Group) -> list[tuple[int, int]]:
 
 
 def _make_private(path: Path) -> None:
-    """A folder that only this user can look into, whoever else may write beside it. Raises NoHostMemory."""
+    """Make a folder that only this user can read. Raises NoHostMemory."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
     found = path.lstat()
@@ -462,7 +462,7 @@ def _make_private(path: Path) -> None:
 
 
 def _lock(path: Path, within_s: float) -> int:
-    """A descriptor that holds the lock. Raises NoHostMemory where another process has it for so long."""
+    """A descriptor that holds the lock. Raises NoHostMemory if another process holds it for `within_s`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + within_s
     while True:
@@ -473,7 +473,7 @@ def _lock(path: Path, within_s: float) -> int:
             if time.monotonic() > until:
                 os.close(descriptor)
                 raise NoHostMemory(
-                    f"another process holds {path.parent}.", hint="Has the one before it ended?"
+                    f"another process holds {path.parent}.", hint="Check that the earlier process has ended."
                 ) from None
             time.sleep(0.05)
 
@@ -481,13 +481,13 @@ def _lock(path: Path, within_s: float) -> int:
 def _sweep(root: Path, *, but: Path) -> None:
     """Remove what other jobs of this user left behind."""
     for home in root.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another one removes it, too, or it is another user's
+        with contextlib.suppress(OSError):  # another process removes it too, or it is another user's
             if home != but and home.lstat().st_uid == os.getuid() and _is_left(home):
                 shutil.rmtree(home, ignore_errors=True)
 
 
 def _is_left(home: Path) -> bool:
-    """Nobody holds any of it, and nobody has written into it for long."""
+    """Whether nobody holds any of it, and nobody has written into it for `KEPT_S`."""
     files = [*home.rglob("*"), home]
     if time.time() - max(path.stat().st_mtime for path in files) < KEPT_S:
         return False
@@ -500,10 +500,10 @@ def _is_left(home: Path) -> bool:
 
 @contextlib.contextmanager
 def _held_if_free(path: Path) -> Iterator[bool]:
-    """Whether nobody else holds the lock; nobody else gets it meanwhile."""
+    """Yields whether the lock was free; within the block nobody else gets it."""
     try:
         descriptor = os.open(path, os.O_RDWR)
-    except OSError:  # it is gone, or another user's
+    except OSError:  # gone, or another user's
         yield False
         return
     try:
