@@ -12,7 +12,8 @@ from hypothesis.stateful import precondition, rule
 
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
-from tests.rollouts.core.test_groups import NAMES, Fleet, SimAgent
+from tests.rollouts.core.fleet import NAMES, Fleet
+from tests.rollouts.core.simulated_agents import SimAgent
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Held, Keep
-from tests.rollouts.core.test_groups import Rows, SimAgent, asked, groups_with, join, picture, report
+from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
+from tests.rollouts.core.small_groups import asked, groups_with, join, report
 
 LIMIT = 1000
 

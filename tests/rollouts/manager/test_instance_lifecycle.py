@@ -1,0 +1,253 @@
+"""Instances come, are cut off, dial again, drain and leave, over real sockets and a real database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gyre.rollouts.protocol.frames import Assign, Cancel, Draining, Reject
+from tests.rollouts.frames import empty_progress
+from tests.rollouts.plane import Plane, ScriptedAgent, live_plane, until, within
+
+
+async def test_a_short_cut_moves_nothing(plane: Plane) -> None:
+    plane.change(reconnect_grace_s=60.0)
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent, other = await plane.working("a"), None
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 5})
+    await until(lambda: plane.manager.groups.account.generated == 5)
+    agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+    other = await plane.working("b")
+    await until(lambda: plane.manager.sessions["a"].connection is None)
+    sample.tokens += [6, 7]  # it went on meanwhile
+    welcome = await agent.back()
+    (keep,) = welcome.keep
+    assert keep.known == 5
+    sample.tokens = sample.tokens[:5]
+    row = next(iter(agent.samples))
+    await agent.report({row: 4}, {row: "stop"})
+    assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == list(range(1, 10))
+    await other.wire.nothing(Assign)
+    assert not plane.told("InstanceLeft")
+
+
+async def test_after_a_long_cut_the_sample_comes_back_to_who_has_more(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 5})
+    await until(lambda: plane.manager.groups.account.generated == 5)
+    agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+    other = await plane.working("b")
+    (theirs,) = await other.work(1)
+    assert theirs.tokens == [1, 2, 3, 4, 5]
+    await other.report({theirs.work.row: 2})
+    await until(lambda: plane.manager.groups.account.generated == 7)
+    sample.tokens += list(range(6, 21))
+    (keep,) = (await agent.back()).keep
+    assert keep.known == 7
+    assert (await other.wire.expect(Cancel)).rows == [(theirs.work.row, theirs.work.lease)]
+    # What the other made meanwhile is counted, and changes nothing.
+    await other.report({theirs.work.row: 3}, {theirs.work.row: "released"})
+    await until(lambda: plane.manager.groups.account.discarded["superseded"] == 3)
+    agent.samples[keep.row].tokens = list(range(1, 8))
+    await agent.report({keep.row: 3}, {keep.row: "stop"})
+    assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == list(range(1, 11))
+
+
+async def test_who_dials_twice_is_there_once(plane: Plane) -> None:
+    first = await plane.agent("a")
+    second = ScriptedAgent(plane, "a")
+    await second.dial()
+    await first.wire.closed()
+    assert list(plane.manager.sessions) == ["a"]
+    assert not plane.told("InstanceLeft")
+    third = ScriptedAgent(plane, "a", incarnation="2")
+    await third.dial()
+    assert (await second.wire.expect(Reject)).code == "superseded"
+    assert plane.manager.sessions["a"].hello.incarnation == "2"
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["superseded"]
+
+
+async def test_an_agent_that_dials_again_while_its_old_connection_stands_gets_work(plane: Plane) -> None:
+    """However late the old connection's handler ends, it concerns nobody any more."""
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    first = await plane.working("a")
+    second = ScriptedAgent(plane, "a")
+    second.weights = first.weights
+    await second.back()
+    await first.wire.closed()
+    await first.wire.socket.close()
+    await until(lambda: len(plane.manager._runner.server.connections) == 2)  # the old one's handler ends
+    await plane.settled()
+    await trainer.ask([0])
+    (sample,) = await second.work(1)
+    assert plane.manager.status()["instances"][0]["not_admitted"] == ""
+    await second.report({sample.work.row: 3}, {sample.work.row: "stop"})
+    assert set(await trainer.groups(1)) == {0}
+
+
+async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gone(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, reconnect_grace_s=60.0) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        first = await plane.working("a")
+        await trainer.ask([0])
+        (sample,) = await first.work(1)
+        await first.report({sample.work.row: 5})
+        await until(lambda: plane.manager.groups.account.generated == 5)
+        first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+        await until(lambda: plane.manager.sessions["a"].connection is None)
+        second = ScriptedAgent(plane, "a", incarnation="2")
+        await second.dial()
+        (left,) = plane.told("InstanceLeft")
+        assert (left["instance"], left["reason"], left["moved"], left["tokens"]) == ("a", "replaced", 1, 5)
+        (state,) = plane.manager.groups.samples()
+        assert state.deaths == 1  # it may have been the sample that took the machine down
+        await second.load()
+        (again,) = await second.work(1)
+        assert again.tokens == [1, 2, 3, 4, 5]
+        plane.exact()
+
+
+async def test_a_restarted_agent_of_the_same_name_gets_the_work_from_the_last_token(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0])
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 5})
+    await until(lambda: plane.manager.groups.account.generated == 5)
+    again = ScriptedAgent(plane, "a", incarnation="2")
+    assert (await again.dial()).keep == []
+    await again.load()
+    (theirs,) = await again.work(1)
+    assert theirs.tokens == [1, 2, 3, 4, 5]
+
+
+async def test_a_silent_agent_is_left_and_may_come_back(tmp_path: Path) -> None:
+    async with live_plane(tmp_path) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        await trainer.ask([0])
+        (sample,) = await agent.work(1)
+        await agent.report({sample.work.row: 3})
+        await until(lambda: plane.manager.groups.account.generated == 3)
+        plane.change(silence_timeout_s=0.1)
+        await agent.wire.closed()
+        plane.change(silence_timeout_s=60.0)  # whoever comes now may take its time
+        assert [told["reason"] for told in plane.told("InstanceLeft")] == ["silent"]
+        other = await plane.working("b")
+        (theirs,) = await other.work(1)
+        assert theirs.tokens == [1, 2, 3]
+        await other.report({theirs.work.row: 1}, {theirs.work.row: "stop"})
+        await until(lambda: plane.manager.groups.account.generated == 4)
+        sample.tokens += list(range(4, 9))
+        assert (await agent.back()).keep == []  # it is finished: no token of it is made again
+        assert plane.manager.groups.account.discarded["superseded"] == 5
+        plane.exact()
+
+
+async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tmp_path: Path) -> None:
+    async with live_plane(tmp_path, silence_timeout_s=1e6) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        agent = await plane.working("a")
+        manager = plane.manager
+        await until(
+            lambda: plane.told("WeightsLoaded") and not (manager.groups.is_dirty or manager.weights.changed)
+        )
+        await plane.settled()  # what was being written has been counted
+        session = manager.sessions["a"]
+        heard_at, commits = session.heard_at, manager._commits.count
+        for seq in range(1, 21):
+            report = empty_progress(seq)
+            report.running = seq
+            await agent.wire.send(report)
+        await until(lambda: session.running == 20)
+        await plane.settled()
+        assert session.heard_at > heard_at
+        assert manager._commits.count == commits
+        # What an instance of nothing says of samples that it has not is refused all the same.
+        wrong = empty_progress(21)
+        wrong.tokens = np.zeros(1, np.int32)
+        await agent.wire.send(wrong)
+        assert (await agent.wire.expect(Reject)).code == "lengths"
+
+
+async def test_no_instance_at_all_is_normal(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.ask([0, 1], n=2)
+    await until(lambda: plane.manager.groups.queued == 4)
+    status, _ = await plane.get("/v1/status")
+    assert status == 200
+    await trainer.publish(0)
+    agent = await plane.working("late")
+    samples = await agent.work(4)
+    rows = [sample.work.row for sample in samples]
+    await agent.report(dict.fromkeys(rows, 2), dict.fromkeys(rows, "stop"))
+    assert set(await trainer.groups(2)) == {0, 1}
+
+
+async def test_a_drain_hands_over_within_a_second(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a")
+    await trainer.ask([0, 1])
+    samples = await agent.work(2)
+    rows = [sample.work.row for sample in samples]
+    other = await plane.working("b")
+    from gyre.rollouts.protocol.frames import Drain
+
+    with within(1.0):
+        status, body = await plane.post("/v1/drain", {"instance": "a", "deadline_s": 5, "reason": "spot"})
+        assert (status, body) == (200, {"instance": "a", "draining": True})
+        drain = await agent.wire.expect(Drain)
+        assert (drain.deadline_s, drain.reason) == (5.0, "spot")
+        await agent.wire.send(Draining(reason="spot", deadline_s=5.0))
+        seq = await agent.report(dict.fromkeys(rows, 3), dict.fromkeys(rows, "released"))
+        theirs = await other.work(2)
+        assert [sample.tokens for sample in theirs] == [[1, 2, 3]] * 2
+        await agent.acknowledged(seq)
+    await agent.wire.socket.close()
+    await until(lambda: "a" not in plane.manager.sessions)
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drained"]
+    assert len(plane.told("InstanceDraining")) == 1
+
+
+async def test_who_does_not_drain_in_time_is_left(plane: Plane) -> None:
+    agent = await plane.agent("a")
+    await agent.wire.send(Draining(reason="SIGTERM", deadline_s=0.0))
+    await agent.wire.closed()
+    assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drain_deadline"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b"\xff", 422),
+        ([], 422),
+        ({}, 422),
+        ({"instance": "a", "deadline_s": "soon"}, 422),
+        ({"instance": "a", "deadline_s": -1}, 422),
+        (b'{"instance": "a", "deadline_s": NaN}', 422),
+        (b'{"instance": "a", "deadline_s": 1e999}', 422),
+        ({"instance": "nobody"}, 404),
+    ],
+)
+async def test_a_drain_that_makes_no_sense_is_refused(plane: Plane, body: Any, status: int) -> None:
+    agent = await plane.agent("a")
+    assert (await plane.post("/v1/drain", body))[0] == status
+    assert not plane.manager.sessions["a"].draining
+    assert not agent.wire.socket.closed
