@@ -90,7 +90,7 @@ class FakeProcess:
 
 
 @dataclass(eq=False)
-class _Fit:
+class Fit:
     """The trainer's own state, in its process."""
 
     process: FakeProcess
@@ -133,8 +133,10 @@ class FakeCluster:
         self.spawned: list[Address] = []
         self.ended = False
         """Whether a master said that everything is over."""
-        self._processes: dict[Address, FakeProcess] = {}
-        self._fits: dict[Address, _Fit] = {}
+        self.processes: dict[Address, FakeProcess] = {}
+        """Every incarnation that ever was, by its address."""
+        self.fits: dict[Address, Fit] = {}
+        """The trainers' own state, by their addresses."""
         self._deadlocked: set[Address] = set()
         self._failing_setups: dict[str, list[bool]] = {}
         self._failing_calls: dict[str, list[bool]] = {}
@@ -157,7 +159,7 @@ class FakeCluster:
     def kill(self, vertex: str, detail: str = "") -> None:
         """SIGKILL the living incarnation, if there is one. `detail` is what the cluster says of it."""
         if (process := self.living(vertex)) is not None:
-            self._end(process, detail or f"{vertex} was killed (SIGKILL)")
+            self.end(process, detail or f"{vertex} was killed (SIGKILL)")
 
     def hang(self, vertex: str) -> None:
         """It lives and answers nothing."""
@@ -210,11 +212,11 @@ class FakeCluster:
 
     @property
     def alive(self) -> list[FakeProcess]:
-        return [process for process in self._processes.values() if process.alive]
+        return [process for process in self.processes.values() if process.alive]
 
     def process(self, vertex: str, incarnation: int) -> FakeProcess:
         """That incarnation, living or dead. Raises KeyError where it never was."""
-        return self._processes[Address(vertex, incarnation)]
+        return self.processes[Address(vertex, incarnation)]
 
     # -- the world goes on --------------------------------------------------------------------------
 
@@ -225,14 +227,14 @@ class FakeCluster:
                 _, _, action, args = heapq.heappop(self._plans)
                 action(*args)
             else:
-                fit = min((f for f in self._fits.values() if f.step_ends_at is not None), key=_ends)
-                self._end_step(fit)
+                fit = min((f for f in self.fits.values() if f.step_ends_at is not None), key=_ends)
+                self.end_step(fit)
             self._look_at_fits()
             self._wake()
         self._look_at_fits()
 
     def _next_at(self) -> float | None:
-        times = [fit.step_ends_at for fit in self._fits.values() if fit.step_ends_at is not None]
+        times = [fit.step_ends_at for fit in self.fits.values() if fit.step_ends_at is not None]
         if self._plans:
             times.append(self._plans[0][0])
         return min(times, default=None)
@@ -240,16 +242,16 @@ class FakeCluster:
     def _look_at_fits(self) -> None:
         """Begin a step where one can be made, give it up where it no longer can."""
         now = self.clock.monotonic()
-        for fit in self._fits.values():
+        for fit in self.fits.values():
             if not self._can_step(fit):
                 fit.step_ends_at = None
             elif fit.step_ends_at is None:
                 fit.step_ends_at = now + self.step_s
 
-    def _can_step(self, fit: _Fit) -> bool:
+    def _can_step(self, fit: Fit) -> bool:
         if not fit.process.works or not fit.started or fit.ended or (fit.paused and not fit.stopping):
             return False
-        if any(self._processes[address].alive for address in self._deadlocked):
+        if any(self.processes[address].alive for address in self._deadlocked):
             return False
         for role, count in fit.roles.items():
             if role == TRAINER or not count:
@@ -260,11 +262,12 @@ class FakeCluster:
             if len(present) < (count if gang else 1):
                 return False
         return all(
-            (process := self._processes.get(Address(vertex, incarnation))) is not None and process.works
+            (process := self.processes.get(Address(vertex, incarnation))) is not None and process.works
             for vertex, incarnation in fit.running.items()
         )
 
-    def _end_step(self, fit: _Fit) -> None:
+    def end_step(self, fit: Fit) -> None:
+        """The trainer reports what came of its step: a failed call, or the step, and its end if it was the last."""
         fit.step_ends_at = None
         process = fit.process
         for vertex, incarnation in fit.running.items():
@@ -286,7 +289,7 @@ class FakeCluster:
             process.ticks += 1
             process.moved_at = self.clock.monotonic()
             for vertex, incarnation in fit.running.items():
-                member = self._processes[Address(vertex, incarnation)]
+                member = self.processes[Address(vertex, incarnation)]
                 member.ticks, member.moved_at, member.version = member.ticks + 1, process.moved_at, step
             process.report("StepCompleted", step=step, version=step, metrics={"reward": step / 10})
             process.report(
@@ -302,7 +305,19 @@ class FakeCluster:
                 stopped=fit.stopping,
             )
 
-    def _end(self, process: FakeProcess, detail: str) -> None:
+    def begin(self, address: Address, epoch: int) -> FakeProcess:
+        """A process comes to be, which is not set up yet. Raises FakeClusterBroken."""
+        other = self.living(address.vertex)
+        if other is not None:
+            raise FakeClusterBroken(f"{address} starts beside {other.address}")
+        process = FakeProcess(address, next(self._pids), epoch, moved_at=self.clock.monotonic())
+        self.processes[address] = process
+        self.spawned.append(address)
+        if address.vertex == f"{TRAINER}-0":
+            self.fits[address] = Fit(process)
+        return process
+
+    def end(self, process: FakeProcess, detail: str) -> None:
         process.alive = False
         process.detail = detail
         self._look_at_fits()
@@ -348,16 +363,9 @@ class FakeCluster:
 
     async def spawn(self, address: Address, sub_graph: SubGraph, epoch: int, timeout_s: float) -> Spawned:
         await self.place(sub_graph, timeout_s)
-        process = self._processes.get(address)
+        process = self.processes.get(address)
         if process is None or not process.alive:
-            other = self.living(address.vertex)
-            if other is not None:
-                raise FakeClusterBroken(f"{address} starts beside {other.address}")
-            process = FakeProcess(address, next(self._pids), epoch, moved_at=self.clock.monotonic())
-            self._processes[address] = process
-            self.spawned.append(address)
-            if address.vertex == f"{TRAINER}-0":
-                self._fits[address] = _Fit(process)
+            process = self.begin(address, epoch)
             await self._sleep(self.start_delay_s)
         told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
         return Spawned(pid=told["pid"], node=process.node, bound=told["bound"])
@@ -365,7 +373,7 @@ class FakeCluster:
     async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
         deadline = self.clock.monotonic() + timeout_s
         await self._sleep(min(self.latency_s, timeout_s))
-        process = self._processes.get(address)
+        process = self.processes.get(address)
         if process is None or not process.alive:
             raise ProcessDied(
                 process.detail if process else f"no actor {address.vertex}/{address.incarnation}"
@@ -385,10 +393,11 @@ class FakeCluster:
             return await self._watch(process, *rest, deadline=deadline)
         if method != "hello":
             process.told.append(method)
-        return self._obey(process, method, rest)
+        return self.obey(process, method, rest)
 
-    def _obey(self, process: FakeProcess, method: str, args: tuple[Any, ...]) -> Any:
-        fit = self._fits.get(process.address)
+    def obey(self, process: FakeProcess, method: str, args: tuple[Any, ...]) -> Any:
+        """What a process does on a control call, and its answer."""
+        fit = self.fits.get(process.address)
         match method:
             case "hello":
                 return {
@@ -445,7 +454,7 @@ class FakeCluster:
             if process.outbox or now >= answer_at - 1e-9:
                 break
             await self._wait(answer_at)
-        usual = {"step": len(self.steps)} if process.address in self._fits else {}
+        usual = {"step": len(self.steps)} if process.address in self.fits else {}
         return Report(
             ticks=process.ticks,
             fields=usual if process.fields is None else process.fields,
@@ -458,7 +467,7 @@ class FakeCluster:
     async def bind(self, address: Address, epoch: int, binding: Binding, *, timeout_s: float) -> Any:
         began = self.clock.monotonic()
         await self.call(address, "hello", epoch, timeout_s=timeout_s)
-        process = self._processes[address]
+        process = self.processes[address]
         if process.bound:
             return "ok", {"pid": process.pid}
         while True:
@@ -479,9 +488,9 @@ class FakeCluster:
 
     async def kill_address(self, address: Address) -> None:
         await self._sleep(self.latency_s)
-        process = self._processes.get(address)
+        process = self.processes.get(address)
         if process is not None and process.alive:
-            self._end(process, f"{address.vertex} was ended by the master")
+            self.end(process, f"{address.vertex} was ended by the master")
 
 
 class Connection:
@@ -536,6 +545,6 @@ class Connection:
             self._world.ended = True
 
 
-def _ends(fit: _Fit) -> float:
+def _ends(fit: Fit) -> float:
     assert fit.step_ends_at is not None
     return fit.step_ends_at
