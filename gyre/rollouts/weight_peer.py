@@ -1,12 +1,12 @@
-"""A peer of the weight plane, set up as a job's settings want it: a folder, its server, and the other ways to reach it.
+"""A peer of the weight plane, set up by a job's settings: a folder, its server, and its other transports.
 
-The actor and each instance have one. What the settings ask for by name must work here, or there is no peer; what
-`auto` does without has its reason, which receivers tell of.
+The actor and each instance have one. A transport that the settings name must work here, or there is no peer; if `auto`
+does without one, receivers report the reason.
 
 Invariants:
 - *all or nothing*: a peer that cannot be set up leaves no folder, no socket and no engine;
-- *trusted by declaration*: `auto` opens Mooncake's port, which asks nobody for a token, only where the settings say
-  that the network is to be trusted. Who may be served is another matter.
+- *trusted by declaration*: `auto` opens Mooncake's port, which asks nobody for a token, only if the settings declare
+  the network trusted; `receiver_networks` alone does not.
 
 This module must not know whether it publishes or fetches.
 """
@@ -35,7 +35,7 @@ from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.version.arena import Arena
 
 PORT_WITHIN_S = 10.0
-"""For a port of the settings to become free: who had it before may still be ending."""
+"""How long to wait for a port of the settings: its previous owner may still be ending."""
 
 CODECS: dict[str, tuple[Sequence[Codec], Sequence[Codec]]] = {
     "auto": (("none", "delta", "planes"), ()),
@@ -44,15 +44,15 @@ CODECS: dict[str, tuple[Sequence[Codec], Sequence[Codec]]] = {
     "planes": (("none", "planes"), ("planes",)),
     "fp8": (("none", "delta", "fp8"), ("delta", "fp8")),
 }
-"""By setting: those that a receiver may ask for, and those that it asks for wherever it can, the first of them first.
-Of weights that are rounded to fp8 a delta is much smaller still."""
+"""By setting: the codecs that a receiver may ask for, and those that it asks for wherever it can, in order of
+preference. For weights that are rounded to fp8, deltas are even smaller."""
 
 
 class WeightPeer:
     """One process's part in the weight plane.
 
     `root` and `purpose` are those of an OwnedDir, `held` is an Arena's. `url` is the rollout manager's: the peer
-    listens on the address that faces it. Raises ConfigError where this machine cannot do what the settings ask for.
+    listens on the address that faces it. Raises ConfigError if this machine cannot follow the settings.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class WeightPeer:
         return receiver
 
     def settle(self) -> None:
-        """After a fetch: Mooncake lets go of the memory of versions that made room."""
+        """Deregister, after a fetch, the memory of versions that made room from Mooncake."""
         if self.mooncake is not None:
             self.mooncake.keep(view for one in self.arena.all_versions() for view in one.views)
 
     def unlink(self) -> None:
-        """On any thread: remove the folder, for the process is about to be ended. Who fetches of it goes on."""
+        """Remove the folder, because the process is about to be ended; receivers go on. Callable from any thread."""
         self._owned.unlink()
 
     def close(self, *, keep: bool = False) -> None:
-        """With `keep` the folder is left to a successor of the same purpose."""
+        """Close the peer; with `keep` a successor of the same purpose gets the folder."""
         for receiver in self._receivers:
             receiver.close()
         self.server.close()
@@ -136,7 +136,7 @@ class WeightPeer:
 
 
 def check_transports(settings: WeightsSpec) -> None:
-    """Raises ConfigError where a transport is asked for by name that this machine has not."""
+    """Raises ConfigError if the settings name a transport that this machine does not have."""
     if "mooncake" not in settings.transports:
         return
     try:
@@ -149,7 +149,7 @@ def check_transports(settings: WeightsSpec) -> None:
 
 
 def _open_mooncake(settings: WeightsSpec, reach: str) -> tuple[MooncakeEngine | None, dict[str, str]]:
-    """The engine, tested; or why there is none. Raises ConfigError where it was asked for by name."""
+    """The tested engine, or the reason why there is none. Raises ConfigError if the settings name it."""
     if "mooncake" in settings.transports:
         check_transports(settings)
     elif "auto" not in settings.transports:
@@ -173,7 +173,7 @@ def _open_mooncake(settings: WeightsSpec, reach: str) -> tuple[MooncakeEngine | 
 
 
 def where_to_listen(bind: str, url: str) -> tuple[str, str]:
-    """The address to listen on, and the one under which others reach it. Raises ConfigError for a network that this
+    """The address to listen on, and the address at which others reach it. Raises ConfigError for a network that this
     machine is not in."""
     if "/" in bind:
         network = ipaddress.ip_network(bind)

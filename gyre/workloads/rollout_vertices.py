@@ -1,11 +1,11 @@
 """The rollout plane as vertices: the manager's process, and instances that Gyre places.
 
-Both run an asyncio loop on a thread of their own beside the vertex's host. Where the manager listens stands in
-`rollouts.json` in the job's directory; instances and the trainer look there before each dial, so it may move.
+Both run an asyncio loop on a thread of their own beside the vertex's host. The manager's address is in `rollouts.json`
+in the job's directory; instances and the trainer look there before each dial, so it may change.
 
 Invariants:
 - *the vertex dies with its loop*: a loop that ended by an error makes `health()` raise, and the vertex is replaced;
-- *an instance leaves in order*: `teardown()` drains it, so what it generated is handed over.
+- *an instance leaves in order*: `teardown()` drains it, so its tokens are handed over.
 
 This module must not know how samples are routed, or what an engine does.
 """
@@ -40,13 +40,13 @@ from gyre.weights.owned_dirs import default_root
 from gyre.workloads.base import BaseWorkload, operator
 
 START_TIMEOUT_S = 60.0
-"""For the manager to read its ledger and listen: gigabytes of deltas at a few hundred megabytes a second."""
+"""How long the manager may take to read its ledger and listen: gigabytes of deltas at a few hundred megabytes/s."""
 
 CLOSE_TIMEOUT_S = 5.0
-"""For sockets whose handlers have ended already: at once, where the machine is not busy."""
+"""How long sockets may take to close after their handlers have ended: no time, unless the machine is busy."""
 
 STOP_TIMEOUT_S = 20.0
-"""For an engine to end by itself: SGLang takes ten seconds."""
+"""How long an engine may take to end by itself: SGLang takes ten seconds."""
 
 JOURNALLED = frozenset(
     (
@@ -63,7 +63,7 @@ JOURNALLED = frozenset(
         "PeerRefused",
     )
 )
-"""Of what the manager tells, what the job's journal keeps. The rest comes with every step, and is in the log."""
+"""The manager's events that the job's journal keeps. The others come with every step, and are in the log."""
 
 
 class _Loop:
@@ -74,20 +74,23 @@ class _Loop:
         self.error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
         self.closing: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Closes the sockets that the loop holds, however it ended: a test's vertex shares its process with others."""
+        """Closes the loop's sockets, however it ended, because in tests several vertices share a process."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            with contextlib.suppress(SystemExit):  # a vertex that a test killed: what it started ends with it
+            with contextlib.suppress(SystemExit):  # a test killed the vertex: its tasks end with it
                 self.loop.run_forever()
             main = [self._main] if self._main is not None else []
-            for tasks in (main, asyncio.all_tasks(self.loop)):  # the main one first: it ends others in order
+            for tasks in (
+                main,
+                asyncio.all_tasks(self.loop),
+            ):  # the main one first, which ends others in order
                 for task in tasks:
                     task.cancel()
-                    with contextlib.suppress(BaseException):  # its error was told, or is the death of a test
+                    with contextlib.suppress(BaseException):  # the error was reported, or is a test's kill
                         self.loop.run_until_complete(task)
             if self.closing is not None:
                 self.loop.run_until_complete(asyncio.wait_for(self.closing(), CLOSE_TIMEOUT_S))
@@ -95,7 +98,7 @@ class _Loop:
             self.loop.close()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """What this loop is for: it runs until it ends by itself or by `stop`."""
+        """Start the loop's main task, which runs until it ends by itself or by `stop`."""
 
         async def guarded() -> None:
             try:
@@ -111,7 +114,7 @@ class _Loop:
         self.call(start(), 5.0)
 
     def wait(self, timeout_s: float) -> None:
-        """Until what `begin` began has ended, at most so long."""
+        """Wait until the main task has ended, at most `timeout_s`."""
         if self._main is not None:
             self.call(asyncio.wait([self._main], timeout=timeout_s), timeout_s + 1.0)
 
@@ -124,7 +127,7 @@ class _Loop:
             traceback.print_exception(error)
 
     def stop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended already
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=STOP_TIMEOUT_S)
 
@@ -176,7 +179,7 @@ class RolloutManagerVertex(BaseWorkload):
         )
 
     def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """On the port of before, if nobody has taken it meanwhile: others may have no other way to find this one."""
+        """Listen on the previous manager's port, if it is free: others may know no other address."""
         try:
             return int(self._loop.call(self.manager.start(host, port, tls), START_TIMEOUT_S))
         except OSError:
@@ -205,7 +208,7 @@ class RolloutManagerVertex(BaseWorkload):
 
     @operator(kind="control", control=True)
     def status(self) -> dict[str, Any]:
-        """How the plane is: instances, queue, the account in tokens."""
+        """The plane's status: instances, queue, the account in tokens."""
         return self.health()
 
     def teardown(self) -> None:
@@ -253,7 +256,7 @@ class RolloutInstance(BaseWorkload):
         return {"version": self.version, "connected": self.agent.connected, "tokens": self.agent.tokens}
 
     def teardown(self) -> None:
-        with contextlib.suppress(Exception):  # its deadline passed: the samples go on elsewhere all the same
+        with contextlib.suppress(Exception):  # after the deadline the samples go on elsewhere anyway
             self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
             self._loop.wait(8.0)
         self._loop.stop()
@@ -274,7 +277,7 @@ def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
 
 
 def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path, str], EngineCommand]:
-    """How the job's engine is started over a model folder. A `local` one can give its memory back."""
+    """A function that returns the command of the job's engine. A `local` engine can give its memory back."""
     saver = ["--enable-memory-saver"] if local and spec.engine == "sglang" else []
     context = ["--context-length", str(spec.context_length)] if spec.context_length is not None else []
     return engine_commands(
@@ -287,14 +290,14 @@ def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path
 
 
 def _reachable(host: str) -> str:
-    """An address under which others reach a socket that listens on `host`."""
+    """An address at which others reach a socket that listens on `host`."""
     if host not in ("0.0.0.0", "::"):
         return host
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks the kernel which address it would use
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but the kernel chooses the address
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"

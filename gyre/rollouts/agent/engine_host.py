@@ -2,8 +2,8 @@
 
 Invariants:
 - *armed before it has work*: an engine's loader is in place before the engine is given a sample;
-- *an engine that does not work is dead*: one that answers and fails, or does not take its memory back, is ended, and
-  what follows is what follows upon a death.
+- *an engine that does not work is dead*: an engine that answers and fails, or does not take its memory back, is ended
+  and handled like one that died.
 
 This module must not know about samples, frames or the manager.
 """
@@ -25,13 +25,13 @@ from gyre.rollouts.protocol.frames import Asleep, Awake
 from gyre.weights.version.model_folder import fingerprint
 
 ENGINE_STOP_S = 1.0
-"""For an engine to stop by itself. It has nothing to save, and what it had in memory goes with it either way."""
+"""How long an engine may take to stop by itself. It has nothing to save."""
 
 
 class EngineHost:
-    """`command_for(folder, version)` says how an engine is started over a model folder. `recall_all()` takes all
-    samples back from the engine; `changed(version, made)` is told in the pause of an update, `lost()` when there is no
-    engine any more, and `died(reason, tail)` when nothing of it is left."""
+    """The engine of an agent. `command_for(folder, version)` returns the command that starts one over a model folder.
+    `recall_all()` takes all samples back from the engine. `changed(version, made)` is called in the pause of an update,
+    `lost()` when there is no engine any more, and `died(reason, tail)` when nothing of it is left."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class EngineHost:
     ) -> None:
         self.engine: EngineProcess | None = None
         self.engines: list[EngineProcess] = []
-        """All that may still be a process."""
+        """All engines that may still have a process."""
         self.client: EngineClient | None = None
         self.loader: EngineLoader | None = None
         self.model = "unset"
-        """Fingerprint of what the engine serves, weights apart."""
+        """Fingerprint of the engine's model without its weights."""
         self.counts_from = -1
-        """The version that makes what is asked for now, where the engine will count what older ones made; else -1."""
+        """The version that serves a new request, if the engine counts the tokens of each version; else -1."""
         self.sick = ""
-        """Why the engine was ended by us."""
+        """Why we ended the engine."""
         self.is_asleep = False
-        """Between windows: the engine has nothing to do, and has given its memory back if it can."""
+        """Whether the engine is idle between windows, and has given its memory back if it can."""
         self._released = False
         self._watching: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -71,8 +71,8 @@ class EngineHost:
         self._now = now
 
     async def serve(self, folder: Path, version: str, update_mode: str) -> LoadReport | None:
-        """Bring the engine to serve this version: started with it (then None is returned), or updated under the samples
-        that run. Raises EngineError, and EngineRefused where the engine goes on with what it had."""
+        """Bring the engine to serve this version: start it (and return None), or update it under running samples.
+        Raises EngineError, and EngineRefused if the engine goes on with its earlier version."""
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode)
         engine = EngineProcess(
@@ -86,7 +86,7 @@ class EngineHost:
             await engine.start()
             client = engine.client()
             loader = EngineLoader(client, folder, key=engine.loader_key)
-            await loader.arm()  # before it has work
+            await loader.arm()  # before the engine has work
         except BaseException:
             if client is not None:
                 await client.close()
@@ -100,7 +100,7 @@ class EngineHost:
         return None
 
     async def _update(self, loader: EngineLoader, folder: Path, version: str, update_mode: str) -> LoadReport:
-        """Under running samples the engine stands only for the load, and they go on with the new weights."""
+        """Update the engine under running samples, which pause only for the load and go on with the new weights."""
         if update_mode == "handover":
             await self._recall_all()
         try:
@@ -124,7 +124,7 @@ class EngineHost:
         self._changed(version, made)
 
     def end(self, why: str) -> None:
-        """It lives and does not work: what follows is what follows upon its death."""
+        """End an engine that lives and does not work; the rest follows as after a death."""
         engine = self.engine
         if engine is not None and not self.sick:
             self.sick = why
@@ -137,7 +137,7 @@ class EngineHost:
         return said
 
     async def wake_up(self) -> Awake | None:
-        """None where the engine did not take its memory again, and is ended."""
+        """Wake the engine. None if it did not take its memory back and was ended."""
         try:
             said = await wake_up(self.client if self._released else None, self._now)
         except EngineError as error:
@@ -156,7 +156,7 @@ class EngineHost:
         client, self.engine, self.client, self.loader = self.client, None, None, None
         self.is_asleep = False
         self._lost()
-        # Both: requests may fail before their engine's death is noticed, and what ended it is not what they say.
+        # Both reasons: requests may fail before the engine's death is noticed, and do not know its cause.
         reason, self.sick = death.reason + (f", after {self.sick}" if self.sick else ""), ""
         if client is not None:
             await client.close()
@@ -165,7 +165,7 @@ class EngineHost:
         self._died(reason, death.tail)
 
     def stop_watching(self) -> list[asyncio.Task[None]]:
-        """From now on nobody is told of the engine's death. What is to be waited for."""
+        """Stop reporting the engine's death; returns the tasks to wait for."""
         self._is_closing = True
         return [self._watching] if self._watching is not None else []
 

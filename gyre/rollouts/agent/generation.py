@@ -1,9 +1,9 @@
 """The samples that an agent has, and their generation by its engine.
 
 Invariants:
-- *asked together, told apart*: samples that come together are one request of the engine; what is wrong with one of them
-  is said of that one;
-- *who is to blame*: where an engine answers and does not work, that is told, and not that its samples failed.
+- *asked together, told apart*: samples that come together are one request to the engine, but an error of one of them
+  ends that one alone;
+- *who is to blame*: if an engine answers and does not work, the engine is reported, and not a failure of its samples.
 
 This module must not know about the manager, connections or weights.
 """
@@ -28,26 +28,26 @@ from gyre.rollouts.protocol.frames import Keep, Prompt, Work
 from gyre.rollouts.protocol.progress import EndKind
 
 SICK_WITHIN_S = 1.0
-"""How long a failed request waits for others to fail, before it is the one that failed."""
+"""How long a failed request waits for others to fail, before its own sample is blamed."""
 
 SICK_AFTER = 3
-"""Requests in a row that fail before the engine is started anew: it answers, and does not work."""
+"""Failed requests in a row after which the engine is started anew: it answers, and does not work."""
 
 RECALL_WITHIN_S = 0.6
 """How long a recall waits for the engine's last tokens; in a drain they are handed over within a second of the
 notice."""
 
 DEATH_NOTICED_S = 0.2
-"""What it takes to notice that an engine died, when a request of it fails."""
+"""Time to notice the death of an engine after one of its requests failed."""
 
 SAMPLES_PER_REQUEST = 16
-"""Samples that come together are asked for together, up to so many: a connection for each costs more than a short
-sample does. More would cost an SGLang server, which looks at all of a request's streams at each chunk."""
+"""Most samples in one request. A connection for each costs more than a short sample does; with more samples, SGLang's
+work at each chunk, for all of a request's streams, would cost more."""
 
 
 class Generation:
-    """`version()` is the policy version that the engine serves; `spawn` runs a coroutine in the background, and
-    `report_soon()` asks for a report, for a sample ended."""
+    """The generation of an agent's samples. `version()` is the policy version that the engine serves; `spawn` runs a
+    coroutine in the background; `report_soon()` asks for a report, because a sample ended."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Generation:
         now: Callable[[], float],
     ) -> None:
         self.samples: dict[int, HeldSample] = {}
-        """By lease."""
+        """The samples by lease."""
         self.tokens = 0
-        """Generated in all."""
+        """Tokens generated in all."""
         self.failed_in_a_row = 0
-        """Requests, since one of them got a token."""
+        """Requests that failed since one of them got a token."""
         self.is_closed = False
-        """Whatever comes now is handed back at once."""
+        """Whether new samples are handed back at once."""
         self._host = host
         self._version = version
         self._spawn = spawn
@@ -122,19 +122,19 @@ class Generation:
             self.samples[held.lease] = held
 
     def _drop(self, held: HeldSample) -> None:
-        """It went on elsewhere."""
+        """Drop a sample that went on elsewhere."""
         held.cancelled = True
         if held.task is not None:
             held.task.cancel()  # closing the stream aborts it in the engine
         self.samples.pop(held.lease, None)
 
     def acknowledged(self, seq: int) -> None:
-        """The manager has what ended in reports up to this one."""
+        """Forget samples whose ends were in reports up to this one, which the manager has."""
         for held in [held for held in self.samples.values() if held.end_seq and held.end_seq <= seq]:
             del self.samples[held.lease]
 
     def recall_leases(self, leases: Sequence[int]) -> None:
-        """The manager wants these back."""
+        """Recall the samples with these leases for the manager."""
         for lease in leases:
             held = self.samples.get(lease)
             if held is not None and not held.end:
@@ -154,17 +154,17 @@ class Generation:
         return engine_request(held, self._host.loader.cache_key if self._host.loader is not None else "")
 
     def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
-        """One of several in a request is given up: the engine is told, for its stream goes on for the others."""
+        """Abort one of several samples in a request, whose stream goes on for the others."""
         if ended.cancelled() and not held.end and client is self._host.client:
             self._spawn(self._abort(held, client))
 
     async def _abort(self, held: HeldSample, client: EngineClient) -> None:
-        with contextlib.suppress(EngineError):  # then its tokens go on coming, and are dropped
+        with contextlib.suppress(EngineError):  # its tokens then go on coming, and are dropped
             await client.abort(held.rid)
 
     async def _generate_many(self, some: list[HeldSample], client: EngineClient) -> None:
-        """One request for all of them. When it breaks, what is left of it is asked for one by one, so that what is
-        wrong with one sample is said of that one."""
+        """Generate several samples by one request. If it fails, each unfinished sample gets a request of its own, so
+        that only the sample at fault fails."""
         try:
             async with aclosing(client.generate_many([self._request(held) for held in some])) as chunks:
                 async for at, chunk in chunks:
@@ -175,13 +175,13 @@ class Generation:
                     if held.end and held.task is not None and not held.task.done():
                         held.task.cancel()
             return
-        except Exception:  # also what is wrong with a request before the engine sees it
-            # If it was the engine's death, its samples have ended by then.
+        except Exception:  # also an error in a request that the engine has not seen
+            # If the engine died, its samples have ended by then.
             await asyncio.sleep(DEATH_NOTICED_S)
         if self._host.client is client:
             for held in some:
                 if not held.end and not held.cancelled and not (held.task is not None and held.task.done()):
-                    held.rid = "r" + held.rid[1:]  # the engine may not have let go of the other yet
+                    held.rid = "r" + held.rid[1:]  # the engine may still have the old request
                     held.task = asyncio.create_task(self._generate(held, client))
 
     def _took(self, held: HeldSample, chunk: StreamChunk) -> None:
@@ -190,7 +190,7 @@ class Generation:
         self.failed_in_a_row = 0
         if chunk.finish is None:
             return
-        if chunk.spans and held.counted is None:  # SGLang calls a pass that was under way the newer's
+        if chunk.spans and held.counted is None:  # SGLang gives a running pass the newer version
             held.true_runs = version_runs(chunk, held)
         if chunk.finish.kind is FinishKind.ABORT:
             self.finish(held, "released", chunk.finish.message)
@@ -206,12 +206,12 @@ class Generation:
             self.finish(held, "failed", str(error)[:2000])
         except EngineError as error:
             await self._failed(held, client, error)
-        except Exception as error:  # of this sample alone, and it must not hang for it
+        except Exception as error:  # this sample's own, which must end and not hang
             self.finish(held, "failed", f"{type(error).__name__}: {error}"[:2000])
 
     async def _failed(self, held: HeldSample, client: EngineClient, error: EngineError) -> None:
-        """The engine could not. If it cannot do anything, that is what is told, and not that the sample is to blame."""
-        await asyncio.sleep(DEATH_NOTICED_S)  # its death is noticed by then
+        """Handle a failed request: if the engine as a whole does not work, it is to blame and not the sample."""
+        await asyncio.sleep(DEATH_NOTICED_S)  # a death of the engine is noticed by then
         if self._host.client is client and not held.end:
             self.failed_in_a_row += 1
             if self.failed_in_a_row >= SICK_AFTER:
@@ -229,7 +229,7 @@ class Generation:
         self._report_soon()
 
     async def recall(self, held: HeldSample) -> None:
-        """Its stream ends with the tokens that the engine has, and then it is released."""
+        """End the sample's stream with the tokens that the engine has, and release the sample."""
         client = self._host.client
         if client is None:
             self.finish(held, "released", "recalled")
@@ -251,10 +251,10 @@ class Generation:
         await asyncio.gather(*(self.recall(held) for held in self.running))
 
     async def close(self) -> None:
-        """All that runs is called off at once, with the tokens that the engine has."""
+        """Recall all running samples at once, with the tokens that the engine has."""
         self.is_closed = True
         with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(RECALL_WITHIN_S):  # an engine that hangs keeps what it did not say
+            async with asyncio.timeout(RECALL_WITHIN_S):  # the unsent tokens of a hanging engine are lost
                 if self._host.client is not None:
                     await self._host.client.abort_all()
                 tasks = [held.task for held in self.running if held.task is not None]
@@ -263,13 +263,13 @@ class Generation:
         self.end_all("released", "drained")
 
     def end_all(self, kind: EndKind, message: str) -> None:
-        """What runs ends this way."""
+        """End all running samples this way."""
         for held in self.running:
             if held.task is not None:
                 held.task.cancel()
             self.finish(held, kind, message)
 
     def weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
-        """The engine serves this version from now on; `made` as `EngineLoader.load` tells it."""
+        """Note that the engine now serves this version. `made`: see `EngineLoader.load`."""
         for held in self.running:
             held.changed(version, made)

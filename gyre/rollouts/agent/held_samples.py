@@ -69,7 +69,7 @@ class HeldSample:
         self.counted = [(self.made, version)] if version >= 0 else None
 
     def changed(self, version: int, made: Mapping[str, int] | None) -> None:
-        """Note that the engine now serves `version`. `made` is what `EngineLoader.load` returned."""
+        """Note that the engine now serves `version`. `made`: see `EngineLoader.load`."""
         if self.counted is None:
             return
         if made is None:

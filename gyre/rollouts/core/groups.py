@@ -1,17 +1,17 @@
-"""The rollout manager's open groups: what each of their samples is to do next.
+"""The rollout manager's open groups, and the next action for each of their samples.
 
-It is told what happened (`open`, `join`, `progress`, `leave`, `close`) and answers what is to be done. It does no
-I/O and reads no clock. Where samples are is written down in `Placement`, their tokens and leases in `SampleStore`; this
-module decides over both.
+Callers tell it what happened (`open`, `join`, `progress`, `leave`, `close`), and it answers what to do. It does no I/O
+and reads no clock. `Placement` holds where samples are, `SampleStore` their tokens and leases; this module decides over
+both.
 
 Invariants:
 - *from its last token*: a sample that loses its instance is queued again with the tokens it has, alone, whatever its
   group does; a finished sample is never generated again;
-- *one on trial*: a sample that two engines died with goes to an instance that has no other such, and nothing new comes
-  there until it got further than where it died, which clears it. It is quarantined only if the engine dies with it,
-  and with nothing else that had not got on there;
-- *no other policy*: a sample waits until its `min_version` is served, and is given to no instance with an older one;
-- *the fold is the state*: `restore` from what was committed gives the same samples with the same tokens.
+- *one on trial*: a sample that two engines died with goes to an instance that has no other such sample, and nothing new
+  comes there until the sample gets further than where it died, which clears it. It is quarantined only if the engine
+  dies with it, and with no other sample that had made no progress there;
+- *no other policy*: a sample waits until its `min_version` is served, and goes to no instance with an older version;
+- *the fold is the state*: `restore` from the committed rows gives the same samples with the same tokens.
 
 This module must not know about sockets, Ray, the store or how routing decides.
 """
@@ -55,29 +55,29 @@ MOST_RESETS = 3
 """Times that a sample is quarantined and begun anew before its group is given up."""
 
 Given = dict[str, tuple[list[Prompt], list[Work]]]
-"""Work for instances, by name, each with the prompts that it was not sent yet."""
+"""Prompts that were not sent yet, and work, by instance name."""
 
 Recalled = dict[str, list[tuple[int, int]]]
-"""(row, lease) of samples that instances, by name, are to hand back."""
+"""(row, lease) of the samples to hand back, by instance name."""
 
 
 class OpenGroups:
     def __init__(self, *, epoch: int) -> None:
         self.placement = Placement()
         self.required_version = -1
-        """An instance with an older policy is given nothing."""
+        """The oldest policy that may generate now: an instance with an older one gets nothing."""
         self.newest_version = -1
         """No token can come from a newer policy than this."""
         self.served_version = -1
-        """The policy that instances are to have. Samples that need a newer one wait."""
+        """The policy that instances should have. Samples that need a newer one wait."""
         self.requests: dict[int, GroupRequest] = {}
-        """Of the groups that are open, by number."""
+        """The requests of the open groups, by number."""
         self.quarantined: list[InFlightSample] = []
-        """Samples that were quarantined, until somebody told it and cleared this."""
+        """Quarantined samples that the caller has not yet reported and cleared."""
         self.given_up: dict[int, InFlightSample] = {}
-        """Samples that failed wherever and with whatever seed they were tried, by key."""
+        """Samples that failed on every instance and with every seed, by key."""
         self.cancelled: list[tuple[str, int, int]] = []
-        """(instance, row, lease) of samples to stop, until somebody did and cleared this."""
+        """(instance, row, lease) of samples to stop, which the caller has not yet stopped and cleared."""
         self._store = SampleStore(epoch=epoch)
         open_instances = OpenInstances(self.placement)
         self._router = Router(self.placement, open_instances)
@@ -85,7 +85,7 @@ class OpenGroups:
         self._early: dict[int, InFlightSample] = {}
         """Samples that wait for their policy to be served, by key."""
         self._suspects: dict[int, InFlightSample] = {}
-        """Samples that wait for an instance to be tried at, by key: elsewhere than where they failed, or alone."""
+        """Samples that wait to be tried on another instance than where they failed, or alone on one, by key."""
         self._by_group: dict[tuple[str, int], GroupRequest] = {}
         """Open requests by purpose and group."""
         self._pinned: dict[int, GroupRequest] = {}
@@ -95,7 +95,7 @@ class OpenGroups:
     # -- requests -----------------------------------------------------------------------------------
 
     def open(self, frame: Request) -> list[GroupRequest]:
-        """The groups of the frame that are not known yet. Raises FrameError where nobody could generate them."""
+        """Open the groups of the frame that are not known yet. Raises FrameError if nobody could generate them."""
         new: dict[int, Group] = {}
         for group in requested_groups(frame):
             if (frame.purpose, group.id) not in self._by_group:
@@ -120,8 +120,8 @@ class OpenGroups:
         return opened
 
     def close(self, purpose: str, ids: Iterable[int]) -> list[tuple[str, int, int]]:
-        """Forget these groups: the trainer has them. Unknown ones were closed before. Returns what still runs of them
-        and is to be cancelled: (instance, row, lease)."""
+        """Forget these groups, which the trainer has; unknown ones were closed before. Returns (instance, row, lease)
+        of their samples that still run and have to be cancelled."""
         running = []
         for group_id in ids:
             request = self._by_group.pop((purpose, group_id), None)
@@ -136,7 +136,7 @@ class OpenGroups:
                 self._detach(sample)
                 self.given_up.pop(sample.key, None)
                 self._store.remove(sample)
-            request.samples = []  # they know their request: a circle would wait for the garbage collector
+            request.samples = []  # samples refer to their request: the cycle would wait for the garbage collector
         return running
 
     def _add(self, number: int, record: RequestRecord) -> GroupRequest:
@@ -151,7 +151,7 @@ class OpenGroups:
 
     @property
     def pinned_version(self) -> int | None:
-        """The newest policy that open requests allow; None where any may be served."""
+        """The newest policy that open requests allow; None if any may be served."""
         return min((request.min_version for request in self._pinned.values() if request.left), default=None)
 
     def pinned_to(self, version: int) -> list[GroupRequest]:
@@ -159,7 +159,7 @@ class OpenGroups:
         return [one for one in self._pinned.values() if one.left and one.min_version == version]
 
     def promote(self, version: int) -> None:
-        """Instances are to have this version from now on: samples that waited for it may be given out."""
+        """Note that instances should have this version: samples that waited for it may be assigned."""
         self.served_version = version
         waiting, self._early = self._early, {}
         for sample in waiting.values():
@@ -168,10 +168,10 @@ class OpenGroups:
     # -- what a sample waits for --------------------------------------------------------------------
 
     def _queue(self, sample: InFlightSample) -> None:
-        """Somebody is to go on with the sample; whoever has it has it no more."""
+        """Take the sample from its holder, if any, and queue it."""
         request = sample.request
         self._detach(sample)
-        if sample.length >= request.max_new_tokens:  # its engine died between its last token and saying so
+        if sample.length >= request.max_new_tokens:  # its engine died after its last token, before its end
             self._finish(sample, "length")
         elif sample.resets > MOST_RESETS:
             self.given_up[sample.key] = sample
@@ -185,7 +185,7 @@ class OpenGroups:
                 self.placement.enqueue(sample.placed, sample.length)
 
     def _detach(self, sample: InFlightSample) -> None:
-        """The sample is nowhere: nobody has it, and it waits for nothing."""
+        """Remove the sample from its holder and from every queue."""
         holder = sample.placed.holder
         if holder is not None:
             self._store.leases.end(sample, holder.incarnation)
@@ -199,7 +199,7 @@ class OpenGroups:
 
     @property
     def queued(self) -> int:
-        """Samples that wait: for room, for their policy, or for an instance to be tried at."""
+        """The number of samples that wait for room, for their policy, or for an instance to be tried on."""
         return len(self.placement.queue) + len(self._early) + len(self._suspects)
 
     # -- instances ----------------------------------------------------------------------------------
@@ -209,10 +209,10 @@ class OpenGroups:
         return self.placement.instances
 
     def join(self, hello: Hello) -> list[Keep]:
-        """A new instance, or one that is back. Returns what of its samples it goes on with; it is to drop the rest.
+        """Add an instance that is new or back. Returns the samples that it goes on with; it drops the others.
 
-        A sample that went on elsewhere meanwhile comes back to the instance that has more of it; the one that has it
-        now is to stop (`cancelled`).
+        A sample that went on elsewhere meanwhile comes back if this instance has more of it; its present holder then
+        has to stop (`cancelled`).
         """
         if hello.instance in self.instances:
             self.leave(hello.instance)
@@ -252,11 +252,11 @@ class OpenGroups:
         if sample.finish or sample.key in self.given_up:
             return False
         if sample.instance is not None and held.length == sample.length:
-            return False  # the one that has it now is as far
+            return False  # the present holder has as many tokens
         return self._store.leases.is_believed(held, instance.incarnation, sample)
 
     def serve(self, name: str, version: int) -> None:
-        """The instance serves `version` from now on."""
+        """Note that the instance now serves `version`."""
         self.instances[name].version = version
         self.admit(name)
 
@@ -270,9 +270,8 @@ class OpenGroups:
         self.placement.admit(instance, able and self.bounds.admit(instance.version))
 
     def leave(self, name: str, *, died: str = "") -> list[InFlightSample]:
-        """The instance is gone: its samples are queued again as far as they got. Returns them. `died` says how it went,
-        where it did not leave in order: what takes a whole machine down, agent and all, is found like what takes an
-        engine down."""
+        """Remove an instance and queue its samples with the tokens they have; returns them. `died` is the reason if it
+        did not leave in order: a sample that takes down whole machines is found like one that takes down engines."""
         instance = self.instances.get(name)
         if instance is None:
             return []
@@ -292,7 +291,7 @@ class OpenGroups:
         return orphans
 
     def engine_died(self, name: str) -> None:
-        """The instance has no engine, and so no policy. What ran there has ended with `died` before."""
+        """Note that the instance has no engine, and so no policy. Its samples have ended with `died` before."""
         self.instances[name].version = -1
         self.admit(name)
 
@@ -300,7 +299,7 @@ class OpenGroups:
         return self.sample(instance.on_trial.key) if instance.on_trial is not None else None
 
     def _record_death(self, dead: list[InFlightSample], on_trial: InFlightSample | None) -> None:
-        """An engine died with these."""
+        """Record that an engine died with these samples."""
         for sample in record_engine_death(dead, on_trial):
             self._quarantine(sample)
         for sample in dead:
@@ -314,7 +313,7 @@ class OpenGroups:
     # -- giving work --------------------------------------------------------------------------------
 
     def assign(self, limit: int | None = None) -> Given:
-        """Give waiting samples to instances."""
+        """Assign waiting samples to instances."""
         given: Given = {}
         if self._suspects:
             self._try_suspects(given)
@@ -326,8 +325,8 @@ class OpenGroups:
         return given
 
     def _try_suspects(self, given: Given) -> None:
-        """Give each suspect to an instance other than the one where it failed, if there is another; and those that two
-        engines died with to one each."""
+        """Assign each suspect to an instance other than the one where it failed, if there is one. Each suspect that two
+        engines died with gets an instance of its own."""
         able = [instance for instance in self.instances.values() if instance.admitted]
         able.sort(key=lambda instance: instance.drain_s)
         only = able[0].name if len(able) == 1 else ""
@@ -335,7 +334,7 @@ class OpenGroups:
         roomy = {one.name: one for one in able if one.has_room}
         for sample in list(self._suspects.values()):
             if not alone and not roomy:
-                break  # there may be thousands of them, and this is called whenever a slot frees
+                break  # there may be thousands of suspects, and this runs whenever a slot frees
             avoided = sample.failed_at if sample.failed_at != only else ""
             choice = alone if is_suspect(sample) else roomy
             chosen = next((one for name, one in choice.items() if name != avoided), None)
@@ -350,12 +349,12 @@ class OpenGroups:
                 roomy.pop(chosen.name, None)
 
     def _give(self, sample: InFlightSample, instance: Instance) -> None:
-        """To the instance, whether it has room or not."""
+        """Assign the sample to the instance, whether that has room or not."""
         self.placement.place(sample.placed, instance, sample.length)
         self._lease(sample, instance)
 
     def _lease(self, sample: InFlightSample, instance: Instance) -> None:
-        """To the instance that has it since now."""
+        """Grant a lease to the instance that just got the sample."""
         self._store.leases.grant(sample, instance)
         sample.placed.stays = bool(sample.deaths)
         if is_suspect(sample) and instance.on_trial is None:
@@ -364,7 +363,7 @@ class OpenGroups:
     # -- migration ----------------------------------------------------------------------------------
 
     def recall(self, samples: Iterable[InFlightSample]) -> Recalled:
-        """Samples whose instances are to hand them back, so that they go on wherever there is room."""
+        """Recall samples, so that they go on wherever there is room."""
         recalled: Recalled = defaultdict(list)
         for sample in samples:
             if sample.instance is not None and not sample.placed.recalled:
@@ -373,7 +372,7 @@ class OpenGroups:
         return recalled
 
     def rebalance(self, now: float) -> Recalled:
-        """Samples whose instances are to hand them back, so that they go on where that is sooner."""
+        """Recall samples that would end sooner elsewhere."""
         recalled: Recalled = defaultdict(list)
         for move in (*self._rebalancing.even_out(now), *self._rebalancing.relieve_stragglers(now)):
             sample = self.sample(move.sample.key)
@@ -384,9 +383,8 @@ class OpenGroups:
     # -- what agents report -------------------------------------------------------------------------
 
     def progress(self, name: str, frame: Progress) -> Given:
-        """Take the tokens in, and what ended. Returns the work that samples are which migrate to another instance;
-        others that were handed back are queued. Raises FrameError for a frame that cannot be, and then has changed
-        nothing."""
+        """Take in a report's tokens and ends. Returns the work for samples that migrate; other samples that were handed
+        back are queued. Raises FrameError, and changes nothing, if the frame is inconsistent."""
         instance = self.instances[name]
         check_ends(frame.ends, self._store.rows, newest_version=self.newest_version)
         if frame.rows.size:
@@ -406,8 +404,8 @@ class OpenGroups:
     def progress_of_many(
         self, names: Sequence[str], reports: Sequence[Report], joined: JoinedColumns
     ) -> bool:
-        """As `progress` of each, in one pass: reports of different instances, each with samples, that end nothing.
-        False, and nothing has changed, where one of them has to be looked at by itself."""
+        """Take in several reports in one pass: of different instances, each with samples and no ends. Returns False,
+        and changes nothing, if one of them has to be handled by itself."""
         instances = [self.instances[name] for name in names]
         owners = np.repeat(np.array([instance.number for instance in instances]), joined.samples)
         if not self._store.take_in_many(joined.columns, owners, newest_version=self.newest_version):
@@ -419,7 +417,7 @@ class OpenGroups:
         return True
 
     def nothing_new(self, name: str, report: Report) -> None:
-        """The instance says how full and fast it is, and that no sample got further."""
+        """Take in a report without samples: how full and fast the instance is."""
         _, _, used_tokens, rate_tokens_s = report.load
         self.placement.load.observe(
             self.instances[name], rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens
@@ -428,7 +426,7 @@ class OpenGroups:
     def _reported(
         self, instance: Instance, seq: int, rate_tokens_s: float, used_tokens: int, *, ended: bool = False
     ) -> None:
-        """The tokens of its report are in."""
+        """Update the instance after its report's tokens were taken in."""
         self._store.write_buffer.reported(instance.number, seq, ended=ended)
         self.placement.load.observe(instance, rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens)
         sample = self._on_trial(instance)
@@ -438,7 +436,7 @@ class OpenGroups:
             self.placement.try_alone(instance, None)
 
     def _end(self, instance: Instance, end: End, given: Given) -> InFlightSample | None:
-        """The sample's stay on the instance is over. Returns it if its engine died with it."""
+        """End the sample's stay on the instance. Returns the sample if its engine died with it."""
         sample = self._store.rows.samples[end.row]
         if sample is None or sample.lease != end.lease or sample.placed.holder is not instance:
             return None
@@ -478,7 +476,7 @@ class OpenGroups:
 
     @property
     def has_complete(self) -> bool:
-        """Whether somebody waits for the next commit."""
+        """Whether a complete group waits for the next commit."""
         return bool(self._store.write_buffer.complete)
 
     def take_batch(self) -> WriteBatch:
@@ -495,7 +493,7 @@ class OpenGroups:
     def restore(
         self, counters: dict[str, Any], groups: dict[int, bytes], deltas: list[tuple[int, bytes]]
     ) -> None:
-        """Everything as it was committed. Every unfinished sample is queued; agents that come back claim theirs."""
+        """Restore the committed state. Every unfinished sample is queued; agents that come back claim theirs."""
         self.account.restore(counters)
         for number, body in groups.items():
             self._add(number, request_in(body))
@@ -520,7 +518,7 @@ class OpenGroups:
         return self._store.account
 
     def sample(self, key: int) -> InFlightSample | None:
-        """The sample of this key; None where its group was closed."""
+        """The sample of this key; None if its group was closed."""
         request = self.requests.get(key >> INDEX_BITS)
         index = key & ((1 << INDEX_BITS) - 1)
         return request.samples[index] if request is not None and index < request.n else None
@@ -536,14 +534,14 @@ class OpenGroups:
             yield from request.samples
 
     def unfinished(self) -> Iterator[InFlightSample]:
-        """Samples that somebody generates or is to generate."""
+        """The samples of open groups that are not finished."""
         for request in self.requests.values():
             if request.left:
                 yield from (s for s in request.samples if not s.finish and s.key not in self.given_up)
 
     @property
     def in_flight_tokens(self) -> int:
-        """Tokens of all open groups, those of finished samples included that were not yet taken."""
+        """Tokens of all open groups, including finished samples that the trainer has not taken."""
         return sum(sample.length for sample in self.samples())
 
     def missing_tokens(self) -> int:
@@ -552,13 +550,13 @@ class OpenGroups:
         return account.generated - account.delivered - self.in_flight_tokens - sum(account.discarded.values())
 
     def last_delta(self, sample: InFlightSample) -> int:
-        """The number of the last delta that holds something of the sample; 0 without."""
+        """The number of the last delta with something of the sample; 0 if none."""
         return self._store.last_delta(sample)
 
 
 def _add_work(given: Given, sample: InFlightSample, instance: Instance) -> None:
     request = sample.request
-    prompts, work = given.setdefault(instance.name, ([], []))  # a prompt goes out once a frame
+    prompts, work = given.setdefault(instance.name, ([], []))  # a prompt is sent once per frame
     if not any(prompt.ticket == request.number for prompt in reversed(prompts)):
         tokens = np.ascontiguousarray(request.group.prompt_ids, dtype="<i4").tobytes()
         prompts.append(Prompt(ticket=request.number, tokens=tokens, sampling=request.sampling))

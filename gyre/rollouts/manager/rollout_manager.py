@@ -1,16 +1,16 @@
-"""The rollout manager: where agents and the trainer dial in, and what keeps the open groups and their ledger together.
+"""The rollout manager, which agents and the trainer dial, and which keeps the open groups and their ledger together.
 
-One asyncio loop, one WebSocket a connection. What a frame brings about is decided by `InstanceLifecycle` and
-`TrainerSession`, over `OpenGroups` (samples), `Dispatch` (who gets what) and `PolicyPush` (versions); the ledger is
-written by one thread, a batch at a time. Here are the sockets, the commits and the clock.
+It has one asyncio loop, and one WebSocket for each connection. `InstanceLifecycle` and `TrainerSession` handle frames,
+over `OpenGroups` (samples), `Dispatch` (assignments) and `PolicyPush` (versions); one thread writes the ledger, a batch
+at a time. This module has the sockets, the commits and the clock.
 
 Invariants:
 - *acknowledged means durable*: an agent's progress is acknowledged, and a group is delivered, after the commit that
   holds it. An agent keeps what was not acknowledged, so this process can be killed at any moment;
-- *published means durable*: a version is sent out after the commit that holds it, so none is ever heard of that the
-  next manager does not know;
+- *published means durable*: a version is sent out after the commit that holds it, so instances never hear of a version
+  that the next manager does not know;
 - *nobody waits for one*: a connection that nobody reads, or that is silent, is cut, and never slows the loop;
-- *telling ends nothing*: an event that cannot be told is left out.
+- *telling ends nothing*: an event that cannot be reported is left out.
 
 This module must not know about Ray, graphs or how a trainer trains.
 """
@@ -55,12 +55,12 @@ from gyre.store import RolloutRows, RolloutStore
 TICK_S = 0.1
 
 CLOSE_WITHIN_S = 3.0
-"""What a connection that ends may take to send what is queued."""
+"""How long a closing connection may take to send its queue."""
 
 
 class RolloutManager:
-    """`term` fences older managers; `token` is what peers must present. `on_event(kind, fields)` is told what
-    people should know: instances that join and go, samples that are quarantined."""
+    """The rollout manager of one job. `term` fences older managers; peers must present `token`. `on_event(kind,
+    fields)` is called for events that people should know: instances that join and go, quarantined samples."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class RolloutManager:
     # -- life ---------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Take the ledger over, listen, and give the port. Raises Fenced where a newer manager exists."""
+        """Take the ledger over and listen; returns the port. Raises Fenced if a newer manager exists."""
         loop = asyncio.get_running_loop()
         if not self._restored:
             self._restore(await loop.run_in_executor(self._commits.thread, self._take_over))
@@ -200,7 +200,7 @@ class RolloutManager:
         self.dispatch.committed_seq = max((seq for seq, _ in rows.deltas), default=0)
         self.policies.promote()
         self.trainer.tell_failures()
-        # Whole groups were told to nobody yet; they go out when the trainer attaches.
+        # Complete groups were not delivered yet; they are sent when the trainer attaches.
         self._commits.now()
         if any(not state.finish for state in self.groups.samples()):
             self.dispatch.hold_until = self._now() + self.settings.restart_grace_s
@@ -210,7 +210,7 @@ class RolloutManager:
         return self._store.load()
 
     async def stop(self) -> None:
-        """Agents are told nothing: they keep what they have and dial whoever comes next."""
+        """Stop without a word to agents: they keep their samples and dial the next manager."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -222,7 +222,7 @@ class RolloutManager:
                 connection.close()
         with contextlib.suppress(
             GyreError
-        ):  # fenced: another manager has the ledger, and what was acknowledged
+        ):  # fenced: another manager has the ledger, with everything that was acknowledged
             await self._commits.last()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -234,7 +234,7 @@ class RolloutManager:
             await self._runner.cleanup()
 
     async def _guarded(self, work: Callable[[], Any]) -> None:
-        """A background task that fails ends the manager: it is started again, and the ledger has everything."""
+        """Run a background task whose failure ends the manager: it is started again, and the ledger has everything."""
         try:
             await work()
         except (asyncio.CancelledError, SystemExit):
@@ -268,7 +268,7 @@ class RolloutManager:
                 async for message in socket:
                     if message.type is WSMsgType.BINARY:
                         if session.connection is not connection or connection.closing:
-                            break  # the same instance dialled again: this connection is history
+                            break  # the same instance dialled again: this connection is obsolete
                         self.instances.received(session, unpack(message.data))
                     elif message.type is WSMsgType.TEXT:
                         raise refuse("malformed", "a text message; frames are binary")
@@ -306,7 +306,7 @@ class RolloutManager:
 
     @contextlib.asynccontextmanager
     async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
-        """What is queued for the connection is written meanwhile, and at the end what is left, within a limit."""
+        """A block during which the connection's queue is written; the rest is written at its end, within a limit."""
         writer = asyncio.create_task(connection.write())
         try:
             yield connection
@@ -333,7 +333,7 @@ class RolloutManager:
         return unpack(message.data)
 
     def _reject(self, connection: Connection, error: FrameError) -> None:
-        """Tell the peer why, and people once; the connection ends, and nobody else notices."""
+        """Tell the peer the reason, and people once, and end the connection; no other peer notices."""
         self.refused += 1
         reason = str(error.details.get("reason", "malformed"))
         self._on_event(
@@ -352,7 +352,7 @@ class RolloutManager:
         return batch
 
     def _write(self, batch: WriteBatch) -> None:
-        """On the ledger's thread."""
+        """Write a batch; runs on the ledger's thread."""
         self._store.write(
             self._term,
             counters=batch.counters,
@@ -384,7 +384,7 @@ class RolloutManager:
             self._advise(now)
 
     def _advise(self, now: float) -> None:
-        """Say how many instances there should be, where that is the policy's to say."""
+        """Ask the elasticity policy, if there is one, how many instances there should be."""
         if self._autoscaler is None:
             return
         own = f"{self.settings.role}-"
@@ -444,7 +444,7 @@ class RolloutManager:
         return web.json_response(self.status())
 
     def status(self) -> dict[str, Any]:
-        """How the plane is, as plain data."""
+        """The plane's status, as plain data."""
         self._reports.take_in()
         return {
             "epoch": self._term,
@@ -467,12 +467,13 @@ class RolloutManager:
 
 
 def _telling(on_event: Callable[[str, dict[str, Any]], None]) -> Callable[[str, dict[str, Any]], None]:
-    """What people should know is no reason to stop: an event that cannot be told is left out, which is printed."""
+    """A wrapper of `on_event` that does not raise: an event that cannot be reported is left out, and that is
+    printed."""
 
     def tell(kind: str, fields: dict[str, Any]) -> None:
         try:
             on_event(kind, fields)
-        except Exception as error:  # whatever the listener makes of what peers said
+        except Exception as error:  # the listener may fail in any way on what a peer sent
             print(f"the event {kind} could not be told: {error!r}"[:1000], file=sys.stderr, flush=True)
 
     return tell

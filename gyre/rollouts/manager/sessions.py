@@ -1,6 +1,6 @@
-"""Who is connected to the rollout manager: a connection with its queue of frames, and what is known of an agent.
+"""The connections to the rollout manager, each with its queue of frames, and the sessions of agents.
 
-Invariant *nobody waits for one*: a peer that does not read is cut off, and never slows who sends.
+Invariant *nobody waits for one*: a peer that does not read is cut off, and never slows a sender.
 
 This module must not know what the frames bring about.
 """
@@ -22,8 +22,8 @@ from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import Frame, Hello
 
 AT_ONCE_BYTES = 16 << 10
-"""Largest frame that its sender writes itself, where nothing waits before it: a quarter of what a transport holds
-before it asks to wait."""
+"""Largest frame that its sender writes itself if nothing is queued: a quarter of what a transport holds before it asks
+to wait."""
 
 SEND_LIMIT_BYTES = 256 << 20
 """Most bytes that wait for a peer that does not read; beyond them the connection is cut, and the peer dials again."""
@@ -31,15 +31,15 @@ SEND_LIMIT_BYTES = 256 << 20
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One connection of a peer. A small frame is written at once where the peer reads; a large one, and one that would
-    have to wait, is queued, and a task of its own writes it."""
+    """One connection of a peer. A small frame is written at once if the peer reads; other frames are queued, and a task
+    writes them."""
 
     socket: web.WebSocketResponse
     name: str
     transport: asyncio.BaseTransport | None = None
     send_timeout_s: float = 30.0
     written: Callable[[], None] = lambda: None
-    """Called after each frame that had to wait: there is room for more."""
+    """Called after each queued frame is written: there is room for more."""
     queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     waiting_bytes: int = 0
     closing: bool = False
@@ -63,7 +63,7 @@ class Connection:
         return isinstance(transport, asyncio.WriteTransport) and not transport.get_write_buffer_size()
 
     def _write_at_once(self, data: bytes) -> None:
-        """aiohttp awaits nothing but room in the transport, and there is room: one step writes the frame."""
+        """Write a frame in one step: aiohttp awaits only room in the transport, and there is room."""
         writing = self.socket.send_bytes(data)
         try:
             writing.send(None)
@@ -71,16 +71,16 @@ class Connection:
             return
         except (ConnectionError, RuntimeError):  # gone, which the reading side notices and tells
             return
-        writing.close()  # it is written; what comes next finds that the peer does not read, and is queued
+        writing.close()  # the frame is written; the next one finds that the peer does not read, and is queued
 
     def close(self) -> None:
-        """After what is queued."""
+        """Close the connection after the queued frames."""
         if not self.closing:
             self.closing = True
             self.queue.put_nowait(None)
 
     def cut(self) -> None:
-        """At once, for it does not read."""
+        """Close the connection at once, because the peer does not read."""
         self.close()
         if isinstance(self.transport, asyncio.WriteTransport):
             self.transport.abort()
@@ -103,7 +103,7 @@ class Connection:
 
 @dataclass(slots=True)
 class RefusedVersion:
-    """How often an instance could not load a version, and from when it is told to try again."""
+    """How often an instance could not load a version, and when it is told to try again."""
 
     count: int
     retry_at: float
@@ -116,20 +116,20 @@ class AgentSession:
     number: int
     heard_at: float
     source: str = ""
-    """host:port where others can fetch the version that it has."""
+    """host:port at which others can fetch its version."""
     lost_at: float | None = None
     draining: bool = False
     drain_until: float | None = None
     loading: int | None = None
     loading_since: float = 0.0
     told_ahead: int = -1
-    """The newest version that it was told to fetch, and not to load yet."""
+    """The newest version that it was told to fetch without loading."""
     running: int = 0
     waiting: int = 0
     used_tokens: int = 0
     rate_tokens_s: float = 0.0
     resting: Literal["", "falling", "asleep", "waking"] = ""
-    """Of a local instance, whose engine gives its memory back outside of windows."""
+    """State of a local instance, whose engine gives its memory back outside of windows."""
     resting_since: float = 0.0
     acked_at: float = 0.0
     deferred: deque[tuple[int, Frame]] = field(default_factory=deque)
@@ -137,14 +137,14 @@ class AgentSession:
     refused: dict[int, RefusedVersion] = field(default_factory=dict)
     """Versions that this incarnation could not load."""
     not_admitted: NotAdmitted | None = NotAdmitted.NO_POLICY
-    """Why it is given nothing, as of the last dispatch; None where it is admitted."""
+    """Why it gets no samples, as of the last dispatch; None if it is admitted."""
 
     @property
     def name(self) -> str:
         return self.hello.instance
 
     def waits_to_reload(self, version: int, now: float) -> bool:
-        """Whether it could not load this version, and is not to try again yet."""
+        """Whether it could not load this version, and must not try again yet."""
         refused = self.refused.get(version)
         return refused is not None and now < refused.retry_at
 
@@ -155,7 +155,7 @@ class AgentSessions(dict[str, AgentSession]):
     Invariants:
     - *newest wins*: a session that was replaced under its name changes nothing any more, however late its connection
       ends;
-    - *computed, not remembered*: `admit` looks at every session anew; what happened before does not matter.
+    - *computed, not remembered*: `admit` computes every session's admission from the present state alone.
     """
 
     def __init__(self, groups: OpenGroups) -> None:
@@ -163,8 +163,7 @@ class AgentSessions(dict[str, AgentSession]):
         self._groups = groups
 
     def disconnected(self, session: AgentSession, now: float) -> bool:
-        """The connection of this session ended. False where the instance has a newer session, which nothing of this
-        concerns."""
+        """Note that the session's connection ended. False if the instance has a newer session, which stays as it is."""
         session.connection = None
         session.loading = None
         if self.get(session.name) is not session:
@@ -173,8 +172,7 @@ class AgentSessions(dict[str, AgentSession]):
         return True
 
     def admit(self, devices: Callable[[AgentSession], DeviceUse], *, handover: bool) -> bool:
-        """Compute for every instance whether it may be given samples now, and tell the groups. Whether any instance may
-        that might not before."""
+        """Compute every instance's admission, and tell the groups. Returns whether an instance is newly admitted."""
         more = False
         bounds = self._groups.bounds
         instances = self._groups.instances

@@ -1,14 +1,14 @@
-"""How many rollout instances a role of `elastic(min, max)` should have.
+"""The elasticity policy: how many rollout instances a role of `elastic(min, max)` should have.
 
-The policy asks for more while the trainer's GPUs spend their time on anything but training, and for fewer while
-instances stand idle. It computes how many: the share of a step that is to be won or given back, by the rate of one
-instance. It compares what an earlier change was expected to win with what it won: where the longest sample or the
-trainer bounds the step, further instances cost and bring nothing.
+The policy asks for more while the trainer's GPUs do anything but train, and for fewer while instances are idle. It
+computes the number from the share of a step to be gained or given back, and the rate of one instance. It compares the
+expected gain of an earlier raise with the real one: if the longest sample or the trainer bounds the step, further
+instances cost and gain nothing.
 
 Invariants:
-- *within bounds*: a target is between min and max, and one is given at once when the number is not;
-- *no flapping*: otherwise only after several observations in a row that say the same, not within a cool-down, and
-  never down to where the same observation would say up again;
+- *within bounds*: a target is between min and max, and is given at once when the number is not;
+- *no flapping*: otherwise a target is given only after several observations in a row agree, not within a cool-down, and
+  never so low that the same observation would ask for more again;
 - *explained*: each target comes with one sentence for the journal.
 
 This module must not know how instances are started, nor read the time: `now` is an argument.
@@ -25,19 +25,19 @@ class ElasticSettings:
     min: int
     max: int
     wait_share: float = 0.10
-    """Share of a step without training that is good enough."""
+    """Share of a step without training that is accepted."""
     idle_share: float = 0.20
-    """Share of a step for which instances may stand idle."""
+    """Share of a step for which instances may be idle."""
     evidence: int = 3
-    """This many observations in a row have to say the same."""
+    """Number of observations in a row that have to agree."""
     up_cooldown_s: float = 60.0
     down_cooldown_s: float = 300.0
     up_factor: float = 2.0
-    """One change multiplies the instances by at most this."""
+    """Largest factor of one raise."""
     worth: float = 0.25
-    """More instances are worth having if they won this share of what was expected of them."""
+    """Share of the expected gain from which on a raise was worth it."""
     plateau_s: float = 1800.0
-    """How long the policy remembers a number beyond which nothing was won."""
+    """How long the policy remembers a number beyond which nothing was gained."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max or self.max < 1:
@@ -46,24 +46,24 @@ class ElasticSettings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen in one step, or in the last minute where there are no steps."""
+    """An observation of one step, or of the last minute if there are no steps."""
 
     instances: int
-    """Instances that are there or starting, without those that drain."""
+    """Instances that are there or starting, except draining ones."""
     starting: int = 0
-    """Those of them that are starting."""
+    """The number of these that are starting."""
     others: int = 0
-    """Instances that do the same work and are not the policy's: they joined by themselves, and leave by themselves."""
+    """Instances that do the same work but join and leave by themselves, outside of the policy."""
     trainer_wait_share: float = 0.0
     """Share of the time in which the trainer waited for samples."""
     local_share: float = 0.0
-    """Share of the time in which it generated itself, instead of training."""
+    """Share of the time in which the trainer's devices generated instead of training."""
     idle_share: float = 0.0
     """Share of the time in which an instance had nothing to do, on average."""
     queued_tokens: float = 0.0
     """Predicted tokens of samples that no instance has."""
     rate_tokens_s: float = 0.0
-    """What the instances make together."""
+    """Tokens/s of all instances together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class _Raise:
-    """An earlier raise, kept to see what came of it."""
+    """An earlier raise, kept to measure its gain."""
 
     after: int
     lack: float
@@ -93,7 +93,7 @@ class ElasticPolicy:
         self._plateau_at = -math.inf
 
     def decide(self, observation: Observation, now: float) -> Scale | None:
-        """What the number should be, where it should change."""
+        """The number that there should be; None if it should not change."""
         settings, count = self.settings, observation.instances
         if count < settings.min or count > settings.max:
             self._changed(now)
@@ -131,7 +131,7 @@ class ElasticPolicy:
             most = math.ceil((count + others) * settings.up_factor) - others
             return min(max(math.ceil(needed), count + 1), most, settings.max)
         if observation.idle_share > settings.idle_share and not self._is_behind(observation):
-            # The busy share of fewer instances is larger; a half of the permitted idleness stays as reserve.
+            # Fewer instances are busier; half of the permitted idle share stays as a reserve.
             busy = (count + others) * (1.0 - observation.idle_share)
             needed = math.ceil(busy / (1.0 - settings.idle_share / 2.0)) - others
             return max(
@@ -140,7 +140,7 @@ class ElasticPolicy:
         return count
 
     def _is_behind(self, observation: Observation) -> bool:
-        """Whether the queue will take the instances long, so that only some of them were idle, or only for a moment."""
+        """Whether the queue is long, so that only some instances were idle, or only for a moment."""
         return observation.queued_tokens > observation.rate_tokens_s * self.settings.up_cooldown_s
 
     def _up(self, observation: Observation, lack: float, target: int, now: float) -> Scale:
@@ -155,7 +155,7 @@ class ElasticPolicy:
         )
 
     def _check_last_raise(self, observation: Observation, now: float) -> None:
-        """Whether the last raise won what was expected of it is looked at once the new instances had time to show."""
+        """Compare the last raise with its expected gain, after the new instances had time to show it."""
         if self._plateau is not None and now - self._plateau_at >= self.settings.plateau_s:
             self._plateau = None
         raised = self._raised

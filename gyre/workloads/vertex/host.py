@@ -1,17 +1,17 @@
 """The process of one vertex: it holds the user's workload and answers the master and the trainer.
 
-The master watches it through one pending `watch` call, which returns when there is something to tell and at
-least every so often; the vertex itself never calls anybody. What it wants the master to know goes into an
-outbox and stays there until acknowledged, so a master that is away loses nothing.
+The master watches it through one pending `watch` call, which returns when there is news and at least every so often;
+the vertex itself never calls anybody. News for the master stays in an outbox until it is acknowledged, so a master that
+is away loses nothing.
 
 Invariants:
 - *fenced*: a control call with an older epoch, or a data call with an older term, is refused;
 - *one at a time*: the workload's methods run one after another, except operators marked `control`;
-- *where it stands*: which call of its gang began here last is known, also while the rank is inside of it;
-- *no zombie*: without a master for `orphan_timeout_s` the process ends itself; a master that hangs it ends first.
+- *where it stands*: the host knows which call of its gang began here last, also while that call runs;
+- *no zombie*: without a master for `orphan_timeout_s` the process ends itself; before that it ends a master that hangs.
 
-The class is an ordinary one: Ray makes an actor of it, tests call it directly. Calls marked (control) below
-come on the control threads, the others on the work thread.
+The class is an ordinary one: Ray makes an actor of it, tests call it directly. Calls marked (control) below come on the
+control threads, the others on the work thread.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ COALESCE_S = 0.02
 """How long a watch call waits for further reports once there is one: halves the calls of a fast job."""
 
 HEALTH_EVERY_S = 5.0
-"""Between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
+"""Interval between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
 
 RENDEZVOUS_PORTS = range(20_000, 32_768)
-"""Above the ports of Ray's workers, and below those that Linux gives to outgoing connections."""
+"""Ports above those of Ray's workers, and below those that Linux gives to outgoing connections."""
 
 ORPHANED = 17
 """Exit status of a vertex that stopped itself because no master came back."""
@@ -98,8 +98,8 @@ class VertexHost:
         return {"pid": os.getpid(), "bound": self._workload is not None, "incarnation": self.incarnation}
 
     def address(self, epoch: int) -> tuple[str, int]:
-        """(control) An address and a free port of this host, for a gang's rendezvous. Always the same one, so
-        that a master that takes over in the middle of a start tells the other ranks what its predecessor did."""
+        """(control) An address and a free port of this host, for a gang's rendezvous. It is always the same, so that a
+        master that takes over during a start tells the other ranks what its predecessor told."""
         self._hear(epoch)
         if self._address is None:
             host = _own_address()
@@ -109,7 +109,7 @@ class VertexHost:
     def watch(
         self, epoch: int, acknowledged: int, timeout_s: float, master: Identity | None = None
     ) -> Report:
-        """(control) Returns when there is something to tell, at the latest after `timeout_s`. `master` is who asks."""
+        """(control) Returns when there is news, at the latest after `timeout_s`. `master` identifies the caller."""
         self._hear(epoch)
         if master is not None and self._guard is not None:
             self._guard.master = master
@@ -136,7 +136,7 @@ class VertexHost:
         )
 
     def _version(self) -> int | None:
-        """A property of the user's may return anything, and raise: then there is nothing to show."""
+        """The workload's `version`; None if the user's property raises or returns no number."""
         try:
             version = plain(getattr(self._workload, "version", None))
         except Exception:
@@ -144,7 +144,7 @@ class VertexHost:
         return version if isinstance(version, int) else None
 
     def _ask_health(self, now: float) -> None:
-        """Between calls only, for the workload's methods run one at a time; and not at every report."""
+        """Call the workload's `health()`, if it is due and no call runs, because methods run one at a time."""
         ask = getattr(self._workload, "health", None)
         if (
             not callable(ask)
@@ -209,7 +209,7 @@ class VertexHost:
                     name for name, info in operators_of(workload).items() if info.control
                 )
                 self._workload = workload
-            except (Exception, SystemExit) as error:  # whatever the user's setup raises is told, not lost
+            except (Exception, SystemExit) as error:  # whatever the user's setup raises is reported
                 return "error", failure_of(error, module=binding.module)
             finally:
                 self._end()
@@ -238,11 +238,11 @@ class VertexHost:
         elif job_ends:
             self._abandon()
         if job_ends and isinstance(self._workload, BaseWorkload):
-            # Of dead ones that were on this machine; the master does it on its own.
+            # Left by dead vertices on this machine; the master does the same on its own.
             remove_left_by_job(self._workload.context.directory, [self.vertex])
 
     def _abandon(self) -> None:
-        """A call that does not end has the workload."""
+        """Call the workload's `abandoned()`, because a call does not end."""
         if isinstance(self._workload, BaseWorkload):
             try:
                 self._workload.abandoned()
@@ -252,9 +252,9 @@ class VertexHost:
     # -- the trainer's calls ------------------------------------------------------------------------
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
-        """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_`
-        are offered: the method is given those that its signature names. `_gyre_gang_call` is the host's own: the
-        gang and the number of a call that every rank is given."""
+        """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_` are
+        offered: the method gets those that its signature names. `_gyre_gang_call` is for the host: the gang and the
+        number of a call that every rank gets."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused
@@ -272,7 +272,7 @@ class VertexHost:
                 value = function(*args, **accepted(function, kwargs))
                 failed = False
                 return "ok", value
-            except (Exception, SystemExit) as error:  # told to the caller, who decides
+            except (Exception, SystemExit) as error:  # reported to the caller, which decides
                 return "error", failure_of(error, module=type(self._workload).__module__)
             finally:
                 if gang_call is not None:
@@ -282,9 +282,9 @@ class VertexHost:
     def call_with_weights(
         self, term: int, bundle: tuple[Any, Any], method: str, *args: Any, **kwargs: Any
     ) -> tuple[str, Any]:
-        """`load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one put
-        into the object store is passed by reference."""
-        if hasattr(self._workload, "load_weights"):  # a reference may bring weights of its own
+        """Call `load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one in the
+        object store is passed by reference."""
+        if hasattr(self._workload, "load_weights"):  # a reference may have weights of its own
             number = {key: value for key, value in kwargs.items() if key == "_gyre_gang_call"}
             status, value = self.call(term, "load_weights", *bundle, **number)
             if status == "error":
@@ -305,16 +305,16 @@ class VertexHost:
             return "error", failure_of(error, module=type(self._workload).__module__)
 
     def call_position(self, term: int) -> tuple[str, Any]:
-        """(control) The rank's `CallPosition`, whatever it is inside of. The question fences nobody: calls of an older
-        term that were sent to all ranks may still begin on all of them."""
+        """(control) The rank's `CallPosition`, also while a call runs. It fences nobody: calls of an older term that
+        were sent to all ranks may still begin on all of them."""
         with self._fence:
             if term < self._term:
                 return "error", self._older(term)
         return "ok", self._call_position
 
     def settle(self, term: int) -> tuple[str, Any]:
-        """The rank's `CallPosition` when the calls that were sent to it before have ended. None of an older term begins
-        after this."""
+        """The rank's `CallPosition` after all calls that were sent to it before have ended. No call of an older term
+        begins after this."""
         with self._work:
             refused = self._check_term(term)
             return ("ok", self._call_position) if refused is None else ("error", refused)
@@ -344,7 +344,7 @@ class VertexHost:
     # -- inside -------------------------------------------------------------------------------------
 
     def report(self, kind: str, body: dict[str, Any]) -> None:
-        """Tell the master something, when it next asks. What is told is made plain data. Thread-safe."""
+        """Queue an event, as plain data, for the master's next watch call. Thread-safe."""
         kind, body = plain_text(kind), plain_fields(body)
         with self._condition:
             if len(self._outbox) >= OUTBOX_LIMIT:
@@ -391,7 +391,7 @@ class VertexHost:
         self.progress.tick()
 
     def _mind_the_master(self, binding: Binding) -> None:
-        """Without a master: end one that hangs, and in the end leave."""
+        """Watch for the absence of a master: end one that hangs, and end this process after `orphan_timeout_s`."""
         timeout_s = binding.orphan_timeout_s
         guard = self._guard = MasterWatchdog(binding.master_hung_after_s)
         while True:
@@ -408,7 +408,7 @@ class VertexHost:
 
 
 def accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Offered arguments lose their prefix and stay only where the signature names them."""
+    """The keyword arguments to pass: offered ones lose their prefix, and stay only if the signature names them."""
     if not any(key.startswith("_gyre_") for key in kwargs):
         return kwargs
     parameters = inspect.signature(function).parameters
@@ -421,7 +421,7 @@ def accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def offer_context(workload: Any, context: WorkloadContext) -> None:
-    """A plain class sees its place in the job too, where it has not set those names itself."""
+    """Set the context's names on a plain class's workload, except names that it has set itself."""
     for name in ("config", "rank", "world_size", "local_rank", "role"):
         if not hasattr(workload, name):
             setattr(workload, name, getattr(context, name))
@@ -466,7 +466,7 @@ def redirect_output(path: Path) -> None:
 
 
 def free_port(host: str) -> int:
-    """One that nobody listens on now, and that no outgoing connection is given before the rendezvous listens there,
+    """A port on which nobody listens now, and which no outgoing connection gets before the rendezvous listens there,
     which on a busy machine is many seconds later."""
     for port in random.sample(RENDEZVOUS_PORTS, 64):
         with socket.socket() as probe, contextlib.suppress(OSError):  # in use
@@ -479,7 +479,7 @@ def free_port(host: str) -> int:
 
 
 def _own_address() -> str:
-    """This host's address on the cluster's network; loopback where it has no other."""
+    """This host's address on the cluster's network; loopback if it has no other."""
     try:
         import ray
 
@@ -487,5 +487,5 @@ def _own_address() -> str:
             address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
             return address
     except ImportError:
-        pass  # a host without Ray is a test's, on this machine
+        pass  # only tests have a host without Ray, on this machine
     return "127.0.0.1"
