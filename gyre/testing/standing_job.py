@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from gyre.config import TRAINER, JobSpec
@@ -186,9 +185,7 @@ class StandingJob:
     def __enter__(self) -> StandingJob:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     # -- inside -------------------------------------------------------------------------------------

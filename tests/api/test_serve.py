@@ -15,7 +15,6 @@ import pytest
 from gyre.api.client import GyreClient
 from gyre.api.rest import RestServer, broadcast, create_app
 from gyre.errors import ConfigError, Unauthorized, Unreachable
-from gyre.master.master_api import View
 from gyre.testing.standing_job import StandingJob
 
 Start = Callable[..., str]
@@ -144,12 +143,7 @@ def test_a_slow_master_does_not_stop_health_or_streams(
         next(line for line in lines if line.startswith(":"))
         late = threading.Event()
         view = job.master.view
-
-        def answer_late() -> View:
-            late.wait(4.0)
-            return view()
-
-        monkeypatch.setattr(job.master, "view", answer_late)
+        monkeypatch.setattr(job.master, "view", lambda: late.wait(4.0) and view())
         slow = threading.Thread(target=lambda: httpx.get(f"{url}/api/v1/jobs/small"))
         slow.start()
         began = time.monotonic()

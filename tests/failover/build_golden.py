@@ -1,6 +1,6 @@
 """Writes the golden histories: hand-written events, driven through the real decisions, with their snapshots.
 
-    python tests/failover/build_golden.py [NAME ...]
+    python -m tests.failover.build_golden [NAME ...]
 
 A golden history is kept for good: it stands for the journals that users have. A change of the decisions that makes
 one of them fold to something else breaks stored jobs, so write a file anew only for a history that never was.
@@ -12,68 +12,51 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gyre.config import JobSpec
-from gyre.failover import FailoverCoordinator, JobState, VertexPhase, rows_of
+from gyre.failover import VertexPhase, rows_of
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.testing.standing_job import small_spec
+from tests.failover.histories import History, coordinator_of
 
 FOLDER = Path(__file__).parent / "golden"
 START_AT = 1_700_000_000.0
 
 
-class World:
-    """Records events one virtual second apart, and answers the commands that end vertices."""
+class World(History):
+    """A history under the golden job, which answers the commands that end vertices."""
 
     def __init__(self, spec: JobSpec | None = None) -> None:
-        compiled = compile_job(spec or small_spec("golden"))
-        graph = compiled.graph
-        self.spec = compiled.spec
-        self._coordinator = FailoverCoordinator(
-            compiled.spec, lambda vertex: graph.region(vertex) if vertex in graph else frozenset((vertex,))
-        )
-        self.state = JobState()
-        self.history: list[dict[str, Any]] = []
-        self.now = START_AT
+        self.spec = compile_job(spec or small_spec("golden")).spec
+        super().__init__(coordinator_of(self.spec), now=START_AT)
 
     def record(self, *events: e.Event) -> None:
         for event in events:
-            self.now += 1.0
-            decision = self._coordinator.decide(self.state, event, self.now)
-            self.state = decision.state
-            self.history.append(
-                {
-                    "seq": len(self.history) + 1,
-                    "id": f"e{len(self.history) + 1}",
-                    "cause": None,
-                    "kind": e.kind_of(event),
-                    "at": self.now,
-                    "actor": "master",
-                    "body": e.body_of(event),
-                }
-            )
-            for command in decision.commands:
+            for command in self.decide(event).commands:
                 if isinstance(command, c.StopVertex):
                     self.record(e.VertexStopped(command.vertex, command.incarnation))
 
-    def submit(self) -> None:
+    def submit(self) -> World:
         self.record(
             e.JobSubmitted(
                 "golden-1", self.spec.name, {name: role.total for name, role in self.spec.roles.items()}
             ),
             e.MasterStarted(1, pid=100, node="n0", url="http://127.0.0.1:8265"),
         )
+        return self
 
-    def start_all(self) -> None:
+    def start_all(self) -> World:
         """Every vertex that is starting comes up."""
         for record in list(self.state.vertices.values()):
             if record.phase is VertexPhase.STARTING:
-                pid = 1000 + len(self.history)
+                pid = 1000 + len(self.records)
                 self.record(e.VertexStarted(record.id, record.incarnation, pid=pid, node="n0"))
+        return self
 
     def step(self, number: int) -> None:
         trainer = self.state.vertices["trainer-0"].incarnation
@@ -97,7 +80,10 @@ class World:
         data = {
             "about": about,
             "spec": self.spec.model_dump(mode="json"),
-            "events": self.history,
+            "events": [
+                {**asdict(record), "id": f"e{record.seq}", "cause": None, "actor": "master"}
+                for record in self.records
+            ],
             "snapshot": snapshot,
         }
         plain: dict[str, Any] = json.loads(json.dumps(data))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gyre.config import Budget
-from gyre.failover import JobState, VertexPhase, VertexRecord, differences, fold, rows_of, state_from
+from gyre.failover import JobState, VertexPhase, differences, fold, rows_of, state_from
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.master.cluster import Address
@@ -302,27 +302,16 @@ class World(RuleBasedStateMachine):
         self.checked = self.state
 
     @invariant()
-    def every_starting_vertex_has_a_start_command(self) -> None:
-        asked = {
-            pair
-            for item in self.outbox
-            if isinstance(item.command, c.StartRegion)
-            for pair in item.command.vertices.items()
-        }
+    def every_start_and_every_stop_has_its_command(self) -> None:
+        asked: set[tuple[VertexPhase, str, int]] = set()
+        for item in self.outbox:
+            if isinstance(item.command, c.StartRegion):
+                asked |= {(VertexPhase.STARTING, *pair) for pair in item.command.vertices.items()}
+            elif isinstance(item.command, c.StopVertex):
+                asked.add((VertexPhase.STOPPING, item.command.vertex, item.command.incarnation))
         for record in self.state.vertices.values():
-            if record.phase is VertexPhase.STARTING:
-                assert (record.id, record.incarnation) in asked
-
-    @invariant()
-    def every_stopping_vertex_has_a_stop_command(self) -> None:
-        asked = {
-            (item.command.vertex, item.command.incarnation)
-            for item in self.outbox
-            if isinstance(item.command, c.StopVertex)
-        }
-        for record in self.state.vertices.values():
-            if record.phase is VertexPhase.STOPPING:
-                assert (record.id, record.incarnation) in asked
+            if record.phase in (VertexPhase.STARTING, VertexPhase.STOPPING):
+                assert (record.phase, record.id, record.incarnation) in asked
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -335,9 +324,7 @@ class World(RuleBasedStateMachine):
                 break
             self.let_everything_happen(finish=True)
         job = self.state.job
-        assert job.phase.ended, (
-            f"{job.phase} at {self.clock.time()}: {[vars_of(v) for v in self.state.vertices.values()]}"
-        )
+        assert job.phase.ended, f"{job.phase} at {self.clock.time()}: {self.state.vertices}"
         assert self.world.alive == [], "nothing outlives its job"
         assert [i for i in self.state.incidents.values() if i.outcome == "open"] == []
         assert all(v.phase is VertexPhase.STOPPED for v in self.state.vertices.values())
@@ -367,22 +354,15 @@ class World(RuleBasedStateMachine):
         wanted = {f"{role}-{n}" for role, count in self.state.job.roles.items() for n in range(count)}
         fit = self.running_fit
         if fit and finish and fit.running == running and running.keys() | {TRAINER_0} == wanted:
-            self.no_incident_is_open_when_all_runs()
+            unsettled = [i for i in self.state.incidents.values() if i.outcome == "open"]
+            assert unsettled == [] or self.state.job.outcome is not None, "all runs"
             self.world.trainer.steps = 0
         if fit and (fit.stopping or self.world.trainer.steps == 0):
             self.world.end_step(fit)
 
-    def no_incident_is_open_when_all_runs(self) -> None:
-        unsettled = [i for i in self.state.incidents.values() if i.outcome == "open"]
-        assert unsettled == [] or self.state.job.outcome is not None
-
 
 def started(process: FakeProcess) -> e.VertexStarted:
     return e.VertexStarted(*astuple(process.address), pid=process.pid, node=process.node)
-
-
-def vars_of(record: VertexRecord) -> tuple[str, int, str]:
-    return record.id, record.incarnation, record.phase.value
 
 
 TestMachine = World.TestCase
