@@ -24,6 +24,7 @@ from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
 from gyre.store import open_store
 from gyre.testing.standing_job import StandingJob
+from tests.waits import GENEROUS_S
 
 Seed = Callable[..., str]
 
@@ -72,7 +73,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=GENEROUS_S
     )
     assert done.stdout.splitlines()[-1] == "[]", done
 
@@ -320,7 +321,9 @@ def test_an_error_that_nobody_caused_by_a_signal_is_told(monkeypatch: pytest.Mon
 def test_a_reader_that_goes_is_quiet(seed: Seed, home: Home) -> None:
     seed("commanded")
     command = f"{sys.executable} -m gyre.api.cli events; echo code $? >&2"
-    done = subprocess.run(["bash", "-c", f"({command}) | true"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, timeout=GENEROUS_S
+    )
     assert done.stderr == "code 0\n"
 
 

@@ -28,6 +28,7 @@ from gyre.master.master_api import view_of
 from gyre.store import open_store
 from gyre.testing.standing_job import StandingJob
 from tests.ports import nobody_listens
+from tests.waits import GENEROUS_S
 
 Seed = Callable[..., str]
 
@@ -75,9 +76,11 @@ def test_a_stopped_process_costs_a_timeout_and_not_more(seed: Seed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         with JobReader(seed("rollout_lost", live=True, url=url), probe_timeout_s=0.2) as reader:
-            began = time.monotonic()
             assert not reader.view("golden")["master"]["answering"]
-            assert time.monotonic() - began < 2
+        deaf.setblocking(False)
+        deaf.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            deaf.accept()  # it was asked once
 
 
 def test_a_token_that_is_wrong_hides_nothing_that_the_journal_has(seed: Seed, golden: StandingJob) -> None:
@@ -136,7 +139,7 @@ def test_a_command_waits_for_the_new_master(seed: Seed, golden: StandingJob, awa
 
     threading.Thread(target=come_back).start()
     with JobReader(url) as reader:
-        assert reader.command("golden", "pause", deadline_s=10) == golden.view()["seq"]
+        assert reader.command("golden", "pause", deadline_s=GENEROUS_S) == golden.view()["seq"]
     assert golden.view()["job"]["paused"]
     server.stop()
 
@@ -150,10 +153,8 @@ def test_a_refusal_of_the_master_is_raised_at_once(seed: Seed, golden: StandingJ
             ({"role": "actor", "count": 3}, Conflict, "cannot be scaled"),
         ]
         for body, kind, message in cases:
-            began = time.monotonic()
             with pytest.raises(kind, match=message):
-                reader.command("golden", "scale", body)
-            assert time.monotonic() - began < 2
+                reader.command("golden", "scale", body, deadline_s=10 * GENEROUS_S)
     server.stop()
 
 

@@ -14,6 +14,7 @@ from gyre.api.rest import RestServer, create_app
 from gyre.errors import JobFailed, Unreachable
 from gyre.store import open_store
 from gyre.testing.standing_job import StandingJob
+from tests.waits import GENEROUS_S
 
 Seed = Callable[..., str]
 
@@ -67,7 +68,7 @@ def test_wait_goes_on_over_the_masters_death(seed: Seed, golden: StandingJob) ->
     thread = threading.Thread(target=fail_over)
     thread.start()
     handle = JobHandle("golden-1", url)
-    assert handle.wait(20, poll_s=0.05)["job"]["phase"] == "stopped"
+    assert handle.wait(GENEROUS_S, poll_s=0.05)["job"]["phase"] == "stopped"
     thread.join()
     handle.close()
     second.stop()

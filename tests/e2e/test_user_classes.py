@@ -70,7 +70,7 @@ def test_the_job_of_the_readme_runs_and_its_handle_tells_everything(shared: Shar
     assert "generates 5" in text["rollout-0"]
 
     async def twins() -> None:
-        assert (await handle.aio.wait(5.0))["job"]["phase"] == "succeeded"
+        assert (await handle.aio.wait(ENDS_WITHIN_S))["job"]["phase"] == "succeeded"
         assert (await handle.aio.status())["job"]["job_id"] == handle.job_id
         assert [event["kind"] async for event in handle.aio.events()] == kinds
         assert [chunk["vertex"] async for chunk in handle.aio.logs(role="actor", rank=1)] == ["actor-1"]

@@ -39,9 +39,13 @@ from gyre.engines.http_client import Deadlines, EngineClient
 from gyre.engines.replies import EventLines, StreamReader
 from gyre.errors import ConfigError
 from tests.engines.fake_engine import DONE, LENGTH, Cut, FakeEngine, Pause, Reply, Silence, event
+from tests.waits import GENEROUS_S
 
 RECORDED = Path(__file__).with_name("recorded")
 TOKENS = [10, 11, 12, 13, 14, 15]
+
+IMPATIENT_S = 1.0
+"""Long enough for an engine on a busy machine to say its first word, and short enough to be waited for."""
 
 REQUEST = GenerateRequest("r" * 8, np.array([1, 2, 3], np.int32), SamplingParams(6))
 
@@ -65,14 +69,16 @@ async def fake() -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 async def client(fake: FakeEngine) -> AsyncIterator[EngineClient]:
-    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=20.0, stall_s=20.0)) as client:
+    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=GENEROUS_S, stall_s=GENEROUS_S)) as client:
         yield client
 
 
 @pytest.fixture
 async def impatient(fake: FakeEngine) -> AsyncIterator[EngineClient]:
-    """For what is silent on purpose; on a busy machine anybody is silent for so long."""
-    async with EngineClient(fake.url, deadlines=Deadlines(answer_s=0.3, stall_s=0.3)) as client:
+    """For what is silent on purpose."""
+    async with EngineClient(
+        fake.url, deadlines=Deadlines(answer_s=IMPATIENT_S, stall_s=IMPATIENT_S)
+    ) as client:
         yield client
 
 
@@ -235,7 +241,7 @@ async def test_a_slow_consumer_is_no_stall(fake: FakeEngine, impatient: EngineCl
     seen = 0
     async for chunk in impatient.generate(REQUEST):
         seen += len(chunk.token_ids)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.3 * IMPATIENT_S)
     assert seen == 6
 
 
@@ -244,7 +250,7 @@ async def test_leaving_early_closes_the_connection(fake: FakeEngine, client: Eng
     async with aclosing(client.generate(REQUEST)) as stream:
         async for _ in stream:
             break
-    await asyncio.wait_for(fake.left.wait(), 5)
+    await asyncio.wait_for(fake.left.wait(), GENEROUS_S)
 
 
 async def test_cancelling_the_consumer_closes_the_connection(fake: FakeEngine, client: EngineClient) -> None:
@@ -252,7 +258,7 @@ async def test_cancelling_the_consumer_closes_the_connection(fake: FakeEngine, c
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await hear(client)
-    await asyncio.wait_for(fake.left.wait(), 5)
+    await asyncio.wait_for(fake.left.wait(), GENEROUS_S)
 
 
 @given(st.lists(st.integers(1, 300), max_size=20), st.booleans())
@@ -277,9 +283,14 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(sizes: list[int], cumulat
         ([*INCREMENTAL[:2], DONE], EngineProtocolError, "without a finish", 4),
         ([INCREMENTAL[0], INCREMENTAL[1][:-9]], EngineProtocolError, "without a finish", 1),
         ([], EngineProtocolError, "without a finish", 0),
-        ([INCREMENTAL[0], Silence], EngineTimeout, "said nothing for 0.3 s", 1),
-        ([INCREMENTAL[0], *[b": still here\n\n", Pause(0.1)] * 9], EngineTimeout, "said nothing", 1),
-        ([INCREMENTAL[0], *[b'data: {"', Pause(0.1)] * 9], EngineTimeout, "said nothing", 1),
+        ([INCREMENTAL[0], Silence], EngineTimeout, "said nothing for 1 s", 1),
+        (
+            [INCREMENTAL[0], *[b": still here\n\n", Pause(0.3 * IMPATIENT_S)] * 9],
+            EngineTimeout,
+            "said nothing",
+            1,
+        ),
+        ([INCREMENTAL[0], *[b'data: {"', Pause(0.3 * IMPATIENT_S)] * 9], EngineTimeout, "said nothing", 1),
         ([INCREMENTAL[0], b"data: {nonsense}\n\n"], EngineProtocolError, "no JSON", 1),
         ([INCREMENTAL[0], b"data: [1, 2]\n\n"], EngineProtocolError, "not a chunk", 1),
         ([INCREMENTAL[0], b"data: {}\n\n"], EngineProtocolError, "'meta_info'", 1),

@@ -24,6 +24,7 @@ from gyre.engines.process import EngineCommand, EngineProcess, reserve_port
 from gyre.engines.sglang import LAUNCHER, LAUNCHER_KEY, sglang_command
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
+from tests.waits import GENEROUS_S
 
 HERE = Path(__file__).parent
 
@@ -42,7 +43,7 @@ async def make() -> AsyncIterator[Make]:
     def make(
         *arguments: str,
         stop_within_s: float = 0.3,
-        ready_within_s: float = 30.0,
+        ready_within_s: float = GENEROUS_S,
         lost_words: tuple[str, ...] = (),
     ) -> EngineProcess:
         command = EngineCommand(
@@ -66,7 +67,7 @@ def pids_in(output: str) -> list[int]:
     return [int(pid) for pid in re.findall(r"^pid (\d+)$", output, re.MULTILINE)]
 
 
-async def all_gone(pids: Sequence[int], within_s: float = 10.0) -> bool:
+async def all_gone(pids: Sequence[int], within_s: float = GENEROUS_S) -> bool:
     try:
         async with asyncio.timeout(within_s):
             while True:
@@ -77,7 +78,7 @@ async def all_gone(pids: Sequence[int], within_s: float = 10.0) -> bool:
         return False
 
 
-async def guard_has_looked(engine: EngineProcess, within_s: float = 20.0) -> None:
+async def guard_has_looked(engine: EngineProcess, within_s: float = GENEROUS_S) -> None:
     """What the engine maps is known to its guard: it looks as soon as it wakes a second after the start, and then
     sleeps again."""
     began = asyncio.get_running_loop().time()
@@ -99,7 +100,7 @@ async def test_an_engine_starts_serves_and_stops(make: Make) -> None:
     engine = make("--say", "hello\n")
     url = await engine.start()
     assert url == engine.url
-    async with asyncio.timeout(5), engine.client() as client:
+    async with asyncio.timeout(GENEROUS_S), engine.client() as client:
         assert await client.is_ready()
     assert "hello" in engine.tail
     assert engine.death is None
@@ -116,7 +117,7 @@ async def test_an_engine_that_ends_is_told_with_its_last_words(make: Make) -> No
     engine = make("--say", "out of memory\n")
     await engine.start()
     os.kill(pids_in(engine.tail)[0], signal.SIGUSR2)
-    death = await asyncio.wait_for(engine.died(), 10)
+    death = await asyncio.wait_for(engine.died(), GENEROUS_S)
     assert (death.returncode, death.reason) == (3, "exit status 3")
     assert "out of memory" in death.tail
     assert engine.death is death
@@ -127,7 +128,7 @@ async def test_an_engine_that_is_killed_is_told_so(make: Make) -> None:
     engine = make()
     await engine.start()
     os.kill(pids_in(engine.tail)[0], signal.SIGKILL)
-    death = await asyncio.wait_for(engine.died(), 10)
+    death = await asyncio.wait_for(engine.died(), GENEROUS_S)
     assert (death.returncode, death.reason) == (-9, "killed by SIGKILL")
 
 
@@ -138,13 +139,13 @@ async def test_an_engine_that_has_lost_a_part_of_itself_is_ended_at_once(make: M
         "--children",
         "--lose",
         "a scheduler crashed",
-        stop_within_s=60.0,
+        stop_within_s=10 * GENEROUS_S,
         lost_words=("scheduler crashed",),
     )
     await engine.start()
     pids = pids_in(engine.tail)
     os.kill(pids[0], signal.SIGUSR2)
-    death = await asyncio.wait_for(engine.died(), 20)  # and not the 60 s that it may take to stop
+    death = await asyncio.wait_for(engine.died(), GENEROUS_S)  # and not when it would have to have stopped
     assert death.returncode == -9
     assert "a scheduler crashed" in death.tail
     assert await all_gone(pids)
@@ -156,7 +157,7 @@ async def test_when_an_engine_dies_its_processes_die_too(make: Make) -> None:
     pids = pids_in(engine.tail)
     assert len(pids) == 3
     os.kill(pids[0], signal.SIGSEGV)
-    death = await asyncio.wait_for(engine.died(), 10)
+    death = await asyncio.wait_for(engine.died(), GENEROUS_S)
     assert death.reason == "killed by SIGSEGV"
     assert await all_gone(pids)
 
@@ -180,7 +181,7 @@ async def test_shared_memory_goes_with_the_engine(make: Make, end: str) -> None:
                 for engine in engines:
                     if end == "killed":
                         os.kill(pids_in(engine.tail)[0], signal.SIGKILL)
-                        await asyncio.wait_for(engine.died(), 10)
+                        await asyncio.wait_for(engine.died(), GENEROUS_S)
                     await engine.stop()
                 assert [path for path in own if path.exists()] == []
                 assert all(path.exists() for path in (old, shared, inside))
@@ -194,7 +195,7 @@ async def test_stop_ends_the_stubborn_and_what_left_the_group(make: Make) -> Non
     await engine.start()
     pids = pids_in(engine.tail)
     assert os.getpgid(pids[2]) != os.getpgid(pids[0]), "the last is in a session of its own"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         await engine.stop()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert engine.death is not None
@@ -206,7 +207,7 @@ async def test_no_engine_outlives_a_killed_agent() -> None:
         sys.executable, str(HERE / "agent_that_dies.py"), stdout=asyncio.subprocess.PIPE
     )
     assert agent.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         pids = pids_in((await agent.stdout.readuntil(b"ready\n")).decode())
     assert len(pids) == 4
     assert all(psutil.pid_exists(pid) for pid in pids)
@@ -221,7 +222,7 @@ async def test_no_engine_outlives_its_guard(make: Make) -> None:
     pids = pids_in(engine.tail)
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
-    death = await asyncio.wait_for(engine.died(), 10)
+    death = await asyncio.wait_for(engine.died(), GENEROUS_S)
     assert death.returncode == -signal.SIGKILL
     assert await all_gone(pids)
 
@@ -242,7 +243,7 @@ async def test_an_engine_can_be_started_after_it_died(make: Make) -> None:
     engine = make()
     await engine.start()
     os.kill(pids_in(engine.tail)[0], signal.SIGKILL)
-    await asyncio.wait_for(engine.died(), 10)
+    await asyncio.wait_for(engine.died(), GENEROUS_S)
     await engine.start()
     assert engine.death is None
 

@@ -18,6 +18,7 @@ from gyre.store import Store, open_store
 from gyre.testing.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from gyre.testing.standing_job import small_spec
 from tests.store.fault_points import AFTER_COMMIT, BEGUN, at_points
+from tests.waits import GENEROUS_S
 
 ROLES = {"trainer": 1, "actor": 2, "rollout": 2, "reward": 1}
 
@@ -234,7 +235,7 @@ def test_readers_on_other_threads_are_woken_by_a_commit(bench: Bench) -> None:
 
         def wait() -> bool:
             with context.news:
-                return context.news.wait_for(lambda: context.seq >= 1, 5.0)
+                return context.news.wait_for(lambda: context.seq >= 1, GENEROUS_S)
 
         waiting = asyncio.get_running_loop().run_in_executor(None, wait)
         await context.submit(e.JobSubmitted("j1", "small", ROLES))

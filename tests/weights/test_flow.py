@@ -13,6 +13,7 @@ from gyre.weights.transfer.chunk_transports import TcpTransport, Want
 from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.protocol import PeerConnection, Stalled
 from gyre.weights.transfer.upload_slots import LEAST, UploadSlots
+from tests.waits import GENEROUS_S
 from tests.weights.plane import TOKEN, content, until
 
 
@@ -144,7 +145,7 @@ def test_a_slow_reader_is_noticed_while_it_reads():
         thread.start()
         with pytest.raises(ConnectionError):
             connection.send(bytes(64 << 20), went_on=lambda: moved.append(True))
-        thread.join(30.0)
+        thread.join(GENEROUS_S)
         assert len(moved) >= 3
         connection.close()
 

@@ -8,6 +8,7 @@ import pytest
 
 from gyre.weights.version.hashing import first_wrong
 from gyre.weights.version.manifest import Chunk
+from tests.waits import GENEROUS_S
 
 CHUNKS = [Chunk(index, 0, index * 8, 8, f"{index:016x}") for index in range(40)]
 
@@ -23,7 +24,7 @@ def test_they_are_looked_at_side_by_side() -> None:
     together = threading.Barrier(4)
 
     def is_right(chunk: Chunk) -> bool:
-        together.wait(30.0)  # breaks where fewer than four are looked at at once
+        together.wait(GENEROUS_S)  # breaks where fewer than four are looked at at once
         return True
 
     assert first_wrong(CHUNKS, is_right, threads=4) is None

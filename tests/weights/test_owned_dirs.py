@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gyre.weights.owned_dirs import OwnedDir, remove_left
+from tests.waits import GENEROUS_S
 
 HOLD = (
     "import sys, time; from pathlib import Path; from gyre.weights.owned_dirs import OwnedDir\n"
@@ -26,7 +27,7 @@ def dead(tmp_path: Path):
 
         def kill() -> Path:
             other.kill()
-            other.wait(10.0)
+            other.wait(GENEROUS_S)
             return path
 
         yield kill

@@ -15,6 +15,7 @@ from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.protocol import PeerConnection, dial, is_allowed
 from gyre.weights.version.manifest import WeightMismatch, layout_of
+from tests.waits import GENEROUS_S
 from tests.weights.plane import TOKEN, content, weights
 
 
@@ -297,7 +298,7 @@ def test_a_publish_without_all_tensors_is_none(peer):
     publication = origin.publisher.begin(1, 1, layout)
     publication.put("norm.weight", own["norm.weight"])
     with pytest.raises(WeightMismatch, match="were not put"):
-        publication.finish().result(10)
+        publication.finish().result(GENEROUS_S)
     with pytest.raises(WeightMismatch, match="second time"):
         publication.put("norm.weight", own["norm.weight"])
     assert origin.arena.versions == {}
@@ -323,7 +324,7 @@ def test_two_hundred_publishes_take_the_memory_of_two(peer):
 def test_a_publish_does_not_wait_for_a_receiver_that_reads(peer):
     """A receiver that takes a chunk a minute holds on to version 1 while 2, 3 and 4 are published."""
     gate = threading.Event()
-    origin = peer(pace=lambda sent: gate.wait(20) if sent > 4096 else None)
+    origin = peer(pace=lambda sent: gate.wait(GENEROUS_S) if sent > 4096 else None)
     receiver = peer()
     ended = []
     manifest = origin.publish(1)
@@ -342,6 +343,6 @@ def test_a_publish_does_not_wait_for_a_receiver_that_reads(peer):
         assert sorted(origin.arena.versions) == [3, 4]
     finally:
         gate.set()
-        thread.join(30)
+        thread.join(GENEROUS_S)
     assert ended == ["Superseded"]
     assert receiver.arena.versions == {}

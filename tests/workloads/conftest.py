@@ -14,6 +14,7 @@ from gyre.store import StepRow, open_store
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.trainer import loop, retries
 from tests.rank_pool import RankPool
+from tests.waits import GENEROUS_S
 from tests.workloads.toy_policy import toy_spec
 
 MakeJob = Callable[..., InProcessJob]
@@ -82,5 +83,5 @@ def undisturbed(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("undisturbed")
     shutil.copy(empty_store, folder / "gyre.db")
     with InProcessJob(toy_spec(), folder) as job:
-        result = job.result(timeout_s=20)
+        result = job.result(timeout_s=GENEROUS_S)
         return Run(result, digests_of(job))

@@ -16,6 +16,7 @@ from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.handles import RoleHandle
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.messages import Binding
+from tests.waits import GENEROUS_S
 
 HERE = "tests.workloads.plain_workloads"
 
@@ -104,7 +105,7 @@ class Echo(BaseWorkload):
         self.inside += 1
         self.most = max(self.most, self.inside)
         self.entered.set()
-        self.gate.wait(10)
+        self.gate.wait(GENEROUS_S)
         self.inside -= 1
         return "held"
 
@@ -172,7 +173,7 @@ def long_reward(prompt: str, completion: str, meta: Any) -> float:
 class Cluster:
     """Vertices of role `echo`, a membership of them, and a handle on the role."""
 
-    def __init__(self, count: int, *, timeout_s: float = 10.0, term: int = 1) -> None:
+    def __init__(self, count: int, *, timeout_s: float = GENEROUS_S, term: int = 1) -> None:
         self.membership = Membership()
         self.moments = Moments()
         self.vertices: dict[str, InProcessVertex] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from gyre.testing.in_process import collective_of
 from gyre.workloads.base import BaseTrainer, BaseWorkload
+from tests.waits import GENEROUS_S
 
 HERE = "tests.workloads.scripts"
 
@@ -19,7 +20,7 @@ def script_spec(trainer: str, **changes: Any) -> dict[str, Any]:
             "worker": {"entrypoint": f"{HERE}:Worker", "total": 2},
         },
         "config": {"text": "bad luck"},
-        "run": {"call_timeout_s": 10.0},
+        "run": {"call_timeout_s": GENEROUS_S},
         **changes,
     }
 
@@ -98,7 +99,7 @@ class Thinker(BaseTrainer):
     """Computes for itself, then waits for others, at its own word."""
 
     def fit(self) -> None:
-        type(self).thinking.wait(10)
+        type(self).thinking.wait(GENEROUS_S)
         self.worker.work(1)
 
     thinking = threading.Event()

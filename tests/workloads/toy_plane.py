@@ -21,6 +21,7 @@ from gyre.rollouts.trainer.plane_client import CannotGenerate
 from gyre.workloads import rollout_vertices
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.trainer import rollout_requests
+from tests.waits import GENEROUS_S
 from tests.workloads.toy_policy import TOKENS, ToyActor, mix
 
 Key = tuple[str, int]
@@ -64,7 +65,7 @@ class ToyPlane:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(5.0)
+        self._thread.join(GENEROUS_S)
 
     def release(self) -> None:
         with self._changed:
@@ -74,7 +75,7 @@ class ToyPlane:
     def wait_for(self, keys: set[Key]) -> None:
         """Until these are generated. Raises TimeoutError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: keys <= self.delivered.keys(), 10.0):
+            if not self._changed.wait_for(lambda: keys <= self.delivered.keys(), GENEROUS_S):
                 raise TimeoutError(f"of {keys} only {keys & self.delivered.keys()} are generated")
 
     def break_off(self) -> None:

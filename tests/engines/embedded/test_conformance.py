@@ -23,6 +23,7 @@ from gyre.testing.contracts.engine import CLAUSES
 from tests.engines.conformance import EngineConformance, EngineUnderTest
 from tests.engines.tiny_model import write_tiny_model
 from tests.ports import free_port
+from tests.waits import GENEROUS_S
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +47,7 @@ async def serving(model: Path, *flags: str) -> AsyncIterator[str]:
                 await asyncio.sleep(0.05)
         yield url
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), GENEROUS_S) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -17,6 +17,7 @@ from aiohttp import web
 from gyre.engines.embedded.__main__ import main
 from gyre.engines.embedded.http_server import EngineServer, EngineSettings
 from tests.engines.embedded.tiny import Model, ask, run, write_checkpoint
+from tests.waits import GENEROUS_S
 
 PROMPT = [3, 1, 4, 1, 5]
 LONG = 900
@@ -59,7 +60,7 @@ class Served:
         return body["loads"][0]["num_running_reqs"], body["loads"][0]["num_waiting_reqs"]
 
     async def until_load(self, running: int, waiting: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GENEROUS_S):
             while True:
                 if await self.load() == (running, waiting):
                     return
@@ -271,7 +272,7 @@ async def test_an_update_that_is_not_paused_waits_for_running_requests(served, f
         "/update_weights_from_disk", model_path=str(folders[1]), weight_version="2"
     )
     assert (status, reply["success"]) == (200, True)
-    _, ended = await asyncio.wait_for(task, 5)
+    _, ended = await asyncio.wait_for(task, GENEROUS_S)
     assert ended["meta_info"]["weight_versions"] == [{"version": "1", "start": 0, "end": LONG}]
     assert (await served.get("/model_info"))[1]["weight_version"] == "2"
 
@@ -350,7 +351,7 @@ async def test_a_broken_engine_ends_streams_with_an_error_and_is_not_healthy(ser
     task = asyncio.create_task(served.events(input_ids=PROMPT, sampling_params=params(LONG)))
     await served.until_load(1, 0)
     served.server.loop.ask(broken)
-    *chunks, error, done = await asyncio.wait_for(task, 10)
+    *chunks, error, done = await asyncio.wait_for(task, GENEROUS_S)
     assert done == "DONE"
     assert "The engine failed" in error["error"]["message"]
     assert error["error"]["code"] == 500

@@ -514,7 +514,7 @@ async def test_who_is_refused_stops(crew: Crew) -> None:
     crew.token = "wrong"
     crew.start("a")
     with pytest.raises(Refused) as caught:
-        await asyncio.wait_for(crew.tasks["a"], 5.0)
+        await asyncio.wait_for(crew.tasks["a"], SOON_S)
     assert caught.value.details["reason"] == "unauthorised"
 
 
@@ -524,7 +524,7 @@ async def test_an_older_process_of_the_same_name_stops(crew: Crew) -> None:
     older = crew.tasks["a"]
     crew.start("a")
     with pytest.raises(Refused) as caught:
-        await asyncio.wait_for(older, 5.0)
+        await asyncio.wait_for(older, SOON_S)
     assert caught.value.details["reason"] == "superseded"
 
 
@@ -547,7 +547,7 @@ async def test_a_notice_drains_and_ends_well(crew: Crew, how: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     else:
         notice.write_text("")
-    await asyncio.wait_for(work, 10.0)
+    await asyncio.wait_for(work, SOON_S)
     (told,) = plane.told("InstanceDraining")
     assert ("SIGTERM" if how == "signal" else "notice") in told["reason"]
     (state,) = plane.manager.groups.samples()
@@ -571,7 +571,7 @@ async def test_who_has_the_wrong_token_or_name_says_so(crew: Crew) -> None:
     await until(lambda: "a" in crew.plane.manager.sessions)
     await crew.plane.agent("a")
     with pytest.raises(NotTaken) as refused:
-        await asyncio.wait_for(work, 5.0)
+        await asyncio.wait_for(work, SOON_S)
     assert refused.value.exit_code == 2
 
 

@@ -7,6 +7,7 @@ import asyncio
 from gyre.rollouts.manager.sessions import AT_ONCE_BYTES, Connection
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Ack, Reject
+from tests.waits import GENEROUS_S
 
 
 class PeerConnection(asyncio.WriteTransport):
@@ -62,7 +63,7 @@ async def test_whatever_waits_keeps_its_place() -> None:
     peer.send(Reject(code="x", message="y" * AT_ONCE_BYTES))
     peer.send(Ack(seq=4))
     peer.close()
-    await asyncio.wait_for(writer, 5.0)
+    await asyncio.wait_for(writer, GENEROUS_S)
     assert line.seqs == [1, 2, 3, -1, 4]
 
 
@@ -76,7 +77,7 @@ async def test_a_frame_for_which_the_transport_wants_to_wait_is_written_once() -
     writer = asyncio.create_task(peer.write())
     peer.send(Ack(seq=2))
     peer.close()
-    await asyncio.wait_for(writer, 5.0)
+    await asyncio.wait_for(writer, GENEROUS_S)
     assert line.seqs == [1, 2]
 
 

@@ -25,6 +25,7 @@ from gyre.rollouts.protocol.tls import joining_context, pinned_context, server_c
 from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.store import open_store
 from tests.rollouts.plane import QUICK, TOKEN, until
+from tests.waits import GENEROUS_S
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="no openssl to make certificates with"
@@ -41,7 +42,7 @@ def certificate(folder: Path, name: str, subject: str = "IP:127.0.0.1") -> tuple
         ],
         check=True,
         capture_output=True,
-        timeout=30,
+        timeout=GENEROUS_S,
     )
     return cert, key
 
@@ -106,7 +107,7 @@ async def test_who_does_not_trust_it_says_what_to_do_and_sends_no_token(secured:
         lambda: pinned_context(secured.other.read_text()),
     ):
         with pytest.raises(Refused, match="not who it should be") as caught:
-            await asyncio.wait_for(secured.agent("a", tls).run(), 10.0)
+            await asyncio.wait_for(secured.agent("a", tls).run(), GENEROUS_S)
         assert caught.value.details["reason"] == "certificate"
         assert "--ca" in (caught.value.hint or "")
     assert not secured.manager.sessions
@@ -126,7 +127,7 @@ async def test_the_name_counts_for_who_joins_and_not_for_who_has_the_very_certif
         port = await manager.start("127.0.0.1", 0, server_context(cert, key))
         there = Secured(manager, tmp_path, f"https://127.0.0.1:{port}", cert, cert)
         with pytest.raises(Refused):
-            await asyncio.wait_for(there.agent("a", lambda: joining_context(cert)).run(), 10.0)
+            await asyncio.wait_for(there.agent("a", lambda: joining_context(cert)).run(), GENEROUS_S)
         task = asyncio.create_task(there.agent("a", lambda: pinned_context(cert.read_text())).run())
         await until(lambda: "a" in manager.sessions)
         task.cancel()

@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from gyre.rollouts.token_log.group_commit import GroupCommit
+from tests.waits import GENEROUS_S
 
 
 async def test_it_can_be_ended_at_the_moment_at_which_somebody_wants_a_commit() -> None:
@@ -22,7 +23,7 @@ async def test_it_can_be_ended_at_the_moment_at_which_somebody_wants_a_commit() 
     commits.now()
     await asyncio.sleep(0)
     running.cancel()
-    ended, _ = await asyncio.wait([running], timeout=5.0)
+    ended, _ = await asyncio.wait([running], timeout=GENEROUS_S)
     running.cancel()
     commits.close()
     assert ended
@@ -44,7 +45,7 @@ async def test_what_nothing_else_goes_with_is_written_without_waiting(waits_for_
     for _ in range(5):
         await asyncio.sleep(0)
     commits.at_once()
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(GENEROUS_S):
         await written.wait()
     written.clear()
     commits.now()  # the next one waits for others again

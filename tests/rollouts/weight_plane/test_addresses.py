@@ -19,6 +19,7 @@ from gyre.rollouts.protocol.frames import Loaded, LoadFailed, Weights, WeightsTr
 from gyre.rollouts.weight_peer import where_to_listen
 from tests.rollouts.plane import live_plane
 from tests.rollouts.weight_plane.far_instance import NETWORK, URL, Make, free_ports
+from tests.waits import GENEROUS_S
 
 
 async def test_each_listens_in_the_range_of_ports(far: Make) -> None:
@@ -94,7 +95,7 @@ async def test_an_instance_that_cannot_listen_as_the_settings_say_leaves_and_say
         with pytest.raises(
             ConfigError, match=r"weights\.bind: this machine has not the address 198\.51\.100\.7"
         ):
-            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), 20.0)
+            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), GENEROUS_S)
 
 
 async def test_of_what_was_held_before_nothing_is_left_where_there_is_nothing_new(far: Make) -> None:

@@ -14,6 +14,7 @@ from gyre.errors import Unauthorized
 from gyre.rollouts.protocol.frames import Loaded, LoadFailed
 from gyre.weights.transfer.protocol import TLS_BLOCK, Stalled, dial
 from tests.rollouts.weight_plane.far_instance import CONFIG, TOKEN, Make, policy
+from tests.waits import GENEROUS_S
 
 
 async def test_with_encryption_nothing_goes_in_clear(far: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,5 +146,5 @@ def test_a_process_in_between_without_the_token_is_noticed() -> None:
         with pytest.raises((Unauthorized, OSError)):
             dial(f"127.0.0.1:{port}", TOKEN, stall_s=5.0, encryption=receiver)
         for thread in threads:
-            thread.join(20.0)
+            thread.join(GENEROUS_S)
     assert "Unauthorized" in outcome  # the real source has noticed

@@ -18,6 +18,7 @@ from gyre.rollouts.protocol.frames import Loaded
 from gyre.rollouts.weight_peer import check_transports
 from tests.rollouts.plane import live_plane
 from tests.rollouts.weight_plane.far_instance import NETWORK, TOKEN, URL, Make, free_ports
+from tests.waits import GENEROUS_S
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ async def test_an_instance_whose_machine_has_no_mooncake_leaves_and_says_why(tmp
 
     async with live_plane(tmp_path, weights=WeightsSpec(transports=["mooncake"])) as plane:
         with pytest.raises(ConfigError, match="mooncake"):
-            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), 20.0)
+            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), GENEROUS_S)
 
 
 @pytest.mark.usefixtures("without_mooncake")

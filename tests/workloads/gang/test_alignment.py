@@ -15,6 +15,7 @@ from gyre.workloads.gang.alignment import StrayCall, align, find_stray
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.trainer.learning import gang_dispatch as dispatch_module
 from gyre.workloads.vertex.messages import CallPosition
+from tests.waits import GENEROUS_S
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.toy_policy import ToyActor
 from tests.workloads.trainer.test_loop import came_to
@@ -89,7 +90,7 @@ def send(cluster, rank, number, method="hold", *args):
 
 def enter(cluster, rank, number):
     send(cluster, rank, number)
-    assert cluster.workload(rank).entered.wait(10)
+    assert cluster.workload(rank).entered.wait(GENEROUS_S)
 
 
 def open_gates(cluster):
@@ -99,10 +100,10 @@ def open_gates(cluster):
 
 def test_ranks_that_do_nothing_are_aligned_without_a_question(cluster):
     for rank in range(3):
-        send(cluster, rank, 1, "who").result(10)
+        send(cluster, rank, 1, "who").result(GENEROUS_S)
     asking = Asking(cluster)
-    align(next_gang(cluster, asking), timeout_s=10)
-    assert next_gang(cluster, asking).call("who", timeout_s=10) == [(0, 1), (1, 1), (2, 1)]
+    align(next_gang(cluster, asking), timeout_s=GENEROUS_S)
+    assert next_gang(cluster, asking).call("who", timeout_s=GENEROUS_S) == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_a_rank_in_a_call_that_another_was_never_given_is_blamed(cluster):
@@ -129,7 +130,7 @@ def test_ranks_in_the_same_call_are_waited_for(cluster):
 def test_a_rank_that_is_behind_with_what_it_was_given_is_waited_for(cluster):
     for rank in (0, 2):
         for number in (1, 2):
-            send(cluster, rank, number, "who").result(10)
+            send(cluster, rank, number, "who").result(GENEROUS_S)
     enter(cluster, 1, 1)
     send(cluster, 1, 2, "who")
     asking = Asking(cluster, after=10, do=lambda: open_gates(cluster))
@@ -148,7 +149,7 @@ def test_a_rank_in_a_call_that_another_has_left_by_an_exception_is_blamed(cluste
 
 def test_ranks_that_have_ended_other_calls_are_out_of_step_too(cluster):
     """What a rank did alone may have left its collectives one ahead of the others'."""
-    send(cluster, 1, 1, "who").result(10)
+    send(cluster, 1, 1, "who").result(GENEROUS_S)
     with pytest.raises(GangLost) as caught:
         align(next_gang(cluster), timeout_s=600)
     member, _, failure = caught.value.blamed
@@ -157,8 +158,8 @@ def test_ranks_that_have_ended_other_calls_are_out_of_step_too(cluster):
 
 
 def test_a_call_of_the_earlier_trainer_that_comes_after_the_alignment_is_refused(cluster):
-    align(next_gang(cluster), timeout_s=10)
-    status, failure = send(cluster, 0, 1, "who").result(10)
+    align(next_gang(cluster), timeout_s=GENEROUS_S)
+    status, failure = send(cluster, 0, 1, "who").result(GENEROUS_S)
     assert (status, failure.fenced) == ("error", True)
 
 
@@ -166,9 +167,9 @@ def test_the_question_fences_no_call_that_is_still_to_begin(cluster):
     """Else a rank that answered a moment earlier than its peer would leave it alone in the next call."""
     enter(cluster, 0, 1)
     waiting = send(cluster, 0, 2, "who")
-    assert Asking(cluster).call_position("echo-0", 1).result(10)[1].inside
+    assert Asking(cluster).call_position("echo-0", 1).result(GENEROUS_S)[1].inside
     open_gates(cluster)
-    assert waiting.result(10) == ("ok", (0, 1))
+    assert waiting.result(GENEROUS_S) == ("ok", (0, 1))
 
 
 def test_a_rank_that_dies_ends_the_alignment_though_another_waits(cluster):
@@ -194,7 +195,7 @@ def test_a_rank_that_does_not_come_out_is_named_at_the_deadline(cluster):
 def test_a_trainer_that_was_replaced_is_fenced(cluster):
     assert cluster.vertices["echo-0"].host.call(3, "who")[0] == "ok"
     with pytest.raises(Fenced):
-        align(next_gang(cluster), timeout_s=10)
+        align(next_gang(cluster), timeout_s=GENEROUS_S)
 
 
 def test_one_rank_alone_is_asked_nothing():

@@ -10,6 +10,7 @@ import pytest
 from gyre.config.sections import RewardSettings, read_section
 from gyre.errors import ConfigError, UserCodeError
 from gyre.workloads.rewards import RewardPool, load_function, math_verify
+from tests.waits import GENEROUS_S
 
 HERE = "tests.workloads.reward_functions"
 
@@ -20,7 +21,7 @@ def pool_of():
 
     def make(function="by_word", **settings):
         made.append(
-            RewardPool(RewardSettings(function=f"{HERE}:{function}", **{"timeout_s": 30.0, **settings}))
+            RewardPool(RewardSettings(function=f"{HERE}:{function}", **{"timeout_s": GENEROUS_S, **settings}))
         )
         return made[-1]
 
@@ -57,7 +58,7 @@ def test_processes_are_others_and_are_kept(pool_of):
     ],
 )
 def test_what_goes_wrong_is_the_user_s_error_and_the_pool_goes_on(pool_of, word, sentence):
-    pool = pool_of(timeout_s=0.3 if word == "hang" else 30.0)
+    pool = pool_of(timeout_s=0.3 if word == "hang" else GENEROUS_S)
     with pytest.raises(UserCodeError, match=sentence) as caught:
         # A limit this short may be passed by anybody on a busy machine.
         pool.score(says(word) if word == "hang" else says("fine", word, "fine"))
@@ -73,7 +74,7 @@ def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
     now = [0.0]
     pool = RewardPool(RewardSettings(function=f"{HERE}:by_word", processes=3), clock=lambda: now[0])
     try:
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + GENEROUS_S
         while len(pool._processes) < 3 or not all(one.ready for one in pool._processes):
             assert time.monotonic() < until, "three processes began"
             assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
@@ -81,7 +82,7 @@ def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
         assert pool.score(says("fine")) == [1.0]
         idle = pool._processes[1].process
         idle.kill()
-        idle.wait(30.0)
+        idle.wait(GENEROUS_S)
         assert pool.score(says("fine")) == [1.0]
         assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
     finally:
@@ -90,7 +91,7 @@ def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
 
 @pytest.mark.parametrize("word", ["die", "hang"])
 def test_what_nobody_can_check_earns_what_the_job_says_and_is_told(pool_of, capfd, word):
-    pool = pool_of(timeout_s=0.3 if word == "hang" else 30.0, stuck_score=-0.5, processes=1)
+    pool = pool_of(timeout_s=0.3 if word == "hang" else GENEROUS_S, stuck_score=-0.5, processes=1)
     scored = []
     found = pool.score(
         says(word) if word == "hang" else says("fine", word, "fine"), on_scored=lambda: scored.append(1)

@@ -15,6 +15,7 @@ from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.workloads.vertex import host as host_module
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
+from tests.waits import GENEROUS_S
 from tests.workloads.plain_workloads import HERE, Echo, binding, script
 
 
@@ -164,14 +165,14 @@ def test_a_data_call_of_an_older_term_is_refused_and_not_run(host):
 
 def test_a_call_that_waited_while_a_newer_term_came_is_refused(host):
     holding, _ = in_thread(host.call, 1, "hold")
-    assert host._workload.entered.wait(5)
+    assert host._workload.entered.wait(GENEROUS_S)
     waiting, outcome = in_thread(host.call, 1, "add", 1)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + GENEROUS_S
     while host.control_call(2, "beside")[0] != "ok":
         assert time.monotonic() < deadline
     host._workload.gate.set()
-    holding.join(5)
-    waiting.join(5)
+    holding.join(GENEROUS_S)
+    waiting.join(GENEROUS_S)
     assert outcome[0][1].fenced
     assert host._workload.calls == 0
 
@@ -181,22 +182,22 @@ def test_a_call_that_waited_while_a_newer_term_came_is_refused(host):
 
 def test_calls_run_one_at_a_time(host):
     threads = [in_thread(host.call, 1, "hold")[0] for _ in range(4)]
-    assert host._workload.entered.wait(5)
+    assert host._workload.entered.wait(GENEROUS_S)
     host._workload.gate.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(GENEROUS_S)
     assert host._workload.most == 1
 
 
 def test_a_control_operator_runs_beside_a_call_and_takes_what_is_offered(host):
     thread, _ = in_thread(host.call, 1, "hold")
-    assert host._workload.entered.wait(5)
+    assert host._workload.entered.wait(GENEROUS_S)
     assert host.control_call(1, "beside", _gyre_step=4, _gyre_index=1) == ("ok", ("beside", 4))
     assert host.hello(5)["bound"]
     assert "hold" in host.stacks(5)
     assert host.watch(5, 0, 0.0).busy == "hold"
     host._workload.gate.set()
-    thread.join(5)
+    thread.join(GENEROUS_S)
 
 
 def test_what_is_not_marked_control_waits_its_turn_on_that_way_too(host):
@@ -311,12 +312,10 @@ def test_what_is_reported_stays_until_it_is_acknowledged(host):
 
 
 def test_a_pending_watch_returns_as_soon_as_there_is_something_to_tell(host):
-    started = time.monotonic()
-    thread, found = in_thread(host.watch, 5, 0, 30.0)
+    thread, found = in_thread(host.watch, 5, 0, 10 * GENEROUS_S)
     host.report("StepCompleted", {"step": 1})
-    thread.join(5)
+    thread.join(GENEROUS_S)
     assert [kind for _, kind, _ in found[0].outbox] == ["StepCompleted"]
-    assert time.monotonic() - started < 5
 
 
 def test_a_watch_with_nothing_to_tell_returns_at_its_deadline(host):
@@ -424,12 +423,11 @@ def test_weights_that_a_dead_vertex_left_on_this_machine_go_with_the_job(job_end
 
 def test_shutdown_waits_no_longer_than_its_grace(host):
     thread, _ = in_thread(host.call, 1, "hold")
-    assert host._workload.entered.wait(5)
-    started = time.monotonic()
+    assert host._workload.entered.wait(GENEROUS_S)
     host.shutdown(5, 0.05)
-    assert time.monotonic() - started < 5
+    assert thread.is_alive(), "the call goes on until its gate is opened"
     host._workload.gate.set()
-    thread.join(5)
+    thread.join(GENEROUS_S)
 
 
 @pytest.mark.parametrize("job_ends", [False, True])
@@ -441,12 +439,12 @@ def test_who_is_stuck_when_the_job_ends_may_remove_what_would_outlive_it(host, j
         raise RuntimeError("nothing there")
 
     thread, _ = in_thread(host.call, 1, "hold")
-    assert host._workload.entered.wait(5)
+    assert host._workload.entered.wait(GENEROUS_S)
     host._workload.abandoned = abandoned
     host.shutdown(5, 0.05, job_ends)
     host._workload.gate.set()
-    thread.join(60)
-    host.shutdown(5, 60.0, job_ends)
+    thread.join(GENEROUS_S)
+    host.shutdown(5, GENEROUS_S, job_ends)
     assert told == ["removed"] * job_ends, "and not of one that ended in order"
     assert ("abandoned raised" in capsys.readouterr().err) is job_ends
 
@@ -461,7 +459,7 @@ def test_a_vertex_whose_master_does_not_come_back_ends_itself(capsys):
     made = orphan(now, lambda code: (status.append(code), gone.set()))
     made.bind(5, binding(orphan_timeout_s=0.02))
     now[0] = 0.021
-    assert gone.wait(5)
+    assert gone.wait(GENEROUS_S)
     assert status == [ORPHANED]
 
 
@@ -475,7 +473,7 @@ def test_a_vertex_that_hears_of_its_master_stays():
         assert not gone.wait(0.005)
         made.hello(5)
     now[0] += 1
-    assert gone.wait(5)
+    assert gone.wait(GENEROUS_S)
 
 
 def test_the_echo_is_what_the_tests_take_it_for():

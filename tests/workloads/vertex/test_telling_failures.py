@@ -13,6 +13,7 @@ from gyre.workloads import BaseTrainer
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.vertex.messages import Binding, failure_of
+from tests.waits import GENEROUS_S
 
 
 class Shy(Exception):
@@ -88,5 +89,5 @@ def test_every_end_of_fit_is_reported(kind: type[BaseTrainer], end: str) -> None
         transport=object(),  # type: ignore[arg-type]
     )
     runtime.start(paused=False)
-    assert runtime.join(10.0)
+    assert runtime.join(GENEROUS_S)
     assert told == [end]

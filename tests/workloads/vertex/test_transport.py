@@ -9,6 +9,7 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from gyre.errors import VertexLost
 from gyre.workloads.vertex.transport import RayTransport, actor_name
+from tests.waits import GENEROUS_S
 
 
 class Reference:
@@ -32,18 +33,18 @@ def ended(reference, monkeypatch):
 
 
 def test_a_result_is_the_hosts_outcome(monkeypatch):
-    assert ended(Reference(value=("ok", 1)), monkeypatch).result(1) == ("ok", 1)
+    assert ended(Reference(value=("ok", 1)), monkeypatch).result(GENEROUS_S) == ("ok", 1)
 
 
 def test_an_actor_that_does_not_answer_is_lost(monkeypatch):
     future = ended(Reference(error=ActorUnavailableError("away", None)), monkeypatch)
     with pytest.raises(VertexLost, match=r"echo-0 \(incarnation 2\) was lost"):
-        future.result(1)
+        future.result(GENEROUS_S)
 
 
 def test_a_value_that_cannot_be_sent_is_told_and_the_vertex_is_not_taken_for_dead(monkeypatch):
     error = RayTaskError("call", "Traceback", TypeError("cannot pickle '_thread.lock'"), "p", 1, "127.0.0.1")
-    status, failure = ended(Reference(error=error), monkeypatch).result(1)
+    status, failure = ended(Reference(error=error), monkeypatch).result(GENEROUS_S)
     assert status == "error"
     assert failure.user_code
     assert "cannot pickle" in failure.error
@@ -57,7 +58,7 @@ def test_an_actor_whose_name_is_free_is_lost(monkeypatch):
 
     monkeypatch.setattr(transport, "_handle", gone)
     with pytest.raises(VertexLost):
-        transport.submit("echo-0", 2, "who").result(1)
+        transport.submit("echo-0", 2, "who").result(GENEROUS_S)
 
 
 def test_a_replacement_has_another_name():
