@@ -1,21 +1,21 @@
-"""Brings new weights into an engine that generates, and stops it only while they are copied.
+"""Loader of new weights into a generating engine, which is paused only while they are copied.
 
-A version lies in a folder in Hugging Face's layout that the engine's processes can read (in `/dev/shm`, say).
-Into SGLang that Gyre started it goes by Gyre's own loader (`path/gyre_weight_loader.py`), which runs in each rank:
+A version is a folder in Hugging Face's layout that the engine's processes can read (in `/dev/shm`, say). In an SGLang
+that Gyre started, Gyre's own loader (`path/gyre_weight_loader.py`) runs in each rank:
 
 1. `prepare`, while the engine generates: each rank maps the files, verifies them, and brings tensors near its model;
-2. pause, `begin_weight_update` where the engine has such, the copy, `end_weight_update`;
-3. each rank says how it went; only then the engine is told the version's name, and goes on.
+2. pause, `begin_weight_update` if the engine has it, the copy, `end_weight_update`;
+3. each rank reports the outcome; only then does the engine get the version's name, and go on.
 
-Any other engine, and whatever the loader cannot do, goes by `update_weights_from_disk` in the same pause.
+Other engines, and versions that the loader cannot load, use `update_weights_from_disk` in the same pause.
 
 Invariants:
-- *the same tensors*: a version that lacks a tensor that the engine serves, or has one of another shape, is refused
-  before anything stops: loading it would leave a mixture, and SGLang dies of some;
-- *whole or the old one*: if a copy broke, the whole version is read from the disk; if that is refused too, the version
-  of before; if that fails, the error says that nobody knows what the engine serves;
-- *no prefix of older weights*: `cache_key` changes with each pause, and requests that carry it share no KV cache with
-  those of another. With `keep=False` what runs is put back and every cached prefix is dropped, or nothing is loaded.
+- *the same tensors*: a version that lacks a tensor of the engine's model, or has one of another shape, is refused
+  before anything stops: loading it would leave a mixture, and some mixtures kill SGLang;
+- *whole or the old one*: if a copy fails, the whole version is read from the disk; if that is refused too, the previous
+  version is; if that fails, the error says that nobody knows what the engine serves;
+- *no prefix of older weights*: `cache_key` changes with each pause, and requests with different keys share no KV cache.
+  With `keep=False` running requests are put back and every cached prefix is dropped, or nothing is loaded.
 
 This module must not know about samples, or who publishes.
 """
@@ -43,24 +43,24 @@ from gyre.weights.version.manifest import DTYPES, WeightManifest, WeightMismatch
 LISTING = "gyre.json"
 
 LOADER = "gyre_weight_loader.load"
-"""What SGLang imports, from the folder `LOADER_PATH` on its PYTHONPATH."""
+"""The loader that SGLang imports, from the folder `LOADER_PATH` on its PYTHONPATH."""
 
 LOADER_PATH = Path(__file__).with_name("path")
 
 LOADER_KEY = "GYRE_WEIGHT_LOADER"
 
 Stage = Literal["auto", "device", "pinned", "host"]
-"""How near `prepare` brings a version: into the device's memory (`auto`: if there is room), into page-locked host
-memory, or no nearer than it is."""
+"""Where `prepare` brings a version: into the device's memory (`auto`: if there is room), into page-locked host memory,
+or nowhere."""
 
 _NOTHING = base64.b64encode(b"\x80\x04].").decode()
-"""An empty list, pickled, as SGLang wants its tensors. The loader hears over its own socket what to load."""
+"""A pickled empty list, which SGLang wants as tensors. The loader learns over its own socket what to load."""
 
 _FLUSHES = 3
-"""Times that a cache is flushed before the load is given up: a request may come in between."""
+"""Attempts to flush the cache before the load is given up: a request may come in between."""
 
 _TORCH_DTYPES = {saved: name for name, (saved, _) in DTYPES.items()}
-"""Safetensors' name of a dtype: torch's."""
+"""Torch's name of a dtype, by safetensors' name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class LoadableVersion:
 
     @classmethod
     def read(cls, path: Path, manifest: WeightManifest | None = None) -> LoadableVersion:
-        """The version in `path`, with the checksums of `manifest`, else those of its `gyre.json`, else none.
-        Raises WeightMismatch for what is no such folder."""
+        """The version in `path`, with the checksums of `manifest`, else those of its `gyre.json`, else none. Raises
+        WeightMismatch if the folder holds no version."""
         try:
             files = weight_files(path)
             if not files:
@@ -102,7 +102,7 @@ class LoadableVersion:
         return {"files": self.files, "tensors": self.tensors, "chunks": self.chunks}
 
     def require(self, served: LoadableVersion) -> None:
-        """Raises WeightMismatch unless this can take the place of `served` without leaving anything of it."""
+        """Raises WeightMismatch unless this version can replace all tensors of `served`."""
         mine, theirs = self._shapes(), served._shapes()
         for what, names in (("lacks", theirs.keys() - mine.keys()), ("has", mine.keys() - theirs.keys())):
             if names:
@@ -119,7 +119,7 @@ class LoadableVersion:
                 )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Without what no model loads: buffers that older files have, and an output layer that is the input's."""
+        """Shapes of the tensors that models load: without older files' buffers, and without a tied output layer."""
         return {
             name: shape
             for name, _, shape, *_ in self.tensors
@@ -152,30 +152,30 @@ def _listed(path: Path, numbers: Mapping[str, int]) -> list[tuple[int, int, int,
 
 @dataclass(slots=True)
 class LoadReport:
-    """How a version came into an engine. Seconds; of several ranks the slowest's."""
+    """How a version was loaded into an engine. Times are in seconds, those of the slowest rank."""
 
     version: str
     how: Literal["loader", "disk"] = "disk"
     why_disk: str = ""
-    """Why the loader was not used, or what broke in it."""
+    """Why the loader was not used, or how it failed."""
     stage: str = ""
     note: str = ""
-    """Why the version came no nearer than `stage`, where something broke."""
+    """Why the version was brought no nearer than `stage`, if something failed."""
     size_bytes: int = 0
     map_s: float = 0.0
     verify_s: float = 0.0
-    """0 where it was verified in the pass that copied it."""
+    """Time to verify; 0 if the copying pass verified it."""
     pin_s: float = 0.0
     copy_s: float = 0.0
-    """To the device's memory."""
+    """Time to copy to the device's memory."""
     prepare_s: float = 0.0
-    """All before the pause, as the agent saw it: the engine generates."""
+    """Time before the pause, while the engine generates, as the agent saw it."""
     load_s: float = 0.0
-    """In the engine's own clock, by the loader alone."""
+    """Time of the loader alone, by the engine's own clock."""
     pause_s: float = 0.0
-    """From asking for the pause to having been told that it ended: the engine stands for less than this."""
+    """From the request for the pause to the reply to its end: the engine is paused for less than this."""
     steps_s: dict[str, float] = field(default_factory=dict)
-    """The requests that the pause consists of."""
+    """Time of each request during the pause."""
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
@@ -211,14 +211,14 @@ class EngineLoader:
 
     @property
     def cache_key(self) -> str:
-        """What a request that is sent now must carry (`GenerateRequest.cache_key`)."""
+        """The `GenerateRequest.cache_key` that requests must have from now on."""
         return str(self._pauses)
 
     async def arm(self) -> bool:
-        """Make the ranks' loaders listen. Once, before the engine has work: a request that runs would be waited for.
+        """Make the ranks' loaders listen. Call it once, before the engine has work: it would wait for running requests.
 
-        False, with `why_not`, where that cannot be; then versions are read from disk. Raises EngineError where the
-        engine died of it.
+        Returns False, and sets `why_not`, if that cannot be; versions are then read from disk. Raises EngineError if
+        the engine died.
         """
         if self.why_not:
             return False
@@ -250,15 +250,15 @@ class EngineLoader:
     ) -> LoadReport:
         """Serve the version in `folder`, which nobody may change meanwhile.
 
-        `changed` is called in the pause, when the weights are the new ones (or may be): with how many tokens of each
-        request that the engine has, by its id, older weights made; None where the engine cannot tell.
+        `changed` is called in the pause, when the weights are, or may be, the new ones. Its argument has, by request
+        id, the number of tokens that older weights made; it is None if the engine cannot tell.
 
-        `keep`: what runs goes on as it is. Else it is put back into the queue and computed anew, with nothing cached;
-        where the engine cannot (SGLang 0.5.17 flushes no cache while requests wait), `call_off` must end everything
-        that runs.
+        With `keep` running requests go on as they are. Otherwise they are put back into the queue and computed anew,
+        with nothing cached; if the engine cannot do that (SGLang 0.5.17 flushes no cache while requests wait),
+        `call_off` must end all running requests.
 
-        Raises WeightMismatch and EngineRefused where the engine goes on with what it had, and another EngineError
-        where nobody knows what it serves now.
+        Raises WeightMismatch and EngineRefused if the engine goes on with its earlier version, and another EngineError
+        if nobody knows what it serves now.
         """
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(None, self._read, folder, manifest)
@@ -277,7 +277,7 @@ class EngineLoader:
         return report
 
     def _read(self, path: Path, manifest: WeightManifest | None) -> LoadableVersion | None:
-        """None for what only an engine of its own kind can read; whether it can, it says itself."""
+        """The version in `path`; None if Gyre cannot read it, and perhaps the engine can."""
         try:
             return LoadableVersion.read(path, manifest)
         except WeightMismatch:
@@ -288,8 +288,8 @@ class EngineLoader:
     # -- before the pause -----------------------------------------------------------------------------
 
     async def _prepare(self, found: LoadableVersion, report: LoadReport) -> None:
-        """Raises WeightMismatch where a rank found other bytes than the manifest's. What a rank cannot map at all is
-        left to the disk."""
+        """Prepare the version in all ranks. Raises WeightMismatch if a rank found other bytes than the manifest's. If a
+        rank cannot map it at all, it is read from disk later."""
         began = time.perf_counter()
         asked = {"op": "prepare", "version": report.version, "slot": found.message(), "stage": self.stage}
         try:
@@ -329,7 +329,7 @@ class EngineLoader:
                     await self._flush(call_off)
             yield
         except (EngineRefused, WeightMismatch):
-            await self._client.resume()  # it goes on with what it had
+            await self._client.resume()  # the engine goes on with its earlier version
             raise
         async with _timed(report.steps_s, "resume"):
             await self._client.resume()
@@ -383,19 +383,19 @@ class EngineLoader:
         await self._client.update_weights_from_tensor([_NOTHING] * self._ranks, load_format=LOADER)
 
     async def _from_disk(self, version: str, path: Path, report: LoadReport) -> None:
-        """The whole version; if that is refused, the one of before, so that no half of this one is served."""
+        """Load the whole version from disk, or the previous one if it is refused, so that no mixture is served."""
         try:
             async with _timed(report.steps_s, "disk"):
                 await self._client.update_weights_from_disk(path, version, flush_cache=False)
         except EngineRefused as error:
             if not self._key:
-                raise  # it promises to keep what it had
+                raise  # this engine promises to keep its earlier version
             try:
                 before = (await self._client.info()).weight_version
                 await self._client.update_weights_from_disk(self._serves, before, flush_cache=False)
             except EngineError as second:
                 raise EngineError(
-                    f"The engine took neither version {version} ({error}) nor the one of before ({second}).",
+                    f"The engine took neither version {version} ({error}) nor the previous one ({second}).",
                     hint="Start it anew: it may serve parts of both.",
                 ) from error
             raise
@@ -403,7 +403,7 @@ class EngineLoader:
     # -- the ranks' loaders ---------------------------------------------------------------------------
 
     async def _ask(self, what: dict[str, Any], within_s: float) -> list[dict[str, Any]]:
-        """Every rank's answer, in their order. Raises _NoLoader where one does not answer."""
+        """The answers of all ranks, in their order. Raises _NoLoader if one does not answer."""
         line = json.dumps(what).encode() + b"\n"
         try:
             async with asyncio.timeout(within_s):

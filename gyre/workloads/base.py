@@ -1,8 +1,9 @@
-"""What users subclass: `BaseWorkload` for a role's worker, `BaseTrainer` for the role that drives them.
+"""The base classes that users subclass: `BaseWorkload` for a role's worker, `BaseTrainer` for the role that drives
+them.
 
-A workload is an ordinary class. Gyre constructs it without arguments in a process of its own, binds its
-`context` (role, rank, world, config, directories), calls `setup()`, and from then on calls its methods. A
-class that inherits nothing but has the methods also works; it then has no hooks and no `self.config`.
+A workload is an ordinary class. Gyre constructs it without arguments in a process of its own, binds its `context`
+(role, rank, world, config, directories), calls `setup()`, and from then on calls its methods. A class that has the
+methods without inheriting also works, without hooks and `self.config`.
 
 The lifecycle, each hook optional:
 
@@ -36,7 +37,7 @@ OPERATOR_ATTRIBUTE = "__gyre_operator__"
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """What `@operator` records of a method. `kind` names what it yields on its edge: samples, weights, control."""
+    """The data that `@operator` records of a method. `kind` is the kind of its edge: samples, weights or control."""
 
     name: str
     kind: str = "samples"
@@ -73,13 +74,13 @@ def operators_of(workload: object) -> dict[str, OperatorInfo]:
 
 
 class Progress:
-    """How far a vertex got: a counter that must move while it works, and fields for people to read.
+    """The progress of a vertex: a counter that must move while it works, and fields for people to read.
 
-    The diagnosis of a stuck vertex rests on `ticks`: a call in flight during which it does not move for the
-    role's `stall_timeout_s` is an incident. Thread-safe.
+    The diagnosis of a stuck vertex rests on `ticks`: if it does not move for the role's `stall_timeout_s` during a
+    call, that is an incident. Thread-safe.
 
-    Invariant *plain and bounded*: fields are plain data from the moment they are given, in the thread that gives
-    them; where they become too many, those whose names came first are forgotten.
+    Invariant *plain and bounded*: fields are made plain data at once, in the caller's thread; if there are too many,
+    the names that came first are forgotten.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Progress:
         self._take(1, fields)
 
     def note(self, **fields: Any) -> None:
-        """Fields for people to read, without a tick: no sign of work."""
+        """Set fields for people to read, without a tick: they are no sign of work."""
         self._take(0, fields)
 
     def _take(self, ticks: int, fields: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ class Progress:
 
 @dataclass(slots=True)
 class WorkloadContext:
-    """Where a vertex stands. Bound before `setup()`.
+    """A vertex's place in its job. Bound before `setup()`.
 
     `master_addr`/`master_port` are set for roles whose ranks are collective peers, and change with each
     generation of the gang. `directory` is the job's own, shared by its vertices.
@@ -138,26 +139,26 @@ class WorkloadContext:
     weights: dict[str, Any] = field(default_factory=dict)
     """The job's `weights` section."""
     elastic: dict[str, Any] | None = None
-    """Of the rollout manager only: the rollout role's `elastic` section."""
+    """The rollout role's `elastic` section, for the rollout manager only."""
     local: bool = False
-    """Of a rollout instance: it stands on the trainer's devices, and generates in windows."""
+    """Whether a rollout instance is on the trainer's devices and generates in windows."""
     store_url: str = ""
-    """Of the rollout manager only, which keeps its ledger there."""
+    """The store of the rollout manager's ledger; empty for other roles."""
     job_ends: bool = False
-    """Of `teardown`: nobody will come back for what this vertex leaves behind."""
+    """Whether the job ends with this `teardown`, so that nothing has to be left for a successor."""
     report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None
-    """Tell the master of an event, for the journal: a kind of your own and what there is to say, which the journal
-    keeps as `Reported`; or the name of a class in `gyre.failover.events`, and its fields."""
+    """Reports an event to the master for the journal: a kind of your own and its body, which the journal keeps as
+    `Reported`; or the name of a class in `gyre.failover.events`, and its fields."""
 
 
 class BaseWorkload:
-    """A role's worker. Subclass it, declare operators, override the hooks that you need."""
+    """A role's worker. Subclass it, declare operators, and override the hooks that you need."""
 
     context: WorkloadContext
 
     SECTIONS: ClassVar[Mapping[str, type[BaseModel]]] = MappingProxyType({})
-    """Sections of `config` that are this class's own, by name: they are checked when a job with it is submitted. Read
-    one with `gyre.config.sections.read_section`."""
+    """This class's own sections of `config`, by name, which are checked when a job is submitted. Read one with
+    `gyre.config.sections.read_section`."""
 
     # -- who am I -----------------------------------------------------------------------------------
 
@@ -195,29 +196,28 @@ class BaseWorkload:
         """Release what `setup` took. Not called when the process is killed."""
 
     def abandoned(self) -> None:
-        """The job ends, and a call has not ended in time: the process is killed, without `teardown`. Remove what would
-        outlive it, beside that call, without waiting for anything."""
+        """Remove what would outlive the process, beside a call that has not ended in time and without waiting for
+        anything: the job ends, and the process is killed without `teardown`."""
 
     def health(self) -> dict[str, Any]:
-        """Facts for `gyre show --json`, asked for every few seconds between calls. Raise, and the vertex is
-        replaced."""
+        """Facts for `gyre show --json`, read every few seconds between calls. If it raises, the vertex is replaced."""
         return {}
 
     def checkpoint(self, path: Path) -> bool | None:
         """Write this rank's state below `path`. Gyre commits the folder once every rank has returned.
 
-        With a further parameter `background`, which is then True where nobody has to wait, it may return True: what is
-        to be written is copied, and is still being written. Then Gyre asks `checkpoint_written(wait=…)` on every rank
-        until all say True, or waits for it; the call may be a collective.
+        With a further parameter `background`, which is True if nobody has to wait, it may copy the state, return True
+        and go on writing. Gyre then calls `checkpoint_written(wait=…)` on every rank until all return True; the call
+        may be a collective.
         """
         return None
 
     def restore(self, path: Path) -> None:
-        """Take the state back that `checkpoint` wrote. Called after `setup` on a new incarnation."""
+        """Load the state that `checkpoint` wrote. Called after `setup` on a new incarnation."""
 
     def report_progress(self, **fields: Any) -> None:
-        """Say that work goes on. Call it inside operators that run longer than the role's stall timeout. The fields are
-        kept as plain data (`gyre.workloads.plain_data`): a tensor's number as a number, a NaN as "nan"."""
+        """Show that work goes on. Call it inside operators that run longer than the role's stall timeout. The fields
+        are kept as plain data (`gyre.workloads.plain_data`): a tensor's number as a number, a NaN as "nan"."""
         self.context.progress.tick(**fields)
 
 
@@ -234,5 +234,5 @@ class BaseTrainer(BaseWorkload):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; role handles: {known}")
 
     def fit(self) -> Any:
-        """The whole training. Its return value is the job's result."""
+        """Run the whole training. The return value is the job's result."""
         raise NotImplementedError(f"{type(self).__name__} must define fit()")

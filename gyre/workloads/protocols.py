@@ -1,7 +1,8 @@
-"""What the built-in trainer calls on each role's class, as types: what a call may assume, and what it must promise.
+"""Protocols of the roles' classes: the methods that the built-in trainer calls, with what they may assume and must
+promise.
 
-A class need not inherit from these. It conforms when it has the methods, which mypy checks and a job's submission too.
-It keeps the contract when `gyre.testing.contracts` finds nothing to say against it.
+A class need not inherit from these. It conforms if it has the methods, which mypy and a job's submission check. It
+keeps the contract if `gyre.testing.contracts` finds no fault with it.
 
 What holds for every call:
 - *thread*: calls run one after another on the vertex's work thread, in the order in which they were sent, after
@@ -13,12 +14,12 @@ What holds for every call:
   replacement. Each method says what it does the second time;
 - *errors*: an exception fails the call and leaves the vertex alive. The call is made again a bounded number of times.
 
-What also holds for a gang (the ranks of an actor or a critic): every rank gets the same calls in the same order, so a
-method may enter a collective, except those that say *first rank alone*. `groups` are the rank's own share, which may be
-empty. What one rank refuses every rank refuses, or the others wait in their next collective for ever.
+For a gang (the ranks of an actor or a critic) also holds: every rank gets the same calls in the same order, so a method
+may enter a collective, except methods marked *first rank alone*. `groups` are the rank's own share, which may be empty.
+If one rank refuses a call, every rank must refuse it, or the others wait in their next collective for ever.
 
-`step` and `index` are offered: a method whose signature does not name them is called without. The methods of `Learner`
-must name theirs, because a replay passes them by name.
+`step` and `index` are offered: a method whose signature does not name them is called without them. The methods of
+`Learner` must name theirs, because a replay passes them by name.
 
 This module must not import torch or Ray.
 """
@@ -36,47 +37,46 @@ from gyre.rollouts.samples import Group
 
 
 class Learner(Protocol):
-    """A rank of a gang that is trained: what actor and critic share.
+    """A rank of a gang that is trained: the methods that actor and critic share.
 
     Steps are counted from 1. A step is `begin`, `accumulate` for each micro-batch, `apply`. The numbers in the calls
     make a repetition safe; how often one comes, and from which trainer, must not matter.
     """
 
     def begin(self, step: int) -> dict[str, Any]:
-        """Forget what was accumulated for `step`, which is the next one or was applied.
+        """Forget the gradients accumulated for `step`, which is the next one or was applied.
 
         Called before each step, after every restore, and by a new trainer. The second time it forgets again. For a step
-        that was applied it changes nothing. Raises for a step beyond the next. What it returns is for people.
+        that was applied it changes nothing. Raises for a step beyond the next. The result is shown to people.
         """
         ...
 
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
         """Add the gradient of micro-batch `index` of `step` to the sum.
 
-        Every sample of `groups` has what the graph gives it: a `reward`, and in `extras` what reference and critic
-        added, float32 `[tokens]`. The second time, by `step` and `index`, it adds nothing and returns what the first
-        returned; for a step that was applied it changes nothing. Raises for a step beyond the next, and for a group
-        that was trained before. What it returns is for people.
+        Every sample of `groups` has a `reward`, and in `extras` the results of reference and critic, float32
+        `[tokens]`, as the graph has them. The second time, by `step` and `index`, it adds nothing and returns the first
+        result; for a step that was applied it changes nothing. Raises for a step beyond the next, and for a group that
+        was trained before. The result is shown to people.
         """
         ...
 
     def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
-        """Step the optimizer by what `indices` micro-batches gave, which hold the groups `group_ids` over all ranks.
+        """Step the optimizer by the gradients of `indices` micro-batches, with the groups `group_ids` over all ranks.
 
-        Returns the step's metrics; those that are finite numbers are told to the journal, and `reward_mean` is shown.
-        The second time, for the step just applied, it returns them again and changes nothing, whatever `indices` and
-        `group_ids` are, also after a restore. Raises and leaves weights and step as they were where `indices` or
-        `group_ids` are not what was accumulated, where a group was trained before, and where the gradient is not
-        finite.
+        Returns the step's metrics; the journal gets those that are finite numbers, and `reward_mean` is shown. The
+        second time, for the step just applied, it returns them again and changes nothing, whatever `indices` and
+        `group_ids` are, also after a restore. Raises, and leaves weights and step as they were, if `indices` or
+        `group_ids` are not what was accumulated, if a group was trained before, or if the gradient is not finite.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """`{"step", "digest"}`: the last step that was applied (0 before the first), and a text that stands for the
+        """`{"step", "digest"}`: the last step that was applied (0 before the first), and a text that identifies the
         weights.
 
-        Equal weights have equal digests on every rank, and other weights have others. The step is -1 where the weights
-        are of no step, and only `restore` helps. It changes nothing, and may be called again.
+        Equal weights have equal digests on every rank, and different weights different ones. The step is -1 if the
+        weights are of no step, and only `restore` helps. It changes nothing, and may be called again.
         """
         ...
 
@@ -89,10 +89,11 @@ class Learner(Protocol):
         ...
 
     def restore(self, path: Path) -> None:
-        """Take back what the ranks wrote to `path`, and drop what was accumulated. The second time it does so again.
+        """Load the state that the ranks wrote to `path`, and drop accumulated gradients. The second time it does so
+        again.
 
         Called on any rank after `setup()`, whatever its state; the same calls from there give the same weights, bit by
-        bit. Raises where the folder is not there or not whole; the step is then -1, or the state as it was.
+        bit. Raises if the folder is missing or incomplete; the step is then -1, or the state as it was.
         """
         ...
 
@@ -101,7 +102,7 @@ class Actor(Learner, Protocol):
     """The policy that is trained, and whose weights go out."""
 
     def warm_start(self) -> dict[str, Any]:
-        """Whatever comes before step 1, once: a supervised start, or nothing.
+        """Prepare the policy before step 1, once: by a supervised start, or not at all.
 
         Called before the first checkpoint of the job is written. The second time, and after a step, it changes nothing
         and returns what the first returned. All ranks end with the same weights.
@@ -122,12 +123,12 @@ class PublishesModel(Protocol):
     """An actor beside the default rollout plane, whose instances fetch weights themselves."""
 
     def publish_model(self, *, version: int) -> dict[str, Any]:
-        """Put the weights where instances fetch them, in the layout that engines load.
+        """Publish the weights for instances to fetch, in the layout that engines load.
 
-        *First rank alone*, after every step, and after a restore. The rollout manager's address stands in the job's
-        directory. Returns what the manager is told: `version`, `checksum`, `size_bytes`, `source` (host:port), `path`
-        and `model`, as `gyre.workloads.gang.weight_source.WeightSource.publish` does. The second time it has the same
-        checksum. It stays fetchable until two newer versions are out.
+        *First rank alone*, after every step, and after a restore. The rollout manager's address is in the job's
+        directory. Returns what the manager needs: `version`, `checksum`, `size_bytes`, `source` (host:port), `path` and
+        `model`, as `gyre.workloads.gang.weight_source.WeightSource.publish` does. The second time the checksum is the
+        same. The version stays fetchable until two newer ones are published.
         """
         ...
 
@@ -136,13 +137,13 @@ class WritesInBackground(Protocol):
     """A learner that goes on training while its checkpoint is written: `checkpoint` names the parameter."""
 
     def checkpoint(self, path: Path, *, background: bool = False) -> bool | None:
-        """As `Learner.checkpoint`. With `background` it may copy what is to be written, return True, and write on."""
+        """As `Learner.checkpoint`. With `background` it may copy the state, return True, and go on writing."""
         ...
 
     def checkpoint_written(self, *, wait: bool) -> bool:
-        """Whether all that `checkpoint` began is on the disk, on every rank; with `wait`, when it is.
+        """Whether all that `checkpoint` began is on the disk, on every rank; with `wait` it returns when that is so.
 
-        Called after each step until it says True, and then perhaps again. Raises, on every rank, where it
+        Called after each step until it returns True, and then perhaps again. Raises, on every rank, if the checkpoint
         cannot be written.
         """
         ...
@@ -152,63 +153,64 @@ class KeepsStates(Protocol):
     """A learner that keeps states in its machine's memory beyond its process: `state()` has `memory` True."""
 
     def restore_from_memory(self, *, newer_than: int, at_most: int) -> int | None:
-        """Take back the newest state that every rank has, whole, of a step beyond `newer_than` and up to `at_most`.
+        """Load the newest whole state that every rank has, of a step beyond `newer_than` and up to `at_most`.
 
-        That step, the same on every rank, or None; nothing has changed then. The second time it is taken again.
+        Returns that step, the same on every rank; or None, and changes nothing. The second time it loads it again.
         """
         ...
 
     def forget_memory(self) -> None:
-        """The job is done and nobody comes back for what is in memory. The second time it does nothing."""
+        """Free the states in memory, because the job is done. The second time it does nothing."""
         ...
 
 
 class TakesInstanceWeights(Protocol):
-    """An actor that can go on from an instance's weights where its checkpoint is lost (`run.lost_checkpoint`)."""
+    """An actor that can go on from an instance's weights if its checkpoint is lost (`run.lost_checkpoint`)."""
 
     def fetch_weights(
         self, *, version: int, checksum: str, sources: list[tuple[str, str]]
     ) -> tuple[str, str]:
         """Fetch a policy version from `sources`, (host:port, folder), and hold it until `restore_weights`.
 
-        *First rank alone*, before `restore_weights` is called on every rank. Returns where other ranks have it from, as
-        (host:port, folder). The second time it returns what it holds. Raises where nobody gives it within a deadline.
+        *First rank alone*, before `restore_weights` is called on every rank. Returns the (host:port, folder) from which
+        other ranks fetch it. The second time it returns the version that it holds. Raises if no source gives it within
+        a deadline.
         """
         ...
 
     def restore_weights(
         self, *, version: int, checksum: str, sources: list[tuple[str, str]], trained: list[list[int]]
     ) -> None:
-        """Take the weights of `version`, begin a new optimizer, and stand at step `version`, where the groups `trained`
-        (half-open intervals of ids) were trained. It drops what was accumulated.
+        """Load the weights of `version` with a new optimizer, at step `version`, with the groups `trained` (half-open
+        intervals of ids) trained. Drops accumulated gradients.
 
-        The second time it does all of it again. Raises where they cannot be had, or are another model's; then nothing
-        has changed.
+        The second time it does all of it again. Raises, and changes nothing, if the weights cannot be fetched or are of
+        another model.
         """
         ...
 
 
 class Critic(Learner, Protocol):
-    """What estimates returns, trained beside the actor. Its steps have the actor's numbers."""
+    """The value model, trained beside the actor. Its steps have the actor's numbers."""
 
     def values(self, groups: list[Group], *, step: int) -> list[Group]:
         """The same groups in the same order, each sample with `extras["values"]`, float32 `[tokens]`.
 
-        `step` is the one that will train on them, the next after the last that was applied; it raises for any other.
-        Called on every rank, each with its share. The second time, and in a replay after a restore, it gives the same
-        bits, whatever other groups are asked beside them.
+        `step` will train on them; it is the next after the last that was applied, and any other raises. Called on every
+        rank, each with its share. The second time, and in a replay after a restore, it returns the same bits, whatever
+        other groups are in the call.
         """
         ...
 
 
 class TakesPolicy(Protocol):
-    """A reference or a critic that is given the policy that training began with. One that has no such method is not."""
+    """A reference or a critic that gets the policy that training began with; one without this method does not."""
 
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
-        """Begin with the policy in `buffer`, as the actor's `export_weights` gave it, and return its version.
+        """Begin with the policy in `buffer`, as the actor's `export_weights` returned it, and return its version.
 
         Called on a new process before its first other call. The second time it changes nothing; a critic that was
-        trained or restored since keeps its own. Raises where the bytes are not the manifest's.
+        trained or restored since keeps its own weights. Raises if the bytes are not the manifest's.
         """
         ...
 
@@ -217,51 +219,51 @@ class TakesPolicy(Protocol):
 
 
 class Rollout(Protocol):
-    """A rollout class of one's own, called by the trainer. The default one is an instance of the rollout plane, and
-    nobody calls it."""
+    """A rollout class of the user's own, which the trainer calls. The default class is an instance of the rollout
+    plane, which nobody calls."""
 
     def load_weights(self, manifest: dict[str, Any], buffer: bytes) -> int:
         """Serve the policy in `buffer` from now on, and return its version.
 
-        Called before `generate` and `evaluate` wherever the vertex may not have the version. The second time it is
-        acknowledged again. Raises for an older version than the one that is served, and where the bytes are not the
-        manifest's; the policy that is served stays.
+        Called before `generate` and `evaluate` if the vertex may not have the version. The second time it returns the
+        version again. Raises, and keeps the served policy, for an older version, and if the bytes are not the
+        manifest's.
         """
         ...
 
     def generate(self, groups: list[Group], *, step: int) -> list[Group]:
         """The same groups in the same order, each with its `samples`; id, prompt and meta as they were.
 
-        A sample has at least one token; `versions` name the policy that produced each, and `logprobs` are under it.
+        A sample has at least one token; `versions` name the policy that produced each token, and `logprobs` are that
+        policy's.
         The second time, with the same policy, the samples are the same: they depend on the group's id and the job's
         seed, not on `step`, the vertex or earlier calls.
         """
         ...
 
     def evaluate(self, groups: list[Group]) -> dict[str, Any]:
-        """`{"version", "accuracy", "count"}` of the policy that is served, on held-out groups. The second time it is
-        the same."""
+        """`{"version", "accuracy", "count"}` of the served policy on held-out groups; the second time the same."""
         ...
 
 
 class Reward(Protocol):
-    """What scores samples."""
+    """The reward, which scores samples."""
 
     def score(self, groups: list[Group]) -> list[Group]:
         """The same groups in the same order with the same samples, `reward` set on each: a finite number.
 
-        A sample may have been cut off, or have no tokens. The second time, on whatever vertex, it is the same number.
-        Called for held-out groups of an evaluation too, whose ids are negative; there a reward of 1 or more is right.
+        A sample may have been cut off, or have no tokens. The second time, on any vertex, it is the same number. Called
+        for held-out groups of an evaluation too, whose ids are negative; there a reward of 1 or more counts as right.
         """
         ...
 
 
 class Reference(Protocol):
-    """The policy that the trained one is kept near to."""
+    """The policy to which the trained one is kept close."""
 
     def logprobs(self, groups: list[Group]) -> list[Group]:
         """The same groups in the same order, each sample with `extras["ref_logprobs"]`, float32 `[tokens]`, at the
-        sampling temperature. The second time, on whatever vertex, they are the same."""
+        sampling temperature. The second time, on any vertex, they are the same."""
         ...
 
 
@@ -270,7 +272,7 @@ class Reference(Protocol):
 REQUIRED: Mapping[str, type] = MappingProxyType(
     {"actor": Actor, "critic": Critic, "rollout": Rollout, "reward": Reward, "reference": Reference}
 )
-"""What a class must have where the built-in trainer calls it."""
+"""The protocol that a role's class must have if the built-in trainer calls it."""
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
@@ -279,11 +281,12 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "reference": (TakesPolicy,),
     }
 )
-"""What a class may have besides. `PublishesModel` is required of an actor beside the default rollout plane."""
+"""Protocols that a role's class may have besides. An actor beside the default rollout plane must have
+`PublishesModel`."""
 
 
 def methods_of(protocol: type) -> Iterator[str]:
-    """The names of a protocol's methods, those that it inherits from other protocols first."""
+    """The names of a protocol's methods, inherited ones first."""
     seen: set[str] = set()
     for base in reversed(protocol.__mro__):
         if base is Protocol or not getattr(base, "_is_protocol", False):

@@ -1,14 +1,14 @@
-"""The frames that come seldom between the rollout manager and an agent, or a trainer: one typed struct a kind.
+"""The rare frames between the rollout manager and an agent or a trainer: one typed struct for each kind.
 
-`codec` says how they travel, `progress` has the one frame that comes often, `fields` the bounds of what they hold.
+`codec` encodes them, `progress` has the one frequent frame, `fields` the bounds of their contents.
 
 Invariants:
 - *versioned*: the first frame of a connection says the protocol it speaks; another number is refused;
 - *nothing executes*: a frame is numbers, text and bytes. Nothing is unpickled or imported;
-- *a sample is addressed by row and lease*: `row` is where the manager keeps it, `lease` grows with every
-  assignment, so what an earlier holder still sends about a sample is recognised as such.
+- *a sample is addressed by row and lease*: `row` is the sample's place with the manager, `lease` grows with every
+  assignment, so frames of an earlier holder are recognised.
 
-This module must not know about sockets or what the frames bring about.
+This module must not know about sockets or the effects of frames.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from gyre.rollouts.protocol.fields import (
 )
 
 PROTOCOL = 4
-"""One more whenever a frame gets or loses a field: frames permit no others, and who has an older Gyre is to hear of the
-protocol, not of a field."""
+"""The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
+older Gyre should get an error about the protocol, not about a field."""
 
 
 class Frame(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A frame, or a part of one. What is made here is not checked; what is decoded is (`codec.checked` checks both)."""
+    """A frame, or a part of one. Decoding checks the fields, construction does not (`codec.checked` does)."""
 
 
 class Held(Frame):
-    """A sample that an agent still has: `length` tokens of it are known to the agent, the first `start` of them
-    came with the assignment."""
+    """A sample that an agent still has, with `length` tokens, of which the first `start` came with the assignment."""
 
     key: Count
     lease: Count
@@ -58,7 +57,7 @@ class Hello(Frame):
     instance: Name
     incarnation: Name
     model: Name
-    """Fingerprint of what the engine serves, weights apart; all instances of a job have the same."""
+    """Fingerprint of the engine's model without its weights; the same for all instances of a job."""
     engine: Text
     max_running: Annotated[int, Meta(ge=1, le=1 << 20)]
     kv_tokens: Annotated[int, Meta(ge=1, lt=2**40)]
@@ -66,20 +65,20 @@ class Hello(Frame):
     """The policy version loaded and verified; -1 for none."""
     checksum: Text = ""
     source: AddressOrNone = ""
-    """Where others can fetch that version; "" where nobody can."""
+    """The address at which others can fetch that version; "" if there is none."""
     held: Annotated[list[Held], Meta(max_length=MAX_LIST)] = field(default_factory=list)
     local: bool = False
-    """On the trainer's own devices: it works within windows."""
+    """Whether it is on the trainer's own devices and works within windows."""
     asleep: bool = False
-    """Its engine has given its memory back."""
+    """Whether its engine has given its memory back."""
     node: Text = ""
     pid: Count = 0
 
 
 class Keep(Frame):
-    """Of what an agent holds, what it goes on with: `known` tokens are in the ledger, the rest is to be sent.
+    """A sample that an agent keeps: `known` tokens are in the ledger, and the agent sends the rest.
 
-    `lineage` is of what is in the ledger; an agent that has other tokens there hands the sample back.
+    `lineage` identifies the ledger's tokens; an agent that has other tokens hands the sample back.
     """
 
     key: Count
@@ -90,17 +89,17 @@ class Keep(Frame):
 
 
 class Weights(Frame):
-    """A policy version, to be fetched, verified and loaded. `checksum` stands for all its bytes: whoever serves it has
-    the manifest that it is the checksum of."""
+    """A policy version to fetch, verify and load. `checksum` stands for all its bytes: it is the checksum of the
+    manifest that each source has."""
 
     version: Version
     checksum: Name
     sources: Addresses = field(default_factory=list)
-    """host:port of those who serve it, the publisher first."""
+    """host:port of its sources, the publisher first."""
     local_path: Text = ""
-    """Its folder, on the machine that published it; the checksums hold there as well."""
+    """Its folder on the machine that published it; it is verified there as well."""
     ahead: bool = False
-    """To be fetched and verified, and loaded when it is told again without this."""
+    """Whether to fetch and verify it only; it is loaded when the frame comes again without this."""
 
 
 class Welcome(Frame):
@@ -109,15 +108,15 @@ class Welcome(Frame):
     interval_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)]
     """How often to report."""
     keep: Annotated[list[Keep], Meta(max_length=MAX_LIST)]
-    """What is held and not listed here is to be dropped: it went on elsewhere."""
+    """The samples that the agent keeps. Others went on elsewhere, and the agent drops them."""
     weights: Weights | None = None
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
     plane: WeightsSpec = field(default_factory=WeightsSpec)
-    """By which way, in which form, and from whom to get weights."""
+    """The job's settings of the weight plane."""
 
 
 class Work(Frame):
-    """One sample to go on with: `prior` are the tokens (int32) that it has already."""
+    """One sample to generate; `prior` are the tokens (int32) that it already has."""
 
     row: Count
     lease: Count
@@ -128,7 +127,8 @@ class Work(Frame):
 
 
 class Prompt(Frame):
-    """What the samples of one ticket have in common. `tokens` is int32; `sampling` has the dialect's names."""
+    """The prompt and parameters that the samples of one request share. `tokens` is int32; `sampling` has the dialect's
+    names."""
 
     ticket: Count
     tokens: bytes
@@ -141,27 +141,27 @@ class Assign(Frame):
 
 
 class Cancel(Frame):
-    """Stop these; tokens not yet sent are sent with their end (`released`)."""
+    """Stop these samples; unsent tokens are sent with the sample's end (`released`)."""
 
     rows: Annotated[list[tuple[int, int]], Meta(max_length=MAX_LIST)]
     """(row, lease)."""
 
 
 class Ack(Frame):
-    """Progress up to and including `seq` is in the ledger. Comes when an end was committed, else seldom."""
+    """Progress up to and including `seq` is in the ledger. Sent when an end was committed, otherwise rarely."""
 
     seq: Count
 
 
 class Drain(Frame):
-    """Hand over what runs, take nothing more, and leave."""
+    """Hand over the running samples, take no more, and leave."""
 
     deadline_s: Seconds
     reason: Text = ""
 
 
 class Reject(Frame):
-    """The manager will not work with this peer; it closes the connection after it."""
+    """The manager will not work with this peer, and closes the connection after this frame."""
 
     code: Name
     message: Text
@@ -170,8 +170,8 @@ class Reject(Frame):
 class Loaded(Frame):
     """A version is loaded and its checksums are right.
 
-    The engine stood for `pause_s` of the `load_s`. `how`: the engine was started with it, or read it by Gyre's `loader`
-    or from the `disk`; `note` says why not by the loader. "" where nothing was loaded anew.
+    The engine was paused for `pause_s` of the `load_s`. `how` is `start` if the engine was started with it, `loader`
+    for Gyre's loader, or `disk`; `note` says why the loader was not used. "" if nothing was loaded anew.
     """
 
     version: Version
@@ -182,20 +182,20 @@ class Loaded(Frame):
     how: Literal["", "start", "loader", "disk"] = ""
     note: Text = ""
     source: AddressOrNone = ""
-    """Where others can fetch it; "" where nobody can."""
+    """The address at which others can fetch it; "" if there is none."""
     fetched: Text = ""
-    """By which way it came, from how many sources, in which codec and why."""
+    """The transport, the number of sources, the codec and the reason for it, for people."""
     way: Text = ""
-    """`linked` or `shared` on one machine, `tcp`, `mooncake`, several as in `mooncake+tcp`; `here` where all of it was
-    there already; "" where nothing was fetched."""
+    """`linked` or `shared` on one machine, `tcp`, `mooncake`, several as in `mooncake+tcp`; `here` if all of it was
+    there already; "" if nothing was fetched."""
     codec: Text = ""
-    """Of most of its chunks that did not go as they are."""
+    """The codec of most of its encoded chunks."""
     why: Text = ""
 
 
 class WeightsTrouble(Frame):
-    """Something went wrong while a version was fetched, and was mended: a source died, stalled or sent other bytes, a
-    fetch was gone on with. `evidence` is JSON."""
+    """A fault during a fetch that was mended: a source died, stalled or sent other bytes, or a fetch was resumed.
+    `evidence` is JSON."""
 
     version: Version
     what: Name
@@ -208,14 +208,14 @@ class LoadFailed(Frame):
 
 
 class Draining(Frame):
-    """The agent was told to leave by somebody else: a signal, a file, a preemption notice."""
+    """The agent leaves for a reason of its machine: a signal, a file, a preemption notice."""
 
     reason: Text
     deadline_s: Seconds
 
 
 class EngineDied(Frame):
-    """`tail` is the end of what the engine printed. What ran there is in the reports, as ended by `died`. The agent
+    """The agent's engine died; `tail` is the end of its output. Reports have its samples, ended by `died`. The agent
     starts another engine and keeps its connection."""
 
     message: Text
@@ -230,8 +230,8 @@ class Attach(Frame):
 
 
 class Request(Frame):
-    """Groups to generate: `groups` as `pack_groups` writes them, without samples. `purpose` and a group's id
-    together name the request; a repeated one is not done twice. `sampling` has the dialect's names.
+    """Groups to generate, as `pack_groups` writes them, without samples. `purpose` and a group's id together name the
+    request; a repeated one is not done twice. `sampling` has the dialect's names.
 
     `min_version`: no token may come from an older policy. `pinned`: no token may come from a newer one.
     """
@@ -253,8 +253,8 @@ class Taken(Frame):
 
 
 class Publish(Frame):
-    """A policy version: in the folder `path` of the machine that published it, and at `sources` (host:port). `model` is
-    the fingerprint of its shape; it may be left out where the manager can read the folder."""
+    """A published policy version, in the folder `path` of its machine and at `sources` (host:port). `model` is the
+    fingerprint of its shape; it may be left out if the manager can read the folder."""
 
     version: Version
     checksum: Name
@@ -264,8 +264,8 @@ class Publish(Frame):
 
 
 class Pulse(Frame):
-    """How the trainer fares, every so often: at `at_s` of its own clock it had waited `waited_s` in all, with nothing
-    else to do, for samples. `wanted` is how many rollout vertices there are to be, as the master announced it."""
+    """The trainer's waiting time, sent every so often: at `at_s` of its own clock it had waited `waited_s` in all for
+    samples, with nothing else to do. `wanted` is the number of rollout vertices that the master announced."""
 
     at_s: Seconds
     waited_s: Seconds
@@ -273,12 +273,12 @@ class Pulse(Frame):
 
 
 class LendDevices(Frame):
-    """The trainer has nothing to train: its devices may generate until they are handed back. `window` is the trainer's
-    number for it, and grows.
+    """The trainer has nothing to train, and lends its devices until they are returned. `window` is the trainer's number
+    of the loan, and grows.
 
-    `begun`: a part of the present step is trained already. `arrived_tokens` wait at the trainer to be trained; a token
-    takes it `train_s_per_token`, 0 before measured; `last_share` of a step's training can begin only when its last
-    sample is there.
+    `begun` says that a part of the present step is trained already. `arrived_tokens` wait at the trainer; training
+    takes `train_s_per_token`, 0 before it is measured; `last_share` of a step's training can begin only after its last
+    sample has arrived.
     """
 
     window: Count
@@ -295,7 +295,7 @@ class ReclaimDevices(Frame):
 
 
 class WindowStatus(Frame):
-    """The window stays open for `left_s`, None for until all is generated, if nothing changes. Told every half second:
+    """The window stays open for `left_s`, or until all is generated (None), if nothing changes. Sent every half second:
     a trainer that hears nothing for long takes its devices back."""
 
     window: Count
@@ -311,18 +311,18 @@ class DevicesReturned(Frame):
 
 
 class Sleep(Frame):
-    """A local instance, which has no samples, lets its engine give memory back."""
+    """Tells a local instance without samples to let its engine give memory back."""
 
 
 class Asleep(Frame):
-    """It did, in `seconds`; or its engine could not, for `error`, and does nothing."""
+    """The engine gave its memory back in `seconds`; or it could not, because of `error`, and does nothing."""
 
     seconds: Seconds
     error: Text = ""
 
 
 class Wake(Frame):
-    """A local instance's engine takes its memory again."""
+    """Tells a local instance to let its engine take its memory again."""
 
 
 class Awake(Frame):
@@ -341,12 +341,12 @@ class Done(Frame):
     purpose: Name
     groups: bytes
     more: bool = False
-    """The last group goes on in the next Done frame, which begins with further samples of it: it is too large for one
-    frame. Its prompt and what the data set said of it come with its first samples only."""
+    """Whether the last group is too large for this frame and goes on in the next Done frame, which begins with more of
+    its samples. Its prompt and meta come with its first samples only."""
 
 
 class Failed(Frame):
-    """These groups cannot be generated: a sample of each failed wherever and with whatever seed it was tried."""
+    """These groups cannot be generated: a sample of each failed on every instance and with every seed."""
 
     purpose: Name
     ids: Ids
