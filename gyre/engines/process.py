@@ -1,11 +1,11 @@
-"""Starts an engine beside an agent, knows when it died and what it said last, and leaves nothing behind.
+"""The process of an engine beside an agent: its start, its death with the last words, and its end without remains.
 
 Invariants:
 - *no engine outlives its agent*: the engine runs under a guard (`gyre.engines.process_guard`) that ends it, and all
   processes that it started, when the agent stops it, dies or is killed;
 - *stop leaves nothing*: after `stop()` there is no process, no zombie and no open pipe;
-- *who has lost a part of itself is dead*: an engine that says one of its command's `lost_words` is ended at once;
-- *a death is told once and stays told*: `died()` gives the same `EngineDeath` to whoever asks, until the next start;
+- *who has lost a part of itself is dead*: an engine that prints one of its command's `lost_words` is ended at once;
+- *a death is told once and stays told*: every `died()` returns the same `EngineDeath` until the next start;
 - *a start has a deadline*: an engine that is not ready in time is ended, and its last words are in the error.
 
 This module must not know about samples or weights, and nothing of SGLang (that is `gyre.engines.sglang`).
@@ -32,16 +32,16 @@ from gyre.engines.limits import RequestLimits
 _GUARD = Path(__file__).with_name("process_guard.py")
 _TAIL_BYTES = 64 * 1024
 _LOOK_S = (0.05, 1.0)
-"""Pauses between two questions whether it is ready: the first, and the longest. A start takes a second to minutes."""
+"""First and longest pause between two checks for readiness. A start takes a second to minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """How an engine is started. `{host}` and `{port}` in an argument are replaced by where it is to listen.
+    """The command that starts an engine. `{host}` and `{port}` in an argument are replaced by its listening address.
 
-    `env` is added to the agent's own environment. `limits` is what may be asked of it, `loader_key` its weight
-    loader's, "" without one. `lost_words` is what it writes when a process of its own has died and it only waits before
-    it ends too.
+    `env` is added to the agent's own environment. `limits` are the limits of its requests; `loader_key` is its weight
+    loader's key, "" if it has none. `lost_words` are printed by an engine that has lost one of its processes and will
+    end too.
     """
 
     argv: tuple[str, ...]
@@ -82,7 +82,7 @@ class EngineDeath:
 class EngineProcess:
     """One engine, started here. `async with` starts and stops it; `restart` gives it a new process and port.
 
-    All methods belong to the event loop of `start`, which must go on running: it reads what the engine says.
+    All methods belong to the event loop of `start`, which must go on running, because it reads the engine's output.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class EngineProcess:
         stop_within_s: float = 15.0,
         host: str = "127.0.0.1",
     ) -> None:
-        """`ready_within_s` must cover loading the model. `stop_within_s` is what it gets to stop by itself: an idle
-        SGLang takes ten seconds, and with requests running it would wait for them."""
+        """`ready_within_s` must cover loading the model. `stop_within_s` is the time to stop by itself: an idle SGLang
+        takes ten seconds, and a busy one would wait for its requests."""
         self._command = command
         self._ready_within_s = ready_within_s
         self._stop_within_s = stop_within_s
@@ -116,7 +116,7 @@ class EngineProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens; another one after `restart`."""
+        """The URL of the engine, which `restart` changes."""
         return f"http://{self._host}:{self._port}"
 
     @property
@@ -138,7 +138,7 @@ class EngineProcess:
 
     @property
     def tail(self) -> str:
-        """The last 64 KiB of what it wrote to standard output and error."""
+        """The last 64 KiB of its standard output and error."""
         return self._tail.text()
 
     @property
@@ -147,10 +147,10 @@ class EngineProcess:
         return self._death.result() if self._death is not None and self._death.done() else None
 
     async def start(self) -> str:
-        """Start it, wait until it takes requests, and say where. A running one is left alone.
+        """Start the engine, wait until it takes requests, and return its URL. A running engine is left alone.
 
-        Raises EngineDied if it ends before, EngineTimeout if it is not ready within `ready_within_s`, both with its
-        last words; it is stopped then.
+        Raises EngineDied if it ends before that, EngineTimeout if it is not ready within `ready_within_s`, both with
+        its last words; it is then stopped.
         """
         async with self._changing:
             if self._death is not None and not self._death.done():
@@ -210,7 +210,7 @@ class EngineProcess:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> EngineDeath:
         returncode = await process.wait()
-        # The guard ends last, unless it was killed itself: then this ends what it could not.
+        # The guard ends last, unless it was killed itself: then this ends the processes that it left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
@@ -242,14 +242,14 @@ class EngineProcess:
         except TimeoutError:
             raise EngineTimeout(
                 f"The engine was not ready within {self._ready_within_s:g} s: {self._command.argv[0]} …",
-                hint=f"Give it longer, or see what it said last:\n{self.tail[-2000:]}",
+                hint=f"Give it more time, or see its last output:\n{self.tail[-2000:]}",
                 details={"tail": self.tail},
             ) from None
         if self._death.done():
             raise self._death.result().error("The engine ended before it was ready")
 
     def _let_go(self) -> None:
-        """Release the reserved port: the engine has it, or nobody needs it."""
+        """Release the reserved port, because the engine has it or nobody needs it."""
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
@@ -273,8 +273,8 @@ class EngineProcess:
 
 
 def reserve_port(host: str) -> socket.socket:
-    """A socket that keeps a free port until it is closed: nobody is given it by chance, and who asks for it by its
-    number can listen there. SGLang does so half a minute after its start, and others open ports meanwhile."""
+    """A socket that reserves a free port until it is closed: nobody gets the port by chance, and a process that names
+    it can listen there. SGLang listens half a minute after its start, and other processes open ports meanwhile."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((host, 0))
@@ -282,7 +282,7 @@ def reserve_port(host: str) -> socket.socket:
 
 
 class _Tail(asyncio.Protocol):
-    """Keeps the last bytes that an engine wrote, and calls `heard` when one of `words` was among them."""
+    """Keeps the last bytes of an engine's output, and calls `heard` when one of `words` is among them."""
 
     def __init__(self, words: tuple[str, ...] = (), heard: Callable[[], None] = lambda: None) -> None:
         self._parts: deque[bytes] = deque()
@@ -290,7 +290,7 @@ class _Tail(asyncio.Protocol):
         self._words = tuple(word.encode() for word in words)
         self._heard = heard
         self._seam = b""
-        """The end of what came before: a word may be cut in two."""
+        """The end of the previous data, because a word may be cut in two."""
         self.closed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:

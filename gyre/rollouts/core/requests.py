@@ -1,4 +1,4 @@
-"""Groups that were requested, and their samples on the way: plain state, which `OpenGroups` alone changes.
+"""Requested groups and their samples in flight: plain state, which `OpenGroups` alone changes.
 
 This module must not know who generates, or how anything is stored.
 """
@@ -19,14 +19,14 @@ from gyre.rollouts.samples import Group, Sample, VersionRun, unpack_groups
 from gyre.rollouts.scheduling.fleet import PlacedSample
 
 KEPT_EVIDENCE = 3
-"""Number of failures of a sample, the last ones, whose evidence is kept."""
+"""Number of a sample's last failures whose evidence is kept."""
 
 INDEX_BITS = 16
 """A sample's key is the number of its request and, in the low bits, its index in the group."""
 
 
 class FailureRecord(NamedTuple):
-    """How often a sample failed, and where last: see `gyre.rollouts.core.quarantine`."""
+    """A sample's failures: their number, and where the last one was; see `gyre.rollouts.core.quarantine`."""
 
     deaths: int
     died_at: int
@@ -43,7 +43,7 @@ class EarlierLease(NamedTuple):
 
 
 class InFlightSample:
-    """One sample on its way. Everything but its tokens is plain and small: there may be 100,000 of them."""
+    """One sample in flight. It is plain and small apart from its tokens, because there may be 100,000 samples."""
 
     __slots__ = (
         "deaths",
@@ -66,30 +66,30 @@ class InFlightSample:
     def __init__(self, request: GroupRequest, index: int, table: TokenTable) -> None:
         self.request = request
         self.table = table
-        """Where its tokens are."""
+        """The table with its tokens."""
         self.index = index
         self.key = request.number << INDEX_BITS | index
         self.placed = PlacedSample(
             self.key, request.number, len(request.group.prompt_ids), request.max_new_tokens
         )
-        """Where it is."""
+        """The sample as scheduling sees it."""
         self.row = -1
         self.lease = 0
         self.length_at_lease = 0
         """Its length when the lease began."""
         self.earlier_leases: tuple[EarlierLease, ...] = ()
-        """Those that earlier managers granted of it, as far as the ledger has them."""
+        """Leases of it that earlier managers granted, as far as the ledger has them."""
         self.finish = ""
         self.deaths = 0
-        """Times that an engine died with it, or failed at it, while it got no further."""
+        """Times that an engine died or failed with it while it got no further."""
         self.died_at = 0
-        """Its length at the last of these."""
+        """Its length at the last of these failures."""
         self.failed_at = ""
-        """The instance of the last one: it is tried elsewhere first."""
+        """The instance of the last failure; the sample is tried elsewhere first."""
         self.evidence: tuple[str, ...] = ()
-        """What was said each time."""
+        """The error texts of the last failures."""
         self.resets = 0
-        """How often it was quarantined and begun anew, with another seed."""
+        """Times that it was quarantined and begun anew with another seed."""
 
     @property
     def instance(self) -> str | None:
@@ -103,15 +103,15 @@ class InFlightSample:
 
     @property
     def runs(self) -> list[list[int]]:
-        """[version, start, end] of its tokens."""
+        """[version, start, end] of each run of its tokens."""
         return self.table.runs(self.row)
 
     def tokens(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
+        """Copies of its ids, int32 `[t]`, and log-probs, float32 `[t]`."""
         return self.table.tokens(self.row)
 
     def correct(self, since: int, runs: Iterable[tuple[int, int]]) -> None:
-        """The tokens from `since` on have these versions, as (version, tokens) one after another."""
+        """Set the versions of the tokens from `since` on, as consecutive runs (version, tokens)."""
         self.table.correct(self.row, since, runs)
 
     @property
@@ -126,13 +126,13 @@ class InFlightSample:
         self.evidence = (*self.evidence[-(KEPT_EVIDENCE - 1) :], said)
 
     def forget_tokens(self) -> int:
-        """Returns how many there were."""
+        """Drop its tokens; returns how many there were."""
         return self.table.clear(self.row)
 
 
 @dataclass(slots=True, eq=False)
 class GroupRequest:
-    """One group that was requested. `number` grows with every request and names the group to agents."""
+    """One requested group. `number` grows with every request and names the group to agents."""
 
     number: int
     purpose: str
@@ -144,16 +144,16 @@ class GroupRequest:
     pinned: bool
     samples: list[InFlightSample] = field(default_factory=list)
     left: int = 0
-    """Samples that are not finished."""
+    """Number of samples that are not finished."""
     seeds: list[int] = field(default_factory=list)
-    """Each sample's seed, as long as it was not begun anew; empty before the first was asked for."""
+    """The first seed of each sample; empty before one was needed."""
 
     @property
     def max_new_tokens(self) -> int:
         return int(self.sampling["max_new_tokens"])
 
     def complete(self) -> Group:
-        """The group with its samples; all are finished."""
+        """The group with its samples, which are all finished."""
         samples = []
         for sample in self.samples:
             ids, logprobs = sample.tokens()
@@ -163,7 +163,7 @@ class GroupRequest:
 
 
 def requested_groups(frame: Request) -> list[Group]:
-    """The groups that a frame requests. Raises FrameError where nobody could generate them."""
+    """The groups that a frame requests. Raises FrameError if nobody could generate them."""
     try:
         groups = unpack_groups(frame.groups)
     except ValueError as error:

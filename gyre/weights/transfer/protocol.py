@@ -1,15 +1,15 @@
-"""A TCP connection of the weight plane: who is there, small JSON frames, and bytes that must keep coming.
+"""A TCP connection of the weight plane: authentication, small JSON frames, and bytes that must keep coming.
 
 Invariants:
-- *no token in clear*: each side proves that it has the token by an HMAC over both sides' random numbers; nothing is
-  said before both have;
+- *no token in clear*: each side proves that it has the token by an HMAC over both sides' random numbers; nothing else
+  is sent before both have proven it;
 - *progress, not patience*: a wait ends `stall_s` after the last byte, however much is still to come;
-- *bounded*: a frame says its length, and one that is too long ends the connection. Nothing is unpickled;
-- *one connection, one proof*: where the connection is encrypted (`gyre.weights.transfer.encryption`), the proofs cover
-  the certificate of its handshake, so that nobody without the token can stand in between. A connection in clear is for
+- *bounded*: a frame says its length, and a frame that is too long ends the connection. Nothing is unpickled;
+- *one connection, one proof*: on an encrypted connection (`gyre.weights.transfer.encryption`) the proofs cover the
+  certificate of its handshake, so that nobody without the token can stand in between. A connection in clear is for
   private networks only.
 
-This module must not know what is asked for.
+This module must not know the meaning of requests.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ _PROOF = 32
 HANDSHAKE_S = 5.0
 REQUEST_LIMIT = 1 << 16
 REPLY_LIMIT = 1 << 26
-"""The manifest of a model with a hundred thousand tensors has about 15 MB."""
+"""Largest reply; the manifest of a model with a hundred thousand tensors has about 15 MB."""
 
 BLOCK = 4 << 20
-"""Bytes that are received between two looks at whether to go on, and then checked: larger ones would have left the
-cache by then, and for smaller ones threads wake and wait for the interpreter's lock more often."""
+"""Bytes that a receiver takes between two checks whether to go on, and then hashes. A larger block would have left the
+cache by then; with smaller ones threads would wait more often for the interpreter's lock."""
 
 SEND_BLOCK = 16 << 20
-"""The same of a sender, who reads nothing twice."""
+"""Bytes that a sender, which reads nothing twice, sends between two checks."""
 
 PACED_BLOCK = 1 << 20
-"""Of both, on a link that is paced."""
+"""Bytes between two checks on a paced link."""
 
 TLS_BLOCK = 64 << 10
-"""What an encrypted connection sends at once: OpenSSL reports progress only when all of a block has gone."""
+"""Bytes that an encrypted connection sends at once: OpenSSL reports progress only after a whole block."""
 
 WAKE_BYTES = 2 << 20
-"""A receiver in mid-chunk is woken for so many bytes, not for each packet."""
+"""Bytes for which a receiver in mid-chunk is woken, instead of for each packet."""
 
 _LOOK_S = 0.25
-"""How soon a wait notices that it is to end."""
+"""Time within which a wait notices that it has to end."""
 
 
 class Stalled(GyreError):
-    """The other side is there and does not move."""
+    """The other side is connected and sends or takes nothing."""
 
     code = "weights.stalled"
 
 
 class Abandoned(GyreError):
-    """This side has no more use for what it was doing."""
+    """This side no longer needs the transfer."""
 
     code = "weights.abandoned"
 
 
 class PeerConnection:
-    """One connection. `abandoned()` is asked often; once it is true, waits end by Abandoned. `pace(nbytes)` is called
-    after each part that went or came, and may wait: a link that is to be left to others."""
+    """One connection. `abandoned()` is called often; once it is true, waits raise Abandoned. `pace(nbytes)` is called
+    after each part that was sent or received, and may wait to leave the link to others."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class PeerConnection:
         self._wakes_at = 1
         self._flags = int(socket.MSG_WAITALL)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if isinstance(link, ssl.SSLSocket):  # knows no flags, and would read on over the kernel's timeouts
+        if isinstance(link, ssl.SSLSocket):  # it takes no flags, and would ignore the kernel's timeouts
             self._flags = 0
             link.settimeout(_LOOK_S)
             return
-        # The kernel's own timeouts: Python's would ask `poll` before each part, and take parts as small as they come.
+        # The kernel's own timeouts: Python's would call `poll` before each part, and take parts as small as they come.
         link.setblocking(True)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, int(_LOOK_S * 1e6)))
@@ -107,8 +107,8 @@ class PeerConnection:
         idle: Callable[[], None] = lambda: None,
         went_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """All of it; each quarter of a second, or more often, `idle` is told that nothing moved, or `went_on` that
-        something did. Raises Stalled, Abandoned, OSError."""
+        """Send all of `data`. At least every quarter of a second `went_on` is called if bytes moved, and `idle` if none
+        did. Raises Stalled, Abandoned, OSError."""
         view = memoryview(data).cast("B")
         block = SEND_BLOCK if self._pace is None else PACED_BLOCK
         if not self._flags:
@@ -130,7 +130,7 @@ class PeerConnection:
                 raise Abandoned("no more use for it.")
 
     def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] | None = None) -> None:
-        """Exactly `view`'s length; `seen` gets each part as it came. Raises Stalled, Abandoned, ConnectionError."""
+        """Fill `view`; `seen` gets each part as it comes. Raises Stalled, Abandoned, ConnectionError."""
         at, told, moved = 0, 0, time.monotonic()
         end = view.nbytes
         block = BLOCK if self._pace is None else PACED_BLOCK
@@ -158,7 +158,8 @@ class PeerConnection:
         self.send(len(body).to_bytes(4, "little") + body)
 
     def receive_json(self, *, limit: int, idle_s: float | None = None) -> dict[str, Any]:
-        """One frame, begun within `idle_s` (None: `stall_s`). Raises ConnectionError for what is none."""
+        """Receive one frame, which must begin within `idle_s` (None: `stall_s`). Raises ConnectionError for anything
+        else."""
         head = bytearray(4)
         stall_s, self.stall_s = self.stall_s, idle_s if idle_s is not None else self.stall_s
         try:
@@ -179,7 +180,7 @@ class PeerConnection:
         return frame
 
     def is_at_rest(self) -> bool:
-        """Whether nothing has come that nobody asked for, its end included."""
+        """Whether the connection is open and has no unexpected data."""
         watched = select.poll()  # knows descriptors of any number
         watched.register(self._link, select.POLLIN)
         return not watched.poll(0)
@@ -188,8 +189,10 @@ class PeerConnection:
         self._link.close()
 
     def _wake_at(self, nbytes: int) -> None:
-        """No more than are still to come after the next block: the kernel does not wake for less."""
-        if nbytes != self._wakes_at and self._flags:  # TLS polls first, and would see a slow link stand still
+        """Set how many bytes wake the receiver: at most the bytes that are still to come, or it would never wake."""
+        if (
+            nbytes != self._wakes_at and self._flags
+        ):  # TLS polls first, and would take a slow link for a stalled one
             self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self._wakes_at = nbytes
 
@@ -210,7 +213,7 @@ def dial(
     pace: Callable[[int], None] | None = None,
     encryption: Encryption | None = None,
 ) -> PeerConnection:
-    """A connection to `host:port`, both sides proven. Raises OSError, Stalled, Unauthorized."""
+    """A connection to `host:port`, on which both sides have proven the token. Raises OSError, Stalled, Unauthorized."""
     within_s = min(HANDSHAKE_S, stall_s)
     link = socket.create_connection(split_address(address), timeout=within_s)
     if encryption is not None:
@@ -220,7 +223,7 @@ def dial(
         hello = bytearray(len(MAGIC) + _NONCE)
         connection.receive_into(memoryview(hello))
         if hello[: len(MAGIC)] != MAGIC:
-            raise ConnectionAbortedError(f"{address} is no source of weights")
+            raise ConnectionAbortedError(f"{address} is not a source of weights")
         theirs, ours = bytes(hello[len(MAGIC) :]), secrets.token_bytes(_NONCE)
         bound = _binding(link, encryption)
         connection.send(ours + _proof(token, b"receiver", theirs, ours, bound))
@@ -241,8 +244,8 @@ def dial(
 def receive_caller(
     link: socket.socket, token: str, *, stall_s: float, encryption: Encryption | None = None, **options: Any
 ) -> PeerConnection:
-    """The accepting side of `dial`. Raises OSError, Stalled, Unauthorized; the caller hears nothing but an end. `link`
-    belongs to the connection from now on, and is closed where there is none."""
+    """The accepting side of `dial`. Raises OSError, Stalled, Unauthorized; the caller only sees the connection end.
+    `link` belongs to the connection from now on, and is closed if this raises."""
     if encryption is not None:
         link = encryption.accept(link, HANDSHAKE_S)
     try:
@@ -263,7 +266,7 @@ def receive_caller(
 
 
 def _binding(link: socket.socket, encryption: Encryption | None) -> bytes:
-    """What the proofs of this connection cover besides the random numbers; empty where it is not encrypted."""
+    """The bytes that the proofs cover besides the random numbers; empty on a connection in clear."""
     if encryption is None or not isinstance(link, ssl.SSLSocket):
         return b""
     return encryption.binding(link)
@@ -274,7 +277,7 @@ def _proof(token: str, side: bytes, source: bytes, receiver: bytes, bound: bytes
 
 
 def is_allowed(host: str, networks: Sequence[str]) -> bool:
-    """Whether `host`, an address, is in one of these networks in CIDR notation. No networks: everybody."""
+    """Whether the address `host` is in one of these networks in CIDR notation; True if there are no networks."""
     if not networks:
         return True
     address = ipaddress.ip_address(host.partition("%")[0])
@@ -284,8 +287,8 @@ def is_allowed(host: str, networks: Sequence[str]) -> bool:
 
 
 def address_towards(url: str) -> str:
-    """This machine's address on the way to `url`: where to listen for those who are on that network. Nothing is sent.
-    Loopback where the way is not known."""
+    """This machine's address on the way to `url`, at which peers on that network reach it; loopback if the way is not
+    known. Nothing is sent."""
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 9
     try:

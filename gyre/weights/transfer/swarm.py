@@ -1,7 +1,7 @@
 """The swarm of one fetch: which peer has which chunks of a version, and which chunk to ask of which peer.
 
-The words are BitTorrent's (Cohen, "Incentives Build Robustness in BitTorrent", 2003). A chunk is a piece. A peer is
-whoever has some of the version: the publisher, which is the first seed, or another receiver. A peer's bitfield says
+The words are BitTorrent's (Cohen, "Incentives Build Robustness in BitTorrent", 2003). A chunk is a piece. A peer has
+some of the version: it is the publisher, which is the first seed, or another receiver. A peer's bitfield says
 which chunks it has. Chunks are taken *rarest first*. The publisher *super-seeds*: it sends each chunk once and then
 leaves it to the peer that got it, so its link carries about one copy. Peers have few *upload slots*; a peer without a
 free slot says so, and another is asked.
@@ -26,49 +26,49 @@ from gyre.weights.transfer.chunk_transports import Source
 WORSE_EACH_TIME = 2.0
 FIRST_REST_S = 0.2
 LONGEST_REST_S = 5.0
-"""How long a peer that failed is left alone: doubled each time. A publisher that restarts is back in seconds."""
+"""Longest rest of a peer that failed; the rest doubles each time. A publisher that restarts is back in seconds."""
 
 DAMAGED_REST_S = 60.0
 """How long a peer that sent wrong bytes twice is left alone."""
 
 LOOK_AROUND_S = 0.25
 LOOKS = 4
-"""A peer with a bitfield is asked for a new one after this time, even where another has something to fetch; but no more
-than `LOOKS` peers in that time, however many there are."""
+"""A peer is asked for a new bitfield after this time, even if others have something to fetch; but at most `LOOKS` peers
+in that time, however many there are."""
 
 FULL_FOR_S = 0.05
-"""How long a peer without a free upload slot is asked after all others."""
+"""How long a peer without a free upload slot comes after all others."""
 
 ASK_AGAIN_S = 0.02
-"""The pause before a peer is asked again for what it did not have yet; doubled up to ten times that."""
+"""Pause before a peer is asked again for a chunk that it did not have; doubled up to ten times this."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of one source of a version."""
+    """One source of a version, as far as it is known."""
 
     source: Source
     bitfield: int | None = None
-    """Chunks that it has. None: all of them, or not known yet."""
+    """The chunks that it has; None if it has all of them, or is not known yet."""
     super_seeded: int = 0
-    """Chunks that it sent to others already, and would rather have them serve."""
+    """The chunks that it already sent to others, which should serve them."""
     super_seeded_since: dict[int, float] = field(default_factory=dict)
     asked_at: float = float("-inf")
     again_s: float = ASK_AGAIN_S
     busy: int = 0
-    """Requests of this fetch that are with it now."""
+    """Number of this fetch's requests to it that are open."""
     full_until: float = 0.0
-    """Until when it counts as having no free upload slot."""
+    """Time until which it counts as having no free upload slot."""
     rest_until: float = 0.0
     rest_s: float = FIRST_REST_S
     damaged: int = 0
-    """How often it sent wrong bytes since it last sent right ones."""
+    """Wrong chunks that it sent since its last right one."""
     lacks_memory: bool = False
-    """Mooncake cannot read its memory."""
+    """Whether Mooncake cannot read its memory."""
 
     @property
     def may_have(self) -> int:
-        """The bitfield; every bit where the peer may have all."""
+        """The bitfield; all bits if the peer may have all chunks."""
         return -1 if self.bitfield is None else self.bitfield
 
     def learn(self, have: str, given: str, now: float) -> None:
@@ -94,12 +94,12 @@ class Peer:
 
 
 class Swarm:
-    """The peers of one fetch. `own_address` is where this receiver serves others: nobody asks themselves."""
+    """The peers of one fetch. `own_address` is this receiver's own, which it does not ask."""
 
     def __init__(
         self, own_address: str, may_pull: Callable[[Source], bool], randomness: random.Random
     ) -> None:
-        """`may_pull(source)`: whether there is a way to a source that is not on this machine, and it may be dialled."""
+        """`may_pull(source)` says whether a source on another machine can be reached and may be dialled."""
         self.peers: dict[Source, Peer] = {}
         self._own_address = own_address
         self._may_pull = may_pull
@@ -119,7 +119,7 @@ class Swarm:
         return refused
 
     def add_addresses(self, addresses: Sequence[str]) -> None:
-        """Take in peers that a peer has named. What they have is not known yet, so they are asked before anything."""
+        """Take in peers that a peer has named. Their chunks are not known yet, so they are asked for them first."""
         known = {source.address for source in self.peers}
         for address in addresses:
             fresh = address and address != self._own_address and address not in known
@@ -127,8 +127,8 @@ class Swarm:
                 self.peers[Source(address)] = Peer(Source(address), bitfield=0)
 
     def add_holders(self, holders: Mapping[str, str]) -> None:
-        """Take in which peer was sent which chunks, by address, as hexadecimal bits. The peer has them by now or soon,
-        and says so if not. Raises ValueError for what is no number."""
+        """Take in the chunks that each peer was sent, by address, as hexadecimal bits. The peer has them now or soon,
+        and says so if not. Raises ValueError for anything but hexadecimal."""
         for peer in self.peers.values():
             bits = holders.get(peer.source.address)
             if bits and peer.bitfield is not None:
@@ -137,7 +137,7 @@ class Swarm:
     def pick(self, open_: int, now: float, patience_s: float) -> tuple[Peer, int | None] | None:
         """The next peer to ask, and for which of the chunks `open_`; None for the chunk asks the peer what it has.
 
-        Prefers peers with a free upload slot, then the least busy. None where there is nothing to ask now.
+        Prefers peers with a free upload slot, then the least busy. None if there is nothing to ask now.
         """
         if not open_:
             return None
@@ -159,8 +159,8 @@ class Swarm:
         return None
 
     def pick_ahead(self, peer: Peer, open_: int, now: float, patience_s: float) -> int | None:
-        """The chunk to ask the same peer for while another of it is on its way, so that the link does not idle between
-        the two. None where another peer has something: by then it may be the better one."""
+        """The chunk to ask the same peer for while one is on its way, so that the link does not idle between the two.
+        None if another peer has something: by then it may be the better one."""
         if peer.rest_until > now:
             return None
         able = self._able(now)
@@ -173,7 +173,7 @@ class Swarm:
         return [peer for peer in self.peers.values() if peer.rest_until <= now]
 
     def _stalest(self, able: Sequence[Peer], now: float) -> Peer | None:
-        """The peer whose bitfield is the oldest, if it is old: it gets chunks from others too, and nobody tells."""
+        """The peer with the oldest bitfield, if that is old: a peer gets chunks from others too, without telling us."""
         if now - self._looked_at < LOOK_AROUND_S / LOOKS:
             return None
         partial = [p for p in able if p.bitfield is not None and p.source.address and not p.busy]
@@ -184,7 +184,7 @@ class Swarm:
         return oldest
 
     def _askable(self, peer: Peer, open_: int, able: Sequence[Peer], now: float, patience_s: float) -> int:
-        """Those of the chunks `open_` to ask of this peer. What it super-seeded is asked of the peers that got it, as
+        """The chunks of `open_` to ask of this peer. A chunk that it super-seeded is asked of the peers that got it, as
         long as one of them has it, and for `patience_s` if none does."""
         here = open_ & peer.may_have
         left_to_others = here & peer.super_seeded
@@ -200,7 +200,7 @@ class Swarm:
         return here & ~left_to_others
 
     def _rarest_first(self, askable: int, peer: Peer) -> int:
-        """One of the chunks `askable` at random: of those that no other peer is known to have, where there are any."""
+        """A random chunk of `askable`, preferably one that no other peer is known to have."""
         common = 0
         for other in self.peers.values():
             if other is not peer and other.bitfield is not None:

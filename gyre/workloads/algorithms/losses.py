@@ -1,4 +1,4 @@
-"""Policy and value losses as pure functions of log-probs; whatever model they come from.
+"""Policy and value losses as pure functions of log-probs, independent of the model.
 
 Every function takes tensors of one shape, padded rows `[rows, t]` or packed tokens `[tokens]`, with a bool `mask`
 of the tokens that count, and keeps the dtype that it is given.
@@ -7,7 +7,7 @@ Invariants:
 - *sums, not means*: a loss is a sum over tokens and comes with the weight to divide by, so that a mini-batch may be
   cut into micro-batches of any sizes and spread over ranks in any way and still has one gradient: add the losses,
   add the weights, divide at the end;
-- *padding does not matter*: what stands where `mask` is False, infinities included, changes neither loss nor gradient;
+- *padding does not matter*: values where `mask` is False, even infinities, change neither loss nor gradient;
 - *one token does not end a job*: a log-ratio is clamped before it is exponentiated, as in veRL, so that the loss of an
   outlier is large and finite.
 
@@ -41,8 +41,9 @@ MAX_KL = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """`loss`: scalar with a gradient, a sum. `weight`: what the mini-batch's sum of losses is divided by is the sum of
-    these. `metrics`: detached scalars, each a sum over tokens, to be divided by the sum of `metrics["tokens"]`."""
+    """The loss of a part of a mini-batch. `loss` is a scalar sum with a gradient; the mini-batch's loss is the sum of
+    `loss` divided by the sum of `weight`. `metrics` are detached scalars, each a sum over tokens, to be divided by the
+    sum of `metrics["tokens"]`."""
 
     loss: Tensor
     weight: Tensor
@@ -50,14 +51,14 @@ class LossSum:
 
 
 PolicyLoss = Callable[..., LossSum]
-"""A policy's loss, built in or brought by `config.loss.loss_mode`: called as `policy_loss` is. What it may assume and
-must promise: docs/bring-your-own.md. Its attribute `metrics`, where it has one, names sums of its own in
+"""A policy's loss, built in or the user's by `config.loss.loss_mode`, with the parameters of `policy_loss`. Its
+contract is in docs/bring-your-own.md. Its attribute `metrics`, if it has one, names sums of its own in
 `LossSum.metrics`."""
 
 
 def policy_loss_of(settings: LossSettings) -> PolicyLoss:
-    """The loss that `settings.loss_mode` names, with its options. Raises ConfigError where it cannot be loaded, or does
-    not take an option that is given."""
+    """The loss that `settings.loss_mode` names, with its options. Raises ConfigError if it cannot be loaded or does not
+    take a given option."""
     if settings.loss_mode in LOSS.built_in:
         return policy_loss
     return cast(
@@ -66,7 +67,7 @@ def policy_loss_of(settings: LossSettings) -> PolicyLoss:
 
 
 def metrics_of(settings: LossSettings) -> tuple[str, ...]:
-    """The metrics that a loss of one's own has beyond the built-in's: its attribute `metrics`."""
+    """The metrics that a user's loss adds to the built-in ones: its attribute `metrics`."""
     if settings.loss_mode in LOSS.built_in:
         return ()
     return tuple(getattr(LOSS.load(settings.loss_mode), "metrics", ()))
@@ -87,13 +88,13 @@ def policy_loss(
 ) -> LossSum:
     """The clipped surrogate of the policy's `logprobs`, with the terms that `settings` turns on.
 
-    `old_logprobs` are what the ratio is taken to; None means the policy's own as they are now, for which the ratio is
-    1 and only its gradient counts. `rollout_logprobs` are the engine's, for truncated importance sampling.
-    `ref_logprobs` are the reference's, `entropies` those of the policy's distributions. `rows` (int64) says of packed
-    tokens which sequence each belongs to. `norm_length` is the constant of `seq-mean-token-sum-norm`.
+    `old_logprobs` are the denominator of the ratio; None means the policy's present ones, for which the ratio is 1 and
+    only its gradient counts. `rollout_logprobs` are the engine's, for truncated importance sampling. `ref_logprobs` are
+    the reference's, `entropies` those of the policy's distributions. `rows` (int64) has the sequence of each packed
+    token. `norm_length` is the constant of `seq-mean-token-sum-norm`.
 
     Metrics: `tokens`, `policy_loss`, `ratio`, `clipped_low`, `clipped_high` (counts), `old_kl` (k3 of the policy to
-    the old one), and where the term is on `kl` (by `kl_loss_type`), `entropy`, `tis_weight`, `tis_capped` (count) and
+    the old one), and if the term is on `kl` (by `kl_loss_type`), `entropy`, `tis_weight`, `tis_capped` (count) and
     `rollout_kl` (k3 of the old policy to the engine's). Raises ValueError for a term without its tensor.
     """
     log_ratio = logprobs - (logprobs.detach() if old_logprobs is None else old_logprobs)
@@ -144,9 +145,9 @@ def value_loss(
     rows: Tensor | None = None,
     norm_length: float = 0.0,
 ) -> LossSum:
-    """The clipped squared error of a critic's `values` to `returns`, half of it, by the pessimistic one of the two.
+    """Half the squared error of a critic's `values` to `returns`: the larger of the clipped and the unclipped one.
 
-    `old_values` are those that the advantages were made from. Metrics: `tokens`, `value_loss`, `value`, `return`,
+    The advantages were computed from `old_values`. Metrics: `tokens`, `value_loss`, `value`, `return`,
     `return_square`, `value_error` (squared, unclipped) and `value_clipped` (count).
     """
     values, old_values, returns = (_within(mask, given) for given in (values, old_values, returns))
@@ -170,8 +171,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tens
 
     `k1`: `log p - log q`, unbiased, of high variance, may be negative; its gradient in a loss has the expectation 0,
     so it belongs into the reward. `k2`: half its square, biased; its gradient is that of the divergence. `k3`:
-    `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False. `log(q/p)` is held within
-    `MAX_LOG_RATIO`, and what `k3` makes of it below `MAX_KL`; a token beyond has no gradient.
+    `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False. `log(q/p)` is clamped to
+    `MAX_LOG_RATIO`, and `k3` to `MAX_KL`; a token beyond has no gradient.
     """
     log_ratio = ref_logprobs - logprobs
     if mask is not None:
@@ -189,7 +190,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tens
 def token_weights(
     mask: Tensor, mode: str, *, dtype: torch.dtype, rows: Tensor | None = None, norm_length: float = 0.0
 ) -> Tensor:
-    """What each token's loss counts, in the shape of `mask` `[rows, t]`, or `[tokens]` with `rows` `[tokens]`."""
+    """The weight of each token's loss, in the shape of `mask` `[rows, t]`, or `[tokens]` with `rows` `[tokens]`."""
     weights = mask.to(dtype)
     if mode in ("token-mean", "seq-mean-token-sum"):
         return weights
@@ -205,8 +206,8 @@ def token_weights(
 
 
 def mini_batch_weight(mode: str, *, tokens: float, sequences: float) -> float:
-    """What the summed loss of a mini-batch of so many tokens in so many sequences is divided by. Sequences without a
-    token are not counted."""
+    """The divisor of the summed loss of a mini-batch with this many tokens in this many sequences. Sequences without a
+    token do not count."""
     return float(tokens if mode == "token-mean" else sequences)
 
 
@@ -219,7 +220,7 @@ def aggregate(
     rows: Tensor | None,
     norm_length: float,
 ) -> LossSum:
-    """The sum of a loss token by token by `loss_agg_mode`, its weight, and the sums of metrics token by token."""
+    """The sum of a per-token loss by `loss_agg_mode`, its weight, and the sums of per-token metrics."""
     weights = token_weights(mask, mode, dtype=per_token.dtype, rows=rows, norm_length=norm_length)
     if mode == "token-mean":
         weight = mask.sum()
@@ -241,13 +242,13 @@ def _row_lengths(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def _within(mask: Tensor, value: Tensor) -> Tensor:
-    """Zero outside the mask, in the value and in the gradient, whatever stands there."""
+    """Zero outside the mask, in the value and in the gradient, whatever the value there."""
     return torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
 
 
 def _bounded(value: Tensor, bound: float) -> Tensor:
-    """Within `-bound .. bound`, without a gradient where it was beyond. What is not a number stays so, in the gradient
-    too: it is a fault to be told, and no outlier. (`clamp` alone would give it a gradient of 0.)"""
+    """Clamp to `-bound .. bound`, without a gradient beyond. A NaN stays a NaN, also in the gradient, because it is a
+    fault to report and no outlier. (`clamp` alone would give it a gradient of 0.)"""
     return torch.where(value.abs() > bound, value.detach().clamp(-bound, bound), value)
 
 

@@ -1,15 +1,14 @@
-"""What every trained model in Megatron-core does: tensor, pipeline and data parallel, with the steps of every learner.
+"""The learner of every trained model in Megatron-core: tensor, pipeline and data parallel.
 
-How a step is made, repeated and refused is `gyre.workloads.torch.learner`; this is what is Megatron's of it. The
-trainer deals groups out to ranks; those that share a replica put theirs together.
+`gyre.workloads.torch.learner` makes, repeats and refuses steps; this module has Megatron's part. The trainer deals
+groups out to ranks; ranks of one replica join their shares.
 
 Invariants, beside the learner's:
-- *all of a replica or none*: what can be refused is refused by all ranks of a replica together, before any of them
-  waits for another;
+- *all of a replica or none*: all ranks of a replica refuse a call together, before any of them waits for another;
 - *an accumulation is whole*: gradients are summed where the backward pass leaves them, so a micro-batch that failed
-  half way has spoiled the sum; nothing goes on from it but `begin`;
-- *a group's numbers are its own*: log-probs and values that are told come from passes of one group's samples, so that
-  their bits do not depend on what else is asked.
+  half way has spoiled the sum, and only `begin` helps;
+- *a group's numbers are its own*: log-probs and values come from passes of one group's samples, so that their bits do
+  not depend on the other groups of a call.
 
 This module imports Megatron when it is set up, not before. It must not know what is learned, or who asks for weights.
 """
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
-    """Raises ConfigError where prompts were prepared for a model with more tokens than this one."""
+    """Raises ConfigError if prompts were prepared for a model with more tokens than this one."""
     if isinstance(task, PreparedData) and task.largest_token >= vocab:
         raise ConfigError(
             f"config.data: the prompts hold token {task.largest_token}, but the model in {path} has {vocab} tokens.",
@@ -60,18 +59,18 @@ def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
 
 
 class MegatronLearner(TorchLearner):
-    """What actor and critic share. Every operator goes to every rank.
+    """The learner that actor and critic share. Every operator goes to every rank.
 
     With `config.megatron.model_path` the model is that folder's. Without, it is the small decoder of `config.model`.
     """
 
     VALUES: ClassVar[bool] = False
-    """Whether the model gives values instead of logits."""
+    """Whether the model's outputs are values instead of logits."""
 
     hugging_face_config: dict[str, Any]
     """The content of the model's `config.json`."""
     small_architecture: Architecture | None = None
-    """The small decoder's shape, where the model is not a folder's."""
+    """The small decoder's shape, unless the model is a folder's."""
 
     def setup(self) -> None:
         self.layout = WorkloadSettings.read(self.config).megatron
@@ -80,7 +79,7 @@ class MegatronLearner(TorchLearner):
         self._spoiled = False
         self._known_digest: str | None = None
         self.timings: dict[str, float] = {}
-        """Seconds of the last `update`, the device's work included, and of what an actor does after a step's."""
+        """Seconds of the last `update`, with the device's work, and of an actor's work after a step."""
         super().setup()
         self._changed()
         self._memory: MemoryCheckpoints | None = None
@@ -165,7 +164,7 @@ class MegatronLearner(TorchLearner):
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
-        """See `TorchLearner.accumulate`; what it returns describes this rank's whole replica."""
+        """See `TorchLearner.accumulate`; the result is that of this rank's whole replica."""
         if not self._is_applied(step) and index not in self._pending.records:
             groups = self.ranks.pool_shares(groups)
         return super().accumulate(groups, step=step, index=index)
@@ -182,7 +181,7 @@ class MegatronLearner(TorchLearner):
     def add_gradient(
         self, groups: list[Group], rows: list[Row], backward: Callable[[list[Pass]], list[LossSum]]
     ) -> tuple[None, Tally]:
-        """Adds to Megatron's own sum of gradients what `backward` makes of the packed rows."""
+        """Add the gradients that `backward` computes from the packed rows to Megatron's own sum."""
         from gyre.workloads.megatron.steps.gradients import summed
 
         self._refuse_spoiled()
@@ -220,7 +219,7 @@ class MegatronLearner(TorchLearner):
     def sum_over_ranks(
         self, gradient: torch.Tensor, verdict: float, tally: Tally
     ) -> tuple[torch.Tensor, float, Tally]:
-        """A replica's samples are counted by one of its ranks, its losses by one that has them."""
+        """Sum over ranks. One rank of a replica counts its samples, and one that has the losses counts these."""
         self._refuse_spoiled()
         samples = tally if self.ranks.speaks_for_samples else Tally()
         losses = tally if self.ranks.speaks_for_losses else Tally()
@@ -239,8 +238,8 @@ class MegatronLearner(TorchLearner):
         return gradient, verdicts, Tally.from_list(totals, names)
 
     def update(self, gradient: torch.Tensor, count: float, lr: float) -> float:
-        """Steps by the gradient that Megatron holds."""
-        self._spoiled = True  # it is divided and clipped where it stands
+        """Step by the gradient that Megatron holds."""
+        self._spoiled = True  # the gradient is divided and clipped in place
         started = time.monotonic()
         norm = self.policy.step(count=count, lr=lr)
         self._spoiled = False
@@ -254,12 +253,12 @@ class MegatronLearner(TorchLearner):
         return self.ranks.replica, self.ranks.replica_count
 
     def everybodys(self, groups: Sequence[Group]) -> list[Group]:
-        """A replica's ranks hold the same groups: one of them tells."""
+        """The groups of all replicas. One rank of each replica sends them, because its ranks hold the same groups."""
         mine = list(groups) if self.ranks.speaks_for_samples else []
         return [group for blob in self.ranks.exchange(pack_groups(mine)) for group in unpack_groups(blob)]
 
     def _settle(self) -> None:
-        """Wait until the device has done what it was asked."""
+        """Wait for the device's work."""
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
@@ -276,11 +275,11 @@ class MegatronLearner(TorchLearner):
             )
 
     def _changed(self) -> None:
-        """The weights are new: a collective of all ranks."""
+        """Note that the weights have changed. A collective of all ranks."""
         self._known_digest = None
 
     def _digest(self) -> str:
-        """The checksum of the weights, the same in every layout. A collective of all ranks, where it is not known."""
+        """The checksum of the weights, the same in every layout. A collective of all ranks unless it is known."""
         if self._known_digest is None:
             self._known_digest = self.ranks.from_first(self.checksum())
         return self._known_digest
@@ -296,9 +295,10 @@ class MegatronLearner(TorchLearner):
     def checkpoint(  # type: ignore[override]  # the light learner never writes in the background
         self, path: Path, *, background: bool = False
     ) -> bool:
-        """Write the state below `path`; see `checkpoints.on_disk`. It is on the disk when this returns, but
-        with `background`: then training goes on meanwhile, True says so, and `checkpoint_written` when it is whole."""
-        self._writer.abandon()  # of a controller that died before it was written
+        """Write the state below `path`; see `checkpoints.on_disk`. It is on the disk when this returns. With
+        `background` this may return True before that, and training goes on; `checkpoint_written` says when it is
+        whole."""
+        self._writer.abandon()  # a checkpoint of a controller that died before it was written
         path.mkdir(parents=True, exist_ok=True)
         self._writer.begin(
             path,
@@ -317,7 +317,7 @@ class MegatronLearner(TorchLearner):
         return background or not self.checkpoint_written(wait=True)
 
     def _model(self) -> dict[str, Any] | None:
-        """What `checkpoints.conversion` needs to write a folder of the weights; None of a critic."""
+        """The description with which `checkpoints.conversion` writes a folder of the weights; None for a critic."""
         if self.VALUES:
             return None
         return {
@@ -337,7 +337,7 @@ class MegatronLearner(TorchLearner):
         }
 
     def _take(self, metadata: dict[str, Any]) -> None:
-        """Stand where the metadata of restored weights says; drops what was accumulated."""
+        """Take the step and the record of restored weights from their metadata; drops accumulated gradients."""
         self.step = metadata["step"]
         self.trained = [(start, end) for start, end in metadata["trained"]]
         self._metrics = metadata["metrics"]
@@ -348,35 +348,35 @@ class MegatronLearner(TorchLearner):
 
     @operator(kind="control")
     def checkpoint_written(self, *, wait: bool) -> bool:
-        """Whether what `checkpoint` began is on the disk, on every rank; with `wait`, when it is.
+        """Whether the checkpoint is on the disk, on every rank; with `wait` it returns when that is so.
 
-        Raises CheckpointMismatch, on all ranks together, where it cannot be written.
+        Raises CheckpointMismatch, on all ranks together, if it cannot be written.
         """
         return self._writer.is_written(wait=wait)
 
     def restore(self, path: Path) -> None:
-        """Take back what `checkpoint` wrote, in whatever layout; drops what was accumulated.
+        """Load a checkpoint of any layout; drops accumulated gradients.
 
-        Raises CheckpointMismatch where it is absent, of another format, or not what its digest says.
+        Raises CheckpointMismatch if it is absent, of another format, or does not match its digest.
         """
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         metadata = restore(self.policy, self._seam, path)
         self._take(metadata)
         if self._digest() != metadata["digest"]:
-            self._half_updated = True  # they are of no step, whatever their number says
+            self._half_updated = True  # the weights are of no step
             raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
 
     @operator(kind="control")
     def state(self) -> dict[str, Any]:
-        """See `TorchLearner.state`; `memory` is there where this rank keeps states in host memory."""
+        """See `TorchLearner.state`; with `memory` if this rank keeps states in host memory."""
         kept = {"memory": True} if self._memory is not None and self._memory.is_on else {}
         return {**super().state(), **kept}
 
     @operator(kind="control")
     def restore_from_memory(self, *, newer_than: int, at_most: int) -> int | None:
-        """Take back the newest state that every rank has in its machine's memory, whole, of a step beyond `newer_than`
-        and up to `at_most`. That step, or None; nothing has changed then."""
+        """Load the newest whole state that every rank has in its machine's memory, of a step beyond `newer_than` and up
+        to `at_most`. Returns that step; or None, and changes nothing."""
         if self._memory is None:
             return None
         metadata = self._memory.restore(newer_than=newer_than, at_most=at_most)
@@ -387,6 +387,6 @@ class MegatronLearner(TorchLearner):
 
     @operator(kind="control")
     def forget_memory(self) -> None:
-        """The job is done: nobody will come back for what is in host memory."""
+        """Free the states in host memory, because the job is done."""
         if self._memory is not None:
             self._memory.close(keep=False)

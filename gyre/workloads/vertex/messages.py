@@ -1,4 +1,4 @@
-"""What passes between a vertex's host, the master and the trainer: plain data, the same for every transport.
+"""Messages between a vertex's host, the master and the trainer: plain data, the same for every transport.
 
 A call's outcome is a tuple, `("ok", value)` or `("error", Failure)`: exceptions of user classes would need
 those classes to unpickle, and a failure must be readable anywhere.
@@ -23,21 +23,21 @@ _COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "b
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception, told. `user_code`: it came out of code that is not Gyre's own."""
+    """An exception as plain data. `user_code` says that code outside of Gyre raised it."""
 
     error: str
     traceback: str
     user_code: bool
     collective: bool = False
-    """A peer of a collective went away: a symptom, whose cause is elsewhere."""
+    """Whether a peer of a collective went away: a symptom, whose cause is elsewhere."""
     fenced: bool = False
 
 
 def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
-    """Tell an exception. Frames of Gyre's own host are left out of the traceback.
+    """The failure of an exception. Frames of Gyre's own host are left out of the traceback.
 
-    `module` is the workload's. One from outside of Gyre answers for whatever is raised in it, loading it included:
-    a SyntaxError or a missing class leaves no frame of the user's.
+    `module` is the workload's. A module outside of Gyre answers for everything that is raised in it, also while it is
+    loaded: a SyntaxError or a missing class leaves no frame of the user's.
     """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not _is_gyre(frame.filename)]
@@ -47,7 +47,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
     theirs = any(not _is_library(frame.filename) for frame in outside)
     if isinstance(error, ConfigError | UserCodeError) or not module.startswith("gyre."):
         theirs = True
-    if isinstance(error, UserCodeError) and "traceback" in error.details:  # it was raised in another process
+    if isinstance(error, UserCodeError) and "traceback" in error.details:  # raised in another process
         text = f"{error.details['traceback']}\n{text}"
     message = f"{type(error).__name__}: {_text_of(error)}"
     sign = message.lower()
@@ -61,7 +61,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
 
 
 def _text_of(error: BaseException) -> str:
-    """A user's exception may do anything when it is asked for its text; telling it must not fail."""
+    """The text of an exception, whose `str()` may be the user's and raise anything."""
     try:
         return str(error)
     except Exception as second:
@@ -89,7 +89,7 @@ def _first_beyond_host(frames: list[traceback.FrameSummary]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Everything that a vertex is told when it is bound. Plain data, so that a journal could hold it."""
+    """The arguments of a vertex's `bind`: plain data, which a journal could hold."""
 
     job_id: str
     job_name: str
@@ -114,37 +114,37 @@ class Binding:
     spec: dict[str, Any] | None = None
     """The whole job, for the trainer only."""
     store_url: str = ""
-    """For the trainer and the rollout manager, which write there."""
+    """The store, for the trainer and the rollout manager, which write to it."""
     rollouts: dict[str, Any] = field(default_factory=dict)
     """The job's `rollouts` section."""
     weights: dict[str, Any] = field(default_factory=dict)
     """The job's `weights` section."""
     elastic: dict[str, Any] | None = None
-    """For the rollout manager: the rollout role's `elastic` section."""
+    """The rollout role's `elastic` section, for the rollout manager."""
     local: bool = False
-    """For a rollout instance: it stands on the trainer's devices, and generates in windows."""
+    """Whether a rollout instance is on the trainer's devices and generates in windows."""
 
 
 GangCallId = tuple[int, int, int]
-"""The trainer's term, the number of its gang, the number of the call among that gang's. They grow in this order."""
+"""The trainer's term, the number of its gang, and the number of the call in that gang. They grow in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPosition:
-    """Where a rank is among the calls that its gang was given: the last one that began there."""
+    """A rank's position among the calls of its gang: the last call that began there."""
 
     call: GangCallId = (0, 0, 0)
-    """Zeros where none has begun."""
+    """Zeros if none has begun."""
     method: str = ""
     inside: bool = False
-    """The call has not ended."""
+    """Whether the call still runs."""
     failed: bool = False
-    """The call raised."""
+    """Whether the call raised."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What a watch call returns. `outbox` holds what the master has not yet acknowledged."""
+    """The result of a watch call. `outbox` holds the reports that the master has not yet acknowledged."""
 
     ticks: int
     fields: dict[str, Any]
