@@ -7,6 +7,18 @@ from pathlib import Path
 
 from gpu_plane.follow import Row
 
+QWEN3_0_6B = {
+    "hidden": 1024,
+    "layers": 28,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "inner": 3072,
+    "vocab": 151_936,
+}
+SMALL = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "inner": 128, "vocab": 512}
+"""For CPUs."""
+
 
 def model_main(options: Row) -> None:
     """Write one version of the model, in Hugging Face's layout with Gyre's listing."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_plane.model import QWEN3_0_6B, SMALL
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -30,15 +32,7 @@ class Scale:
 
 GPU = Scale(
     engine="sglang",
-    shape={
-        "hidden": 1024,
-        "layers": 28,
-        "heads": 16,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "inner": 3072,
-        "vocab": 151_936,
-    },
+    shape=QWEN3_0_6B,
     prompt=128,
     new=256,
     groups=128,
@@ -54,7 +48,7 @@ GPU = Scale(
 )
 DRY = Scale(
     engine="embedded",
-    shape={"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "inner": 128, "vocab": 512},
+    shape=SMALL,
     prompt=16,
     new=128,
     groups=16,

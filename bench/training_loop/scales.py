@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_plane.model import QWEN3_0_6B, SMALL
 from training_loop.trainer import Shape
 
 
@@ -22,15 +23,7 @@ class Scale:
 
 GPU = Scale(
     engine="sglang",
-    model={
-        "hidden": 1024,
-        "layers": 28,
-        "heads": 16,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "inner": 3072,
-        "vocab": 151_936,
-    },
+    model=QWEN3_0_6B,
     # As much to train as to generate: one GPU each. Passes hold 22 or 23 sequences, a micro-batch is six of them.
     shape=Shape(vocab=151_936, prompt=512, lengths=(256, 192, 320, 256), groups=32, n=8, micro=16),
     pass_tokens=17_408,
@@ -49,7 +42,7 @@ GPU_BIG = Scale(
 )
 DRY = Scale(
     engine="embedded",
-    model={"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "inner": 128, "vocab": 512},
+    model=SMALL,
     shape=Shape(vocab=512, prompt=24, lengths=(16, 12, 20, 16), groups=4, n=4, micro=2),
     pass_tokens=256,
     running=16,

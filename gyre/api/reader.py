@@ -23,7 +23,7 @@ from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unr
 from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, view_of
-from gyre.store import EventRow, JobRow, Store, open_store
+from gyre.store import JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0
 """How long a read waits for the master before it turns to the journal."""
@@ -143,7 +143,7 @@ class JobReader:
         """Committed events with seq > after, at most `limit`."""
         if self._url is not None:
             return self._client(self._url).events(job_id, after=after, limit=limit)
-        return [as_event(row) for row in self.store.journal(job_id).events(after=after, limit=limit)]
+        return [row.as_view() for row in self.store.journal(job_id).events(after=after, limit=limit)]
 
     def history(
         self, job_id: str, *, after: int = 0, follow: bool = False, poll_s: float = FOLLOW_POLL_S
@@ -311,16 +311,3 @@ class JobReader:
 
 def _found(row: JobRow) -> Found:
     return Found(row.job_id, row.name, row.live, row.url or "", row.phase)
-
-
-def as_event(row: EventRow) -> dict[str, Any]:
-    """An event as the REST interface shows it."""
-    return {
-        "seq": row.seq,
-        "id": row.event_id,
-        "cause": row.cause,
-        "kind": row.kind,
-        "at": row.at,
-        "actor": row.actor,
-        "body": row.body,
-    }

@@ -27,7 +27,7 @@ from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
-from gyre.graph import NodeCapacity, compile_job, fit_to_cluster
+from gyre.graph import compile_job, fit_to_cluster
 from gyre.store import Store, open_store
 
 MASTER_START_S = 60.0
@@ -66,7 +66,9 @@ def submit_job(
     with open_store(store_url) as store:
         _check_name(store, spec.name)
         address = connect(ray_address, start_local=start_local, place=place)
-        plan = fit_to_cluster(compile_job(spec).plan, _nodes())
+        from gyre.master.ray_cluster import living_nodes
+
+        plan = fit_to_cluster(compile_job(spec).plan, living_nodes())
         job_id = f"{spec.name}-{uuid.uuid4().hex[:8]}"
         store.create_job(
             job_id=job_id,
@@ -144,22 +146,6 @@ def _end_processes(job_id: str) -> None:
         if group["name"].startswith(f"{job_id}/") and group["state"] != "REMOVED":
             with contextlib.suppress(ValueError):
                 remove_placement_group(get_placement_group(group["name"]))
-
-
-def _nodes() -> list[NodeCapacity]:
-    import ray
-
-    return [
-        NodeCapacity(
-            node_id=node["NodeID"],
-            ip=node["NodeManagerAddress"],
-            cpu=float(node["Resources"].get("CPU", 0)),
-            memory_bytes=int(node["Resources"].get("memory", 0)),
-            gpu=float(node["Resources"].get("GPU", 0)),
-        )
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    ]
 
 
 def _check_bind(host: str, port: int, token: str | None, *, here: bool) -> None:

@@ -219,8 +219,8 @@ def as_dot(compiled: CompiledJob) -> str:
     lines = ["digraph job {", "  rankdir=LR;", "  node [shape=box];"]
     for role in dcg.roles:
         lines += [f"  subgraph cluster_{role} {{", f'    label="{_label(compiled, role)}";']
-        refs = [operator.ref for operator in dcg.operators if operator.role == role]
-        if not refs or _in_role_edges(dcg, role):
+        alone, refs = _nodes_of(dcg, role)
+        if alone:
             lines.append(f'    "{role}";')
         lines += [f'    "{ref}" [label="{ref.partition(".")[2]}"];' for ref in refs]
         lines.append("  }")
@@ -236,8 +236,8 @@ def as_mermaid(compiled: CompiledJob) -> str:
     lines = ["flowchart LR"]
     for role in dcg.roles:
         lines.append(f'  subgraph role_{role}["{_label(compiled, role)}"]')
-        refs = [operator.ref for operator in dcg.operators if operator.role == role]
-        if not refs or _in_role_edges(dcg, role):
+        alone, refs = _nodes_of(dcg, role)
+        if alone:
             lines.append(f'    {_id(role)}["{role}"]')
         lines += [f'    {_id(ref)}["{ref.partition(".")[2]}"]' for ref in refs]
         lines.append("  end")
@@ -247,8 +247,10 @@ def as_mermaid(compiled: CompiledJob) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_role_edges(dcg: Dcg, role: str) -> bool:
-    return any(role in (edge.source, edge.target) for edge in dcg.role_edges)
+def _nodes_of(dcg: Dcg, role: str) -> tuple[bool, list[str]]:
+    """Whether the role is a node by itself, because an edge ends there or it has no operator; and its operators."""
+    refs = [operator.ref for operator in dcg.operators if operator.role == role]
+    return not refs or any(role in (edge.source, edge.target) for edge in dcg.role_edges), refs
 
 
 def _label(compiled: CompiledJob, role: str) -> str:

@@ -249,18 +249,7 @@ class JobMaster:
         return as_dict(self._scheduler.compiled(self._context.committed.job.roles))
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        return [
-            {
-                "seq": row.seq,
-                "id": row.event_id,
-                "cause": row.cause,
-                "kind": row.kind,
-                "at": row.at,
-                "actor": row.actor,
-                "body": row.body,
-            }
-            for row in self._context.journal.events(after=after, limit=limit)
-        ]
+        return [row.as_view() for row in self._context.journal.events(after=after, limit=limit)]
 
     def wait_for_events(self, *, after: int, timeout_s: float) -> bool:
         with self._context.news:

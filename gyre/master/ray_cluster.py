@@ -81,18 +81,7 @@ class RayCluster:
     # -- nodes and placement ------------------------------------------------------------------------
 
     async def nodes(self) -> list[NodeCapacity]:
-        found = await asyncio.to_thread(ray.nodes)
-        return [
-            NodeCapacity(
-                node_id=node["NodeID"],
-                ip=node["NodeManagerAddress"],
-                cpu=float(node["Resources"].get("CPU", 0)),
-                memory_bytes=int(node["Resources"].get("memory", 0)),
-                gpu=float(node["Resources"].get("GPU", 0)),
-            )
-            for node in found
-            if node["Alive"]
-        ]
+        return await asyncio.to_thread(living_nodes)
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         # Two vertices of one sub-graph ask at the same time; only one may create it.
@@ -292,6 +281,21 @@ class RayCluster:
     async def end(self) -> None:
         if self._master is not None:
             await asyncio.to_thread(ray.kill, self._master, no_restart=True)
+
+
+def living_nodes() -> list[NodeCapacity]:
+    """The machines of the cluster that this process is connected to."""
+    return [
+        NodeCapacity(
+            node_id=node["NodeID"],
+            ip=node["NodeManagerAddress"],
+            cpu=float(node["Resources"].get("CPU", 0)),
+            memory_bytes=int(node["Resources"].get("memory", 0)),
+            gpu=float(node["Resources"].get("GPU", 0)),
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
 
 
 def _as_future(reference: Any) -> asyncio.Future[Any]:

@@ -76,6 +76,18 @@ class EventRow(NamedTuple):
     epoch: int
     body: dict[str, Any]
 
+    def as_view(self) -> dict[str, Any]:
+        """The event as the REST interface and the command line show it."""
+        return {
+            "seq": self.seq,
+            "id": self.event_id,
+            "cause": self.cause,
+            "kind": self.kind,
+            "at": self.at,
+            "actor": self.actor,
+            "body": self.body,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:

@@ -212,6 +212,15 @@ class Plane:
         await wire.expect(Attached)
         return ScriptedTrainer(self, wire)
 
+    async def one_sample(self) -> tuple[ScriptedTrainer, ScriptedAgent, Sample]:
+        """A trainer that has published version 0 and asked for one sample, and the agent `a` that has it."""
+        trainer = await self.trainer()
+        await trainer.publish(0)
+        agent = await self.working("a")
+        await trainer.ask([0])
+        (sample,) = await agent.work(1)
+        return trainer, agent, sample
+
     async def get(self, path: str, token: str = TOKEN) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {token}"}
         async with self.session().get(f"{self.url}{path}", headers=headers) as reply:

@@ -30,9 +30,7 @@ def vertex_start_failed(
     record = current(draft, event.vertex, event.incarnation)
     if record is None or record.phase is not VertexPhase.STARTING:
         return ()
-    cause = Cause.USER_ERROR if event.user_code else Cause.START_FAILED
-    evidence = {"error": event.error, "traceback": event.traceback}
-    return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
+    return repair(layout, draft, record, now, _fault_of(event, Cause.START_FAILED))
 
 
 def trainer_failed(
@@ -41,9 +39,13 @@ def trainer_failed(
     record = current(draft, TRAINER_VERTEX, event.incarnation)
     if record is None or record.phase is not VertexPhase.RUNNING:
         return ()
-    cause = Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED
+    return repair(layout, draft, record, now, _fault_of(event, Cause.CALL_FAILED))
+
+
+def _fault_of(event: e.VertexStartFailed | e.TrainerFailed, otherwise: Cause) -> Fault:
+    """What failed: the user's code, or Gyre's for the cause `otherwise`."""
     evidence = {"error": event.error, "traceback": event.traceback}
-    return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
+    return Fault(Cause.USER_ERROR if event.user_code else otherwise, evidence, event.user_code)
 
 
 def operator_failed(

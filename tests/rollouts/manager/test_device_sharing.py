@@ -50,7 +50,13 @@ class World:
         """Instances that do not do what they are told."""
         self.grown: dict[int, float] = {}
         self.seq = 0
-        self.windows = DeviceSharing(
+        self.windows = self.sharing()
+
+    # -- what the manager does ----------------------------------------------------------------------
+
+    def sharing(self, **options: Any) -> DeviceSharing:
+        """That of a manager which starts now."""
+        return DeviceSharing(
             self.book,
             self.sessions,
             tell=self._tell,
@@ -60,9 +66,8 @@ class World:
             answer=self.answers.append,
             on_event=lambda kind, fields: self.events.append((kind, fields)),
             now=self.now,
+            **options,
         )
-
-    # -- what the manager does ----------------------------------------------------------------------
 
     def _refresh(self, session: AgentSession) -> None:
         self.sessions.admit(self.windows.device_use, handover=False)
@@ -448,19 +453,7 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     world.run(2.0)
     held = len(world.book.instances["local-0"].held)
     assert held == 4
-    fresh = DeviceSharing(
-        world.book,
-        world.sessions,
-        tell=world._tell,
-        recall=world._recall,
-        lose=world._lose,
-        refresh=world._refresh,
-        answer=world.answers.append,
-        on_event=lambda kind, fields: None,
-        now=world.now,
-        grace_s=5.0,
-    )
-    world.windows = fresh
+    fresh = world.windows = world.sharing(grace_s=5.0)
     world._refresh(session)  # it has dialled this one
     world.run(3.0)
     assert not session.resting  # what it has goes on: its trainer may be about to say so
@@ -468,19 +461,7 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     world.lend()
     world.run(5.0)
     assert fresh.is_open
-    again = DeviceSharing(
-        world.book,
-        world.sessions,
-        tell=world._tell,
-        recall=world._recall,
-        lose=world._lose,
-        refresh=world._refresh,
-        answer=world.answers.append,
-        on_event=lambda kind, fields: None,
-        now=world.now,
-        grace_s=5.0,
-    )
-    world.windows = again
+    world.windows = world.sharing(grace_s=5.0)
     world._refresh(session)
     world.run(6.0)
     assert session.resting == "asleep"

@@ -38,11 +38,7 @@ async def test_a_short_cut_moves_nothing(plane: Plane) -> None:
 
 
 async def test_after_a_long_cut_the_sample_comes_back_to_who_has_more(plane: Plane) -> None:
-    trainer = await plane.trainer()
-    await trainer.publish(0)
-    agent = await plane.working("a")
-    await trainer.ask([0])
-    (sample,) = await agent.work(1)
+    trainer, agent, sample = await plane.one_sample()
     await agent.report({sample.work.row: 5})
     await until(lambda: plane.manager.groups.account.generated == 5)
     agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
@@ -98,11 +94,7 @@ async def test_an_agent_that_dials_again_while_its_old_connection_stands_gets_wo
 
 async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gone(tmp_path: Path) -> None:
     async with live_plane(tmp_path, reconnect_grace_s=60.0) as plane:
-        trainer = await plane.trainer()
-        await trainer.publish(0)
-        first = await plane.working("a")
-        await trainer.ask([0])
-        (sample,) = await first.work(1)
+        _, first, sample = await plane.one_sample()
         await first.report({sample.work.row: 5})
         await until(lambda: plane.manager.groups.account.generated == 5)
         first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
@@ -120,11 +112,7 @@ async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gon
 
 
 async def test_a_restarted_agent_of_the_same_name_gets_the_work_from_the_last_token(plane: Plane) -> None:
-    trainer = await plane.trainer()
-    await trainer.publish(0)
-    agent = await plane.working("a")
-    await trainer.ask([0])
-    (sample,) = await agent.work(1)
+    _, agent, sample = await plane.one_sample()
     await agent.report({sample.work.row: 5})
     await until(lambda: plane.manager.groups.account.generated == 5)
     again = ScriptedAgent(plane, "a", incarnation="2")
@@ -136,11 +124,7 @@ async def test_a_restarted_agent_of_the_same_name_gets_the_work_from_the_last_to
 
 async def test_a_silent_agent_is_left_and_may_come_back(tmp_path: Path) -> None:
     async with live_plane(tmp_path) as plane:
-        trainer = await plane.trainer()
-        await trainer.publish(0)
-        agent = await plane.working("a")
-        await trainer.ask([0])
-        (sample,) = await agent.work(1)
+        _, agent, sample = await plane.one_sample()
         await agent.report({sample.work.row: 3})
         await until(lambda: plane.manager.groups.account.generated == 3)
         plane.change(silence_timeout_s=0.1)

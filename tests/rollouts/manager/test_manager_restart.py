@@ -67,11 +67,7 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
 
 
 async def test_after_a_restart_nothing_is_given_out_before_its_holder_had_time_to_come(plane: Plane) -> None:
-    trainer = await plane.trainer()
-    await trainer.publish(0)
-    agent = await plane.working("a")
-    await trainer.ask([0])
-    (sample,) = await agent.work(1)
+    _, agent, sample = await plane.one_sample()
     await agent.acknowledged(await agent.report({sample.work.row: 4}))
     await plane.kill()
     await plane.start(restart_grace_s=60.0)
@@ -85,11 +81,7 @@ async def test_after_a_restart_nothing_is_given_out_before_its_holder_had_time_t
 
 
 async def test_who_does_not_come_back_loses_its_samples(plane: Plane) -> None:
-    trainer = await plane.trainer()
-    await trainer.publish(0)
-    agent = await plane.working("a")
-    await trainer.ask([0])
-    (sample,) = await agent.work(1)
+    _, agent, sample = await plane.one_sample()
     await agent.acknowledged(await agent.report({sample.work.row: 4}))
     await plane.kill()
     await plane.start()
@@ -139,11 +131,7 @@ async def test_who_comes_back_late_to_a_new_manager_keeps_what_it_generated_mean
 
 async def test_a_sample_goes_on_elsewhere_after_its_tokens_are_committed(plane: Plane) -> None:
     """Else the death of the manager and of the first holder together would lose them."""
-    trainer = await plane.trainer()
-    await trainer.publish(0)
-    agent = await plane.working("a")
-    await trainer.ask([0])
-    (sample,) = await agent.work(1)
+    _, agent, sample = await plane.one_sample()
     other = await plane.working("b")
     await until(lambda: not plane.manager.groups.is_dirty)
     write = plane.manager._store.write

@@ -181,11 +181,7 @@ async def test_an_oversized_message_ends_its_connection_alone(
 
 
 async def test_an_engine_that_dies_is_told_with_its_last_words_and_its_samples_go_on(plane: Plane) -> None:
-    trainer = await plane.trainer()
-    await trainer.publish(0)
-    agent = await plane.working("a")
-    await trainer.ask([0])
-    (sample,) = await agent.work(1)
+    trainer, agent, sample = await plane.one_sample()
     await agent.report({sample.work.row: 4}, {sample.work.row: "died"}, message="out of memory")
     await agent.wire.send(EngineDied(message="killed by SIGKILL", tail="CUDA error"))
     weights = await agent.wire.expect(Weights)

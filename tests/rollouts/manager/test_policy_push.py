@@ -321,11 +321,7 @@ async def test_an_instance_that_does_not_load_in_time_is_let_go(tmp_path: Path) 
 
 async def test_in_handover_mode_nothing_is_given_while_weights_are_loaded(tmp_path: Path) -> None:
     async with live_plane(tmp_path, update_mode="handover") as plane:
-        trainer = await plane.trainer()
-        await trainer.publish(0)
-        agent = await plane.working("a")
-        await trainer.ask([0])
-        (sample,) = await agent.work(1)
+        trainer, agent, sample = await plane.one_sample()
         await trainer.publish(1)
         weights = await agent.wire.expect(Weights)
         await agent.report({sample.work.row: 2}, {sample.work.row: "released"})
