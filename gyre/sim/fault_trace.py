@@ -1,7 +1,7 @@
-"""What goes wrong, and when: the input of a simulation, and of tests that do the same to a real master.
+"""Traces of faults: the input of a simulation, and of tests that inject the same faults into a real master.
 
-A trace is a list of `Fault`s ordered by time. `spot_trace` makes one of instances that the cloud takes back and
-gives again; `random_faults` one of everything that can happen to a process.
+A trace is a list of `Fault`s ordered by time. `spot_trace` makes a trace of instances that the cloud takes back and
+gives again, `random_faults` one of everything that can happen to a process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MASTER = "master"
-"""Stands where a vertex's id stands, for faults of the master."""
+"""The target of the master's faults, in place of a vertex's id."""
 
 
 class FaultKind(StrEnum):
     KILL = "kill"
     """The process is gone at once."""
     HANG = "hang"
-    """It lives and does not answer: stopped, or its node is cut off."""
+    """It lives and does not answer: it is stopped, or its node is cut off."""
     STALL = "stall"
-    """It answers, and the call that it is in makes no progress."""
+    """It answers, and its running call makes no progress."""
     FAIL_START = "fail_start"
     """Its next start finds no room."""
     USER_ERROR = "user_error"
@@ -33,7 +33,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """`at_s` counts from the job's submission."""
+    """One fault, `at_s` seconds after the job's submission."""
 
     at_s: float
     vertex: str
@@ -67,7 +67,7 @@ def random_faults(
 def spot_trace(
     vertices: Sequence[str], *, seed: int, until_s: float, mean_up_s: float, mean_away_s: float
 ) -> list[Fault]:
-    """Machines that are taken back and given again, each on its own, with exponential times."""
+    """Faults of machines that are taken back and given again, each by itself, with exponential times."""
     out = []
     for vertex in vertices:
         draw = random.Random(f"{seed}/{vertex}")

@@ -1,14 +1,14 @@
-"""A job under faults, in virtual time: the coordinator that the master runs, over a model of everything else.
+"""A simulation of a job under faults, in virtual time: the master's coordinator over a model of everything else.
 
     result = simulate(spec, seed=1, faults=random_faults(...), steps=1000)
 
-The model is a queue of things that will happen (a process comes up, a step ends, a fault strikes, news arrive) and
-a few rules of how vertices behave. Nothing sleeps and nothing is placed, so thousands of faults take seconds. The
-coordinator's invariants are checked at every decision.
+The model is a queue of future events (a process comes up, a step ends, a fault strikes, news arrive) and a few rules
+for vertices. Nothing sleeps and nothing is placed, so thousands of faults take seconds. The coordinator's invariants
+are checked at every decision.
 
-The whole master runs in virtual time too (`gyre.testing.fake_cluster`), with its event loop and its journal. That makes
-some 250 events in a second of CPU time, where this model makes some 8,500: it shows what the master does, this model
-what its decisions come to over a long history.
+The whole master runs in virtual time too (`gyre.testing.fake_cluster`), with its event loop and its journal. It handles
+some 250 events in a second of CPU time, this model some 8,500: the former shows what the master does, the latter what
+its decisions lead to over a long history.
 
 Invariants:
 - *repeatable*: equal arguments give an equal result;
@@ -50,10 +50,10 @@ TRAINER_0 = f"{TRAINER}-0"
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long things take, in seconds. Ranges are drawn from evenly."""
+    """Durations in seconds; ranges are drawn from evenly."""
 
     start_s: tuple[float, float] = (0.5, 3.0)
-    """From a start command to the return of `setup()`."""
+    """Time from a start command to the return of `setup()`."""
     step_s: tuple[float, float] = (1.0, 2.0)
     notice_death_s: float = 0.05
     stop_s: float = 0.2
@@ -64,17 +64,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What becomes of news on their way to the coordinator."""
+    """Faults of the delivery of news to the coordinator."""
 
     delay_s: float = 0.0
-    """At most; drawn for each, so that news overtake each other."""
+    """Largest delay, drawn for each, so that news overtake each other."""
     duplicate: float = 0.0
     """Share of news that come twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """An event as it was decided: what `gyre.failover.fold` takes."""
+    """An event as it was decided, for `gyre.failover.fold`."""
 
     seq: int
     kind: str
@@ -84,17 +84,17 @@ class Decided:
 
 @dataclass(slots=True)
 class SimResult:
-    """What came of a simulated job."""
+    """The result of a simulated job."""
 
     phase: JobPhase = JobPhase.SUBMITTED
     message: str = ""
     virtual_s: float = 0.0
-    """From submission to the job's end."""
+    """Virtual time from submission to the job's end."""
     steps: int = 0
     steps_lost: int = 0
     """Steps that a fault cut short and that were done again."""
     downtime_s: float = 0.0
-    """Time from the trainer's first start on in which no step was under way, pauses left out."""
+    """Time without a running step after the trainer's first start, except pauses."""
     repairs: Counter[str] = field(default_factory=Counter)
     """Incidents by scope."""
     causes: Counter[str] = field(default_factory=Counter)
@@ -125,10 +125,10 @@ def simulate(
     delivery: Delivery | None = None,
     limit_s: float = 1e7,
 ) -> SimResult:
-    """Run a job of so many optimizer steps through its faults, to its end.
+    """Run a job of `steps` optimizer steps through its faults, to its end.
 
-    `requests` are what people ask (scale, pause, stop), with the time at which they do. Raises InvariantBroken at
-    the first decision that breaks a rule, and where the job comes to stand still or has not ended by `limit_s`.
+    `requests` are people's requests (scale, pause, stop), each with its time. Raises InvariantBroken at the first
+    decision that breaks a rule, and if the job stalls or has not ended by `limit_s`.
     """
     model = _Model(spec, seed, steps, timings or Timings(), delivery or Delivery())
     for fault in faults:
@@ -174,7 +174,7 @@ class _Model:
         self._epoch = 0
         self._outbox: dict[int, c.Command] = {}
         self._held: list[e.Event] = []
-        """News of the moments in which there is no master."""
+        """News that arrived while there was no master."""
         # The trainer.
         self._fit: int | None = None
         """The incarnation whose `fit()` runs."""
@@ -188,7 +188,7 @@ class _Model:
         self._attempt = 0
         self._raises: dict[str, int] = {}
         self._steps_done = 0
-        """The sample ledger's last step: it outlives the trainer."""
+        """The sample ledger's last step, which outlives the trainer."""
         self._idle_since: float | None = None
 
     # -- the queue ----------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class _Model:
         self._arrive(event)
 
     def _tell(self, event: e.Event) -> None:
-        """News on their way to the master."""
+        """Send news to the master."""
         delivery = self._delivery
         self.after(self._draw.uniform(0, delivery.delay_s), self._arrive, event)
         if delivery.duplicate and self._draw.random() < delivery.duplicate:
@@ -337,7 +337,7 @@ class _Model:
             self._serial, self._roster, self._roles = serial, dict(running), dict(roles)
 
     def _done(self, number: int, epoch: int) -> bool:
-        """Whether this attempt is not to be made: its master is gone, or it was made already."""
+        """Whether this attempt must not be made: its master is gone, or it was made already."""
         return epoch != self._epoch or self._outbox.pop(number, None) is None
 
     def _fire(self, number: int, epoch: int, command: c.SetTimer) -> None:
@@ -362,7 +362,7 @@ class _Model:
             process = self._processes.get(vertex)
             if process is not None and process.alive:
                 if process.incarnation == incarnation:
-                    continue  # an earlier attempt's, on its way up or up
+                    continue  # an earlier attempt has started it
                 raise InvariantBroken(f"one incarnation lives: {incarnation} starts beside {process}")
             if vertex in self._fails_next:
                 self._fails_next.discard(vertex)
@@ -398,7 +398,7 @@ class _Model:
             self._lose(process, Cause.STALLED)
 
     def _end_process(self, vertex: str, incarnation: int) -> None:
-        """This incarnation and those before it."""
+        """End this incarnation and all before it."""
         process = self._processes.get(vertex)
         if process is not None and process.alive and process.incarnation <= incarnation:
             process.alive = False
@@ -462,7 +462,7 @@ class _Model:
         )
 
     def _work(self) -> None:
-        """Begin a step where none is under way and one could be; give up one that can no longer end."""
+        """Begin a step if none runs and one can be made; give up a step that can no longer end."""
         if self._can_work():
             if not self._stepping:
                 self._idle(False)
@@ -484,7 +484,7 @@ class _Model:
 
     def _end_step(self, attempt: int) -> None:
         if not self._stepping or attempt != self._attempt:
-            return  # it was given up
+            return  # the step was given up
         self._stepping = False
         assert self._fit is not None
         failing = next((vertex for vertex in self._roster if self._raises.get(vertex)), None)
@@ -519,7 +519,7 @@ class _Model:
         self._arrive_in_order(event)
 
     def _arrive_in_order(self, event: e.Event) -> None:
-        """Reports of one trainer do not overtake each other: they come in one call's answer."""
+        """Deliver a trainer's report in order: reports of one trainer come in one call's answer."""
         if self._epoch >= 0:
             self._decide(event)
             if self._delivery.duplicate and self._draw.random() < self._delivery.duplicate:

@@ -1,18 +1,18 @@
-"""Time that a test owns: a clock that moves when it is told to, and an event loop that moves it.
+"""Virtual time for tests: a clock that moves only when told to, and an event loop that moves it.
 
     clock = VirtualClock()
     result = run_virtual(scenario(), clock)      # an hour of `asyncio.sleep` takes no time
 
-`VirtualTimeLoop` jumps to its next timer whenever nothing is left to run. Threads live in real time, so before a
-jump it waits for those that are at work for it: what it runs in executors (`asyncio.to_thread`) it counts by
-itself, anything else is told by a probe (`outside`).
+`VirtualTimeLoop` jumps to its next timer whenever nothing is left to run. Threads live in real time, so before a jump
+the loop waits for threads that work for it: it counts those in executors (`asyncio.to_thread`) by itself, and others
+are announced by a probe (`outside`).
 
 Invariants:
 - *time never falls*, and stands still while a callback runs or a thread works;
 - *first set, first fired*, of timers for the same moment;
 - *no jump over news*: a callback that a thread has handed over runs before the next timer;
 - *no silent hang*: with nothing to run, no timer and no thread at work the loop raises `Deadlocked`;
-- *no further than told*: at `stands_at` time stands still, and the loop waits for what other threads hand over.
+- *no further than told*: at `stands_at` time stands still, and the loop waits for callbacks from other threads.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 EPOCH_START = 1_700_000_000.0
-"""What `VirtualClock.time` begins at: any moment will do, as long as it is the same in every run."""
+"""The first `VirtualClock.time`: any moment, but the same in every run."""
 
 THREAD_PATIENCE_S = 20.0
-"""Real seconds that threads may take before a jump; past it a test should fail rather than hang."""
+"""Real seconds that threads may take before a jump; after that a test should fail rather than hang."""
 
 
 class Deadlocked(RuntimeError):
@@ -58,7 +58,7 @@ class VirtualClock:
         return self._elapsed_s
 
     def advance(self, seconds: float) -> None:
-        """Raises ValueError for a negative step."""
+        """Move the clock. Raises ValueError for a negative step."""
         if seconds < 0:
             raise ValueError(f"time cannot go back by {-seconds:g} s")
         self._elapsed_s += seconds
@@ -94,7 +94,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return timer
 
     def outside(self, probe: Callable[[], bool]) -> None:
-        """While `probe()` is true a thread is at work that will call `call_soon_threadsafe`: time stands still."""
+        """Let time stand still while `probe()` is true: a thread works that will call `call_soon_threadsafe`."""
         self._probes.append(probe)
 
     def run_in_executor(
@@ -114,7 +114,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _OrderedTimer(asyncio.TimerHandle):
-    """Of timers for the same moment the one that was set first fires first; a plain heap promises nothing."""
+    """A timer that fires in the order of setting among timers for one moment; a plain heap promises no order."""
 
     __slots__ = ("number",)
     number: int
@@ -126,7 +126,7 @@ class _OrderedTimer(asyncio.TimerHandle):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """The loop asks it to wait for a while; it moves the clock instead."""
+    """A selector that moves the clock when the loop asks it to wait."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()

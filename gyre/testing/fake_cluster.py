@@ -1,16 +1,16 @@
-"""A cluster that is a fake: it implements `gyre.master.cluster.Cluster`, so that the real master runs without Ray.
+"""A fake cluster: it implements `gyre.master.cluster.Cluster`, so that the real master runs without Ray.
 
     world = FakeCluster(clock)
     master = JobMaster(..., cluster=world.connect(), clock=clock.time, monotonic=clock.monotonic)
     world.at(12.0, world.kill, "rollout-0")
 
 It is a behavioural double, not a mock: processes come up after a while, keep an outbox until it is acknowledged,
-obey epochs as `VertexHost` does and go on without a master. `tests/master/test_cluster_contract.py` holds it to
-what `RayCluster` was seen to do. Its trainer is in memory as well: it walks through steps while everything in its
-membership works, reports each, and keeps its ledger (`steps`) beside the processes, as the sample ledger does.
+obey epochs as `VertexHost` does and go on without a master. `tests/master/test_cluster_contract.py` holds it to the
+observed behaviour of `RayCluster`. Its trainer is in memory as well: it makes steps while everything in its membership
+works, reports each, and keeps its ledger (`steps`) outside of the processes, as the sample ledger is.
 
-It has no tasks and no timers of its own: whatever is due by the clock happens when somebody looks. So it outlives
-event loops, and with them any number of masters.
+It has no tasks or timers of its own: events that are due by the clock happen when somebody looks. So it outlives event
+loops, and with them any number of masters.
 
 Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
 `fail_operator`, `no_room`, `say`, `report`; `at` plans any of them for later.
@@ -41,12 +41,12 @@ STACK_FROM_OUTSIDE = "state: T (stopped)"
 
 
 class FakeClusterBroken(AssertionError):
-    """A rule of the world was about to be broken: two incarnations of a vertex alive at once."""
+    """A rule of the fake world was about to be broken: two incarnations of a vertex alive at once."""
 
 
 @dataclass
 class FakeTrainer:
-    """What `fit()` does: the script of the in-memory trainer."""
+    """The script of the in-memory trainer's `fit()`."""
 
     steps: int = 10
     checkpoint_every: int = 5
@@ -70,13 +70,13 @@ class FakeProcess:
     moved_at: float = 0.0
     version: int | None = None
     fields: Any = None
-    """What it reports of its progress; None where it says the usual."""
+    """The progress that it reports; None for the usual one."""
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     reported: int = 0
     told: list[str] = field(default_factory=list)
     """The control calls that it obeyed, in order."""
     job_ends: bool | None = None
-    """What it was told when it was shut down."""
+    """The argument `job_ends` of its shutdown."""
     heard_at: float = 0.0
     binding: Binding | None = None
 
@@ -105,7 +105,7 @@ class Fit:
 
 
 class FakeCluster:
-    """The world: processes, rooms, and the trainer's ledger. `connect` gives a master its way in."""
+    """The fake world: processes, room for them, and the trainer's ledger. `connect` gives a master its `Cluster`."""
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class FakeCluster:
         self.placed: set[str] = set()
         self.spawned: list[Address] = []
         self.ended = False
-        """Whether a master said that everything is over."""
+        """Whether a master has ended the job."""
         self.processes: dict[Address, FakeProcess] = {}
-        """Every incarnation that ever was, by its address."""
+        """Every incarnation, living or dead, by its address."""
         self.fits: dict[Address, Fit] = {}
         """The trainers' own state, by their addresses."""
         self._deadlocked: set[Address] = set()
@@ -146,7 +146,7 @@ class FakeCluster:
         self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that a run can be repeated
 
     def connect(self) -> Connection:
-        """A master's way in. Cut it (`connection.cut()`) when that master dies."""
+        """A `Cluster` for one master. Cut it (`connection.cut()`) when that master dies."""
         return Connection(self)
 
     # -- knobs --------------------------------------------------------------------------------------
@@ -157,12 +157,12 @@ class FakeCluster:
         self._wake()
 
     def kill(self, vertex: str, detail: str = "") -> None:
-        """SIGKILL the living incarnation, if there is one. `detail` is what the cluster says of it."""
+        """SIGKILL the living incarnation, if there is one. `detail` is the cluster's exit detail."""
         if (process := self.living(vertex)) is not None:
             self.end(process, detail or f"{vertex} was killed (SIGKILL)")
 
     def hang(self, vertex: str) -> None:
-        """It lives and answers nothing."""
+        """Let a vertex hang: it lives and answers nothing."""
         if (process := self.living(vertex)) is not None:
             process.hung = True
             self._wake()
@@ -173,32 +173,32 @@ class FakeCluster:
             self._wake()
 
     def stall(self, vertex: str) -> None:
-        """It answers; the call that it is in makes no progress."""
+        """Let a vertex stall: it answers, and its running call makes no progress."""
         if (process := self.living(vertex)) is not None:
             process.stalled = True
             process.moved_at = self.clock.monotonic()
             self._wake()
 
     def deadlock(self, *vertices: str) -> None:
-        """No step is made until these vertices are other incarnations, and nobody looks ill."""
+        """Let no step be made, with all vertices looking healthy, until these vertices are replaced."""
         self._deadlocked |= {process.address for name in vertices if (process := self.living(name))}
 
     def fail_setup(self, vertex: str, *, user_code: bool, times: int = 1) -> None:
-        """The next `times` calls of its `setup()` raise."""
+        """Let the next `times` calls of its `setup()` raise."""
         self._failing_setups.setdefault(vertex, []).extend([user_code] * times)
 
     def fail_operator(self, vertex: str, *, user_code: bool, times: int = 1) -> None:
-        """The next `times` calls of an operator in it raise; the trainer reports each."""
+        """Let the next `times` calls of an operator in it raise; the trainer reports each."""
         self._failing_calls.setdefault(vertex, []).extend([user_code] * times)
 
     def say(self, vertex: str, fields: Any) -> None:
-        """The living incarnation reports these fields of progress, as they are; a `VertexHost` makes them plain."""
+        """Let the living incarnation report these fields of progress as they are; a `VertexHost` makes them plain."""
         if (process := self.living(vertex)) is not None:
             process.fields = fields
             self._wake()
 
     def report(self, vertex: str, kind: Any, body: Any) -> None:
-        """The living incarnation reports an event, as it is."""
+        """Let the living incarnation report an event as it is."""
         if (process := self.living(vertex)) is not None:
             process.reported += 1
             process.outbox.append((process.reported, kind, body))
@@ -215,7 +215,7 @@ class FakeCluster:
         return [process for process in self.processes.values() if process.alive]
 
     def process(self, vertex: str, incarnation: int) -> FakeProcess:
-        """That incarnation, living or dead. Raises KeyError where it never was."""
+        """That incarnation, living or dead. Raises KeyError if there was none."""
         return self.processes[Address(vertex, incarnation)]
 
     # -- the world goes on --------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class FakeCluster:
         return min(times, default=None)
 
     def _look_at_fits(self) -> None:
-        """Begin a step where one can be made, give it up where it no longer can."""
+        """Begin steps that can be made, and give up steps that no longer can."""
         now = self.clock.monotonic()
         for fit in self.fits.values():
             if not self._can_step(fit):
@@ -267,7 +267,7 @@ class FakeCluster:
         )
 
     def end_step(self, fit: Fit) -> None:
-        """The trainer reports what came of its step: a failed call, or the step, and its end if it was the last."""
+        """Let the trainer report its step: a failed call, or the step, and its end if it was the last."""
         fit.step_ends_at = None
         process = fit.process
         for vertex, incarnation in fit.running.items():
@@ -306,7 +306,7 @@ class FakeCluster:
             )
 
     def begin(self, address: Address, epoch: int) -> FakeProcess:
-        """A process comes to be, which is not set up yet. Raises FakeClusterBroken."""
+        """Start a process, which is not set up yet. Raises FakeClusterBroken."""
         other = self.living(address.vertex)
         if other is not None:
             raise FakeClusterBroken(f"{address} starts beside {other.address}")
@@ -332,7 +332,7 @@ class FakeCluster:
                 waiter.set_result(None)
 
     async def _wait(self, until: float) -> None:
-        """Until something changes, at the latest until `until`."""
+        """Wait until something changes, at the latest until `until`."""
         due = self._next_at()
         until = until if due is None else min(until, due)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -396,7 +396,7 @@ class FakeCluster:
         return self.obey(process, method, rest)
 
     def obey(self, process: FakeProcess, method: str, args: tuple[Any, ...]) -> Any:
-        """What a process does on a control call, and its answer."""
+        """Carry out a control call on a process, and return its answer."""
         fit = self.fits.get(process.address)
         match method:
             case "hello":
@@ -494,7 +494,7 @@ class FakeCluster:
 
 
 class Connection:
-    """A master's `Cluster`. Once cut, nothing that its master still tries reaches the world."""
+    """A master's `Cluster`. Once cut, no call of its master reaches the world."""
 
     def __init__(self, world: FakeCluster) -> None:
         self._world = world

@@ -2,20 +2,20 @@
 
 SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`) in the thread that steps the model. The first
 call arms it: from then on a thread of its own answers Gyre's agent over a Unix socket. A version is then loaded in two
-parts. `prepare`, asked for over the socket while the engine generates, maps the slot, compares every byte with its
-checksums, and brings it as near to the model as it can; where that is the device's memory, in the same pass. The next
-call of `load`, for which the engine is paused, only copies.
+parts. `prepare`, requested over the socket while the engine generates, maps the version's files, compares every byte
+with its checksums, and brings the bytes as near to the model as possible, in the same pass if that is the device's
+memory. The next call of `load`, for which the engine is paused, only copies.
 
 Invariants:
 - *nothing escapes*: an exception that left `load` would end the whole server, so each becomes the outcome that the
   agent asks for;
-- *copied is verified*: `load` copies what `prepare` verified, and nothing else; a version that was prepared is copied
-  once or never. What goes to the device is hashed where it is sent from, in page-locked memory of this process;
-- *no token of older weights is called newer*: what was made before the copy is counted in the same pause;
+- *copied is verified*: `load` copies only what `prepare` verified; a prepared version is copied once or never. Bytes
+  for the device are hashed where they are sent from, in page-locked memory of this process;
+- *no token of older weights is called newer*: tokens generated before the copy are counted in the same pause;
 - *no forward pass sees half*: the device is idle before the first copy and after the last;
 - *nothing is left*: the socket has an abstract name and goes with the process. Only the same user is answered.
 
-The slot's files must not be written to or made shorter between `prepare` and the outcome.
+The version's files must not be written to or truncated between `prepare` and the outcome.
 
 It runs where Gyre is not installed: it must import nothing of Gyre, and of SGLang only what tells the rank.
 """
@@ -41,37 +41,37 @@ import torch
 
 try:
     import xxhash
-except ImportError:  # told when it is needed
+except ImportError:  # reported when it is needed
     xxhash = None  # type: ignore[assignment]
 
 KEY = "GYRE_WEIGHT_LOADER"
 """The environment variable with the engine's part of the sockets' names."""
 
 _SLOTS = 2
-"""Slots whose files stay pinned: a host has one that serves and one that is filled."""
+"""Versions whose files stay pinned: a host has one that is served and one that is fetched."""
 
 _PIECE_BYTES = 4 << 20
-"""Sent to the device at a time: the engine's own copies get in between, and a core's cache still has what it copied
-when it hashes it."""
+"""Bytes sent to the device at a time: the engine's own copies get in between, and a piece is still in the core's cache
+when it is hashed."""
 
 _PIECES = 2
-"""Of each thread: one is sent while the next is filled."""
+"""Pieces of each thread: one is sent while the next is filled."""
 
 _THREADS = 4
-"""At most, and an eighth of the cores: the engine needs some, too. One hashes and copies three to five gigabytes a
-second, a device takes fifty."""
+"""Most threads, but at most an eighth of the cores, because the engine needs some too. A thread hashes and copies three
+to five gigabytes a second, a device takes fifty."""
 
 _SPARE_BYTES = 2 << 30
 """Device memory that staging leaves free."""
 
 _MESSAGE_BYTES = 64 << 20
-"""One request's most: a thousand tensors are a hundred kilobytes."""
+"""Largest request; a thousand tensors are a hundred kilobytes."""
 
 _rank: _Rank | None = None
 
 
 def load(model: torch.nn.Module, named_tensors: Any) -> None:
-    """What SGLang calls. `named_tensors` is empty: everything came over the socket."""
+    """The function that SGLang calls. `named_tensors` is empty, because everything comes over the socket."""
     global _rank
     try:
         if _rank is None:
@@ -91,9 +91,9 @@ class _Rank:
         self.outcome: dict[str, Any] = {"ok": False, "error": "nothing was loaded yet"}
         self._prepared: _Prepared | None = None
         self._pinned: dict[tuple[int, int, int], _Mapping] = {}
-        """By file system, inode and size: the last used at the end."""
+        """Pinned mappings by file system, inode and size, the last used at the end."""
         self._way: _Way | None = None
-        """Made when it is first needed: it has page-locked memory."""
+        """The way to the device, made when it is first needed, because it takes page-locked memory."""
         self._lock = threading.Lock()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"\0gyre-{os.environ[KEY]}-{self.rank}")
@@ -114,7 +114,7 @@ class _Rank:
                     while line := lines.readline(_MESSAGE_BYTES):
                         connection.sendall(json.dumps(self._answer(line)).encode() + b"\n")
             except OSError:
-                pass  # the agent left; it dials again when it wants something
+                pass  # the agent left; it dials again when it needs to
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
@@ -130,8 +130,8 @@ class _Rank:
                 with self._lock:
                     self._prepared = None
                 return {"ok": True}
-            return {"ok": False, "wrong": False, "error": f"{op!r} is nothing that this loader does"}
-        except ValueError as error:  # the version is not what was said of it
+            return {"ok": False, "wrong": False, "error": f"{op!r} is not an operation of this loader"}
+        except ValueError as error:  # the version is not as described
             return {"ok": False, "wrong": True, "error": _told(error)}
         except BaseException as error:
             return {"ok": False, "wrong": False, "error": _told(error)}
@@ -165,9 +165,7 @@ class _Rank:
                 times["copy_s"] = time.perf_counter() - began
         except OtherBytes:
             raise
-        except (
-            Exception
-        ) as error:  # no memory for it, say: from where the version is, it is copied all the same
+        except Exception as error:  # no memory, say: the version is then copied from where it is
             stage, note = "host", _told(error)
             buffers = [mapping.buffer for mapping in mappings]
         if not verified:
@@ -185,7 +183,7 @@ class _Rank:
             return known or _Mapping(path, file.fileno(), stat)
 
     def _keep(self, mappings: list[_Mapping]) -> None:
-        """Pinning costs more than copying, and a host's slots are used in turn."""
+        """Keep these mappings pinned: pinning costs more than copying, and a host reuses its files in turn."""
         for mapping in mappings:
             self._pinned.pop(mapping.identity, None)
             self._pinned[mapping.identity] = mapping
@@ -221,12 +219,12 @@ class _Rank:
 
 
 def _made() -> dict[str, int] | None:
-    """How many tokens of each request that the scheduler has were made by now, those of a pass whose results it has
-    not looked at included (a pass over a part of a prompt counts for one, though it made none): by request id. None
-    where no scheduler that is known called this.
+    """The number of tokens made by now, by id of each request that the scheduler has. A pass whose results the
+    scheduler has not processed counts (also a pass over a part of a prompt, which makes none). None if no known
+    scheduler called this.
 
-    Of the HTTP side that cannot be known: it labels what it sends on with the version of that moment, and the answers
-    to its own questions overtake tokens that wait to be sent on.
+    The HTTP side cannot tell this number: it labels tokens with the version of the moment when it forwards them, and
+    its answers overtake tokens that wait to be forwarded.
     """
     scheduler: Any = None
     frame: FrameType | None = sys._getframe()
@@ -239,7 +237,7 @@ def _made() -> dict[str, int] | None:
         return None
     try:
         if getattr(scheduler, "pp_size", 1) != 1:
-            return None  # it has other batches
+            return None  # a scheduler with other kinds of batches
         passes = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
         batches = [scheduler.running_batch, scheduler.last_batch, *passes]
         requests = [request for batch in batches if batch is not None for request in batch.reqs]
@@ -261,20 +259,20 @@ class _Prepared:
         self._mappings = mappings  # so that they stay pinned
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor whole and on the device: what a rank takes of it is then cut there, not on the host."""
+        """Each whole tensor on the device, so that a rank cuts its part there and not on the host."""
         for name, dtype, shape, file, offset, size in self._table:
             raw = self._buffers[file][offset : offset + size].view(getattr(torch, dtype))
             yield name, raw.view(shape).to(device, non_blocking=True)
 
 
 class OtherBytes(ValueError):
-    """The slot does not hold what its manifest says."""
+    """The files do not hold what their manifest says."""
 
 
 class _Way:
-    """Files to `device`, verified in the same pass, by several threads. A thread takes a part (a chunk, or what no
-    chunk covers), copies it piece by piece into page-locked memory of its own, hashes it there, and has it sent from
-    there: what was hashed is what arrives.
+    """Copies files to `device` by several threads, and verifies them in the same pass. A thread takes a part (a chunk,
+    or a range that no chunk covers), copies it piece by piece into page-locked memory of its own, and hashes and sends
+    it there: the bytes that arrive are those that were hashed.
 
     Without a device that runs beside the host (a CPU: in tests) the memory is plain, and a copy ends when it returns.
     """
@@ -282,7 +280,7 @@ class _Way:
     def __init__(self, device: torch.device, *, threads: int = 0, piece_bytes: int = _PIECE_BYTES) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        # One for all: memory that was given back is used again by the stream that had it, and by no other.
+        # One stream for all, because freed memory is reused only by the stream that had it.
         self._stream = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
         self._lanes = [
             [
@@ -296,7 +294,7 @@ class _Way:
         return torch.cuda.Event(blocking=True) if self._cuda else None  # type: ignore[no-untyped-call]
 
     def bring(self, mappings: Sequence[_Mapping], chunks: Sequence[Any]) -> list[torch.Tensor]:
-        """A copy of each file on the device. Raises OtherBytes where a checksum differs."""
+        """A copy of each file on the device. Raises OtherBytes if a checksum differs."""
         sizes = [mapping.size for mapping in mappings]
         parts: queue.SimpleQueue[tuple[int, int, int, str] | None] = queue.SimpleQueue()
         for part in (*_parts(sizes, chunks), *[None] * len(self._lanes)):
@@ -317,7 +315,7 @@ class _Way:
                     done.result()
         finally:
             if self._stream is not None:
-                self._stream.synchronize()  # nothing is on its way any more, whatever happened
+                self._stream.synchronize()  # no copy is on its way any more, whatever happened
         return copies
 
     def _send(
@@ -336,7 +334,7 @@ class _Way:
             piece, sent = lane[turn % len(lane)]
             count = min(piece.numel(), offset + size - at)
             if sent is not None:
-                sent.synchronize()  # what was in it before has left
+                sent.synchronize()  # the piece's previous content has been sent
             ctypes.memmove(piece.data_ptr(), origin + at, count)  # lets others run meanwhile, as hashing does
             if digest is not None:
                 digest.update(piece.numpy()[:count])
@@ -355,7 +353,7 @@ def _threads() -> int:
 
 
 def _parts(sizes: Sequence[int], chunks: Sequence[Any]) -> list[tuple[int, int, int, str]]:
-    """The chunks, and what none of them covers, without a checksum."""
+    """The chunks, and the ranges that none of them covers, without a checksum."""
     found = [(file, offset, size, checksum) for file, offset, size, checksum in chunks]
     for file, end in enumerate(sizes):
         at = 0
@@ -384,7 +382,7 @@ def _hasher(checksum: str) -> Any:
 
 
 class _Mapping:
-    """A file in memory, shared with whoever wrote it; never written to from here."""
+    """A mapped file, shared with its writer; never written to from here."""
 
     def __init__(self, path: str, descriptor: int, stat: os.stat_result) -> None:
         self.path, self.size = path, stat.st_size
@@ -428,14 +426,14 @@ class _Mapping:
 
 
 def _lay_out(table: list[Any], mappings: list[_Mapping]) -> None:
-    """Raises ValueError for a tensor that does not lie in its file."""
+    """Raises ValueError for a tensor outside of its file."""
     for name, dtype, shape, file, offset, size in table:
         item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
         count = 1
         for length in shape:
             count *= length
         if size != count * item or offset < 0 or offset % item or offset + size > mappings[file].size:
-            raise ValueError(f"tensor {name} ({dtype}, {shape}) does not lie at {offset} of its slot")
+            raise ValueError(f"tensor {name} ({dtype}, {shape}) does not lie at {offset} of its file")
 
 
 def _told(error: BaseException) -> str:

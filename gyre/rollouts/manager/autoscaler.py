@@ -1,10 +1,10 @@
-"""What the rollout manager observes of its fleet, for the policy that says how many instances there should be.
+"""The rollout manager's observations of its fleet, for the policy that says how many instances there should be.
 
-An observation is of whole steps: within one, instances and the trainer take turns, and a part of it would say that
-one of them had nothing to do. What the trainer waited for it tells itself, by its own clock.
+An observation covers whole steps: within one, instances and the trainer take turns, so that a part of it would show one
+of them idle. The trainer reports its waiting time, by its own clock.
 
 Invariants:
-- *asked once*: a change that was advised is not advised again before it came about, or did not for a while;
+- *asked once*: an advised change is not advised again until it came about, or did not for a while;
 - *nobody to work for, nothing to learn*: while no trainer is attached nothing is observed.
 
 This module must not know how instances are started, nor read the time: `now` is an argument.
@@ -19,16 +19,16 @@ from gyre.rollouts.protocol.frames import Pulse
 from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation
 
 NO_STEP_S = 60.0
-"""Where no step ends, an observation is of so long; of two steps, where they take longer."""
+"""Length of an observation in which no step ends; if steps take longer, an observation covers two of them."""
 
 ASK_AGAIN_S = 60.0
-"""An advice that nothing came of (there was no room, or the master was away) may be given again."""
+"""Time after which an advice without effect (there was no room, or the master was away) may be given again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Who is there now. `placed` are the role's own, `others` joined by themselves; both without those that drain.
-    `serving` of them have a policy, `busy` have samples."""
+    """The instances that are there now. `placed` counts the role's own, `others` those that joined by themselves, both
+    without draining ones. `serving` of them have a policy, `busy` have samples."""
 
     placed: int
     others: int
@@ -50,7 +50,7 @@ class Autoscaler:
     def __init__(self, settings: ElasticSettings) -> None:
         self._policy = ElasticPolicy(settings)
         self._shortest_s = settings.up_cooldown_s / settings.evidence
-        """So that a cool-down has room for the observations that end it."""
+        """Shortest observation, such that a cool-down has room for all that it needs."""
         self._first: Pulse | None = None
         self._last: Pulse | None = None
         self._at = 0.0
@@ -62,7 +62,7 @@ class Autoscaler:
         self._asked_at = -math.inf
 
     def detached(self) -> None:
-        """No trainer: what was observed so far is of no step."""
+        """Drop the present observation, because there is no trainer."""
         self._first = self._last = None
         self._step_at = None
 
@@ -72,14 +72,15 @@ class Autoscaler:
             self._begin(now)
 
     def step_done(self, now: float) -> None:
-        """A policy was published."""
+        """Note that a step ended: a policy was published."""
         self._stepped = True
         if self._step_at is not None:
             self._step_s = now - self._step_at
         self._step_at = now
 
     def look(self, fleet: Fleet, now: float, *, window_open: bool = False) -> Advice | None:
-        """Called every so often. `window_open`: the trainer's own devices generate."""
+        """The policy's advice, if any; called every so often. `window_open` says that the trainer's devices
+        generate."""
         first, last = self._first, self._last
         if first is None or last is None:
             return None

@@ -1,22 +1,22 @@
-"""When the trainer's own devices generate: windows that the rollout manager opens and closes.
+"""The sharing of the trainer's own devices: windows that the rollout manager opens and closes.
 
-The trainer lends its devices while it has nothing to train (`LendDevices`), and holds its micro-batches until they
-are handed back (`DevicesReturned`). `plan_window` says from measured rates until when. At a window's end what runs on
-local instances is recalled and goes on elsewhere from its last token; then their engines give their memory back, and
-only then the trainer hears of it.
+The trainer lends its devices while it has nothing to train (`LendDevices`), and holds its micro-batches until they are
+handed back (`DevicesReturned`). `plan_window` computes the window's end from measured rates. At the end samples on
+local instances are recalled and go on elsewhere from their last token; then the local engines give their memory back,
+and only then does the trainer hear of it.
 
     closed ── LendDevices ──▶ open ── planned end, nothing left, ReclaimDevices, trainer gone ──▶ closing
     closing ── all asleep ──▶ closed
 
 Invariants:
-- *lent or not*: outside of a window no local instance is given work or a policy to load, and its engine is asleep or
+- *lent or not*: outside of a window no local instance gets work or a policy to load, and its engine is asleep or
   absent;
-- *together*: local instances that wake for a window are given work together, so that the first of them does not take
-  what the others could begin as soon; none waits for another longer than `TOGETHER_S`;
+- *together*: local instances that wake for a window get work together, so that the first does not take samples that the
+  others could begin as soon; none waits for another longer than `TOGETHER_S`;
 - *handed back when free*: the trainer is told after the last local engine said that it sleeps, was lost, or did not
   answer within its deadline;
-- *nothing waits for ever*: an instance that does not give its samples back in time is lost, as one that fell silent;
-- *explained*: opening and closing say why.
+- *nothing waits for ever*: an instance that does not give its samples back in time is lost, like one that fell silent;
+- *explained*: opening and closing have a reason.
 
 This module must not know about sockets, or how a plan is made; it reads no clock: `now` is an argument.
 """
@@ -45,17 +45,17 @@ from gyre.rollouts.protocol.frames import (
 from gyre.rollouts.scheduling.device_windows import Smoothed, Window, WindowSettings, WindowState, plan_window
 
 PLAN_EVERY_S = 0.5
-"""How often a window is planned anew. A plan sums up what all samples have left: some milliseconds for ten thousand."""
+"""How often a window is planned anew. A plan sums up all samples, which takes some milliseconds for ten thousand."""
 
 CLOSE_WITHIN_S = 10.0
-"""What a local instance may take to give its samples back and to fall asleep; an engine takes well under a second."""
+"""How long a local instance may take to give its samples back and fall asleep; an engine takes well under a second."""
 
 TOGETHER_S = 0.25
-"""How long an instance that has woken and loaded waits for the others. All do the same at the same time, within some
-hundredths of a second of each other; the trainer should not wait for one that takes longer."""
+"""How long an instance that has woken and loaded waits for the others. They do so within some hundredths of a second of
+each other; the trainer should not wait for one that takes longer."""
 
 TRAINER_AWAY_S = 3.0
-"""A trainer that is gone for longer wants its devices when it is back: it brings its ranks up on them."""
+"""Absence of a trainer after which the window closes: when it is back, it brings its ranks up on the devices."""
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class _Lent:
 
 
 class DeviceSharing:
-    """`sessions` and `groups` are the manager's. `tell(session, frame)`, `recall(states)`, `lose(session, reason)`,
-    `refresh(session)` (send it what it lacks, and compute its admission again) and `answer(frame)` (to the trainer) do
-    what they say; `on_event(kind, fields)` is told what people should know."""
+    """The windows of one manager, whose `sessions` and `groups` it uses. It calls `tell(session, frame)`,
+    `recall(states)`, `lose(session, reason)`, `refresh(session)` (send what the instance lacks, and compute its
+    admission again), `answer(frame)` (to the trainer) and `on_event(kind, fields)` (for people)."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class DeviceSharing:
         self._closing_since: float | None = None
         self._closing_why = ""
         self._quiet_until = now + grace_s
-        """A trainer that lent its devices to the manager before this one says so within that time."""
+        """Time until which a trainer that lent its devices to the previous manager says so."""
         self._gone_at: float | None = None
         self._gathering = False
-        """Local instances that were asleep wake and load, and none of them works yet."""
+        """Whether local instances wake and load, and none of them works yet."""
         self._ready_since: float | None = None
-        """Since when the first of these could work."""
+        """When the first of them was ready."""
         self._phases: dict[str, float] = {}
-        """Seconds from the window's opening to what happened in it."""
+        """Seconds from the window's opening to each of its phases."""
         self._local_rate = Smoothed(self.settings.smoothing_s)
         self._switch_s = Smoothed(10.0 * self.settings.smoothing_s)
 
@@ -136,7 +136,7 @@ class DeviceSharing:
         return DeviceUse.GATHERING if self._gathering else DeviceUse.LENT
 
     def may_load(self, session: AgentSession) -> bool:
-        """Whether its engine may be started, or be given a policy, now: both take memory."""
+        """Whether its engine may be started or load a policy now, both of which take memory."""
         return not session.hello.local or (self.is_open and not session.resting)
 
     def status(self, now: float) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class DeviceSharing:
     # -- the trainer --------------------------------------------------------------------------------
 
     def lend(self, frame: LendDevices, now: float) -> None:
-        """The trainer's devices are free. Told again after a reconnect, which changes nothing."""
+        """Take the trainer's devices. A repetition, after a reconnect, changes nothing."""
         self._gone_at = None
         if self._lent is not None and self._lent.frame.window == frame.window:
             return
@@ -164,14 +164,14 @@ class DeviceSharing:
             self._hand_back(now, "there is no local instance")
             return
         if self._closing_since is not None:
-            return  # of the window before; decided when that is closed
+            return  # the last window is still closing; decided when it is closed
         self._decide(now)
         self.look(now)  # they wake at once
 
     def reclaim(self, window: int, now: float) -> None:
-        """The trainer needs its devices now."""
+        """Close the window, because the trainer needs its devices now."""
         if self._lent is None or self._lent.frame.window != window:
-            # Of a window that this manager does not know, or that it has handed back: it is free when all sleep.
+            # This manager does not know the window, or has handed it back: the devices are free when all sleep.
             self._lent = _Lent(
                 LendDevices(
                     window=window, begun=True, arrived_tokens=0, train_s_per_token=0.0, last_share=0.0
@@ -185,7 +185,8 @@ class DeviceSharing:
         self._gone_at = now
 
     def trainer_attached(self, now: float, *, other: bool) -> None:
-        """`other`: not the one that may have lent its devices. It says itself what it needs."""
+        """Note that a trainer is attached. With `other` it is not the one that lent its devices, and says itself what
+        it needs."""
         self._gone_at = None
         if other and self._lent is not None:
             self._lent = None
@@ -206,7 +207,7 @@ class DeviceSharing:
         self.look(now)
 
     def loaded(self, session: AgentSession, now: float) -> None:
-        """It serves the version that it was told to load."""
+        """Note that the instance serves the version that it was told to load."""
         if session.hello.local:
             self._passed("loaded_s", now)
             self._gather(now)
@@ -214,7 +215,7 @@ class DeviceSharing:
                 self._put_to_sleep(now)
 
     def ended(self, session: AgentSession, now: float) -> None:
-        """Samples that it had ended."""
+        """Note that samples of the instance ended."""
         if self.window is not None:
             self._passed("last_ended_s", now)
             if not any(one.held for one in self._groups.instances.values()) and self._is_done():
@@ -232,7 +233,7 @@ class DeviceSharing:
             self._phases[what] = round(now - self._opened_at, 4)
 
     def _gather(self, now: float) -> None:
-        """All of them work from when the last of them can, or when the first of them has waited long enough."""
+        """Let all local instances work when the last is ready, or the first has waited long enough."""
         if not self._gathering:
             return
         waking = [
@@ -259,7 +260,7 @@ class DeviceSharing:
     # -- time ---------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Every so often, and after what changed something."""
+        """Plan and act; called every so often, and after changes."""
         if self._gone_at is not None and now - self._gone_at > TRAINER_AWAY_S:
             self._gone_at = None
             self._lent = None
@@ -278,7 +279,7 @@ class DeviceSharing:
             self._put_to_sleep(now)
 
     def _is_done(self) -> bool:
-        """All is generated: the trainer waits for nothing but its devices."""
+        """Whether all is generated, so that the trainer waits only for its devices."""
         return next(self._groups.unfinished(), None) is None
 
     def _measure(self, now: float) -> None:
@@ -287,7 +288,7 @@ class DeviceSharing:
             self._local_rate.observe(rate, now)
 
     def _decide(self, now: float) -> None:
-        """Open, go on, or end, as the plan is now."""
+        """Open, continue or close the window by the present plan."""
         lent = self._lent
         assert lent is not None, "a window is open or opens for a trainer that lent its devices"
         self._planned_at = now

@@ -1,12 +1,12 @@
-"""What every engine must do, as clauses that run against one over HTTP.
+"""The contract of engines, as clauses that run against an engine over HTTP.
 
-Two model folders are needed, of one architecture and with different weights, small and in float32: then neither the
-batch nor whether a prefix was computed at once or token by token changes what is drawn. `check_engine` starts the
-engine's process over the first and goes through all clauses. Under pytest, parametrize over `CLAUSES` and give each an
-`EngineUnderTest` that lives, so that a clause is a test.
+It needs two model folders of one architecture with different weights, small and in float32, so that neither the batch
+nor the way in which a prefix was computed changes the tokens. `check_engine` starts the engine's process over the first
+folder and runs all clauses. Under pytest, parametrize over `CLAUSES` and give each clause a live `EngineUnderTest`, so
+that a clause is a test.
 
-Clauses share the engine and leave it resumed and idle, with any weights: each begins with the first, called version
-"1".
+Clauses share the engine and leave it resumed and idle, with any weights: each begins by loading the first ones, as
+version "1".
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from gyre.testing.contracts.broken import ContractBroken, broken
 from gyre.testing.contracts.engine_calls import listen, listening, prompt_of, request
 
 LONG = 600
-"""More tokens than an engine makes while a clause looks at it running."""
+"""More tokens than an engine generates while a clause watches it run."""
 
 LOAD_WITHIN_S = 20.0
-"""For an engine to tell its load as it is: a few steps, which a busy machine makes slowly."""
+"""How long an engine may take to report its true load: a few steps, which a busy machine makes slowly."""
 
 HOLD_S = 0.5
 """How long a paused engine is watched for a token that it must not draw."""
@@ -70,7 +70,7 @@ class EngineUnderTest:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[EngineClient]:
-        """Of an engine that serves the first weights as version "1", and is left resumed and idle."""
+        """A client of the engine, which serves the first weights as version "1" and is left resumed and idle."""
         deadlines = Deadlines(answer_s=20.0, update_s=60.0, stall_s=60.0)
         async with EngineClient(
             self.url, api_key=self.api_key, deadlines=deadlines, limits=self.limits
@@ -85,11 +85,11 @@ class EngineUnderTest:
 Clause = Callable[[EngineClient, EngineUnderTest], Awaitable[None]]
 
 CLAUSES: dict[str, Clause] = {}
-"""By name, in the order in which they run."""
+"""The clauses by name, in the order in which they run."""
 
 
 class _NotKept(Exception):
-    """A clause's condition does not hold; the text is what came instead."""
+    """A clause's condition does not hold; the text says what was seen instead."""
 
 
 def expect(kept: bool, came: object) -> None:
@@ -98,8 +98,8 @@ def expect(kept: bool, came: object) -> None:
 
 
 def clause(*cases: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
-    """Adds a function to `CLAUSES`, once for each of `cases`, its third argument, where there are any. Its docstring
-    says what an engine must do."""
+    """Adds a function to `CLAUSES`, once for each of `cases`, if any, as its third argument. Its docstring says what an
+    engine must do."""
 
     def add(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         def named(name: str, *case: Any) -> None:
@@ -123,7 +123,7 @@ def clause(*cases: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[.
 
 
 async def check_clause(name: str, engine: EngineUnderTest) -> None:
-    """Raises ContractBroken, and an engine's error where it fails in another way."""
+    """Run one clause. Raises ContractBroken, and the engine's error if it fails in another way."""
     async with engine.client() as client:
         await CLAUSES[name](client, engine)
 
@@ -136,9 +136,9 @@ def check_engine(
     but: Sequence[str] = (),
     ready_within_s: float = 240.0,
 ) -> None:
-    """Start an engine by `command`, which serves the model in `first` as version "1", and go through all clauses but
-    those named in `but`. `second` has the same model with other weights. Raises ContractBroken at the first one that it
-    does not keep, and an engine's error where it does not start."""
+    """Start an engine by `command`, which serves the model in `first` as version "1", and run all clauses except those
+    named in `but`. `second` has the same model with other weights. Raises ContractBroken at the first clause that the
+    engine does not keep, and the engine's error if it does not start."""
 
     async def run() -> None:
         async with EngineProcess(command, ready_within_s=ready_within_s, stop_within_s=5) as process:
@@ -546,7 +546,7 @@ async def _refuses(call: Awaitable[Any]) -> None:
 
 
 async def until_busy_with(requests: int, client: EngineClient) -> EngineLoad:
-    """An engine may tell its load some steps late."""
+    """Wait until the engine reports this many requests, which it may do some steps late."""
     load = None
     try:
         async with asyncio.timeout(LOAD_WITHIN_S):

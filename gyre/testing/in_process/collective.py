@@ -21,8 +21,8 @@ class InProcessCollective:
         self._broken = False
 
     def exchange(self, rank: int, value: Any, *, timeout_s: float = 30.0) -> list[Any]:
-        """Every rank's value in rank order. Raises ConnectionError where a peer was killed or did not come, as
-        Gloo does; the collective is of no use after that."""
+        """Every rank's value in rank order. Raises ConnectionError, as Gloo does, if a peer was killed or did not come;
+        the collective cannot be used after that."""
         with self._condition:
             entered = self._round
             self._values[rank] = value
@@ -39,32 +39,32 @@ class InProcessCollective:
             return self._gathered
 
     def break_off(self) -> None:
-        """A rank is dead: everybody who waits, and everybody who comes later, is told."""
+        """Fail all present and later calls, because a rank is dead."""
         with self._condition:
             self._broken = True
             self._condition.notify_all()
 
 
 _COLLECTIVES: dict[int, InProcessCollective] = {}
-"""Those of gangs that live, by the port that their ranks are told."""
+"""The collectives of living gangs, by the port that their ranks get."""
 _PORTS = itertools.count(1)
 
 
 def open_collective(world_size: int) -> tuple[int, InProcessCollective]:
-    """A new one, and the port by which `collective_of` finds it."""
+    """A new collective, and the port by which `collective_of` finds it."""
     port, collective = next(_PORTS), InProcessCollective(world_size)
     _COLLECTIVES[port] = collective
     return port, collective
 
 
 def close_collective(port: int) -> None:
-    """Its gang is dead: everybody who waits in it is told. Safe to repeat."""
+    """Fail all calls of a collective, because its gang is dead. Safe to repeat."""
     if (collective := _COLLECTIVES.pop(port, None)) is not None:
         collective.break_off()
 
 
 def collective_of(context: WorkloadContext) -> InProcessCollective:
-    """The collective of a workload that runs in an InProcessJob; one of its own where its gang has one rank."""
+    """The collective of a workload in an InProcessJob; a new one if its gang has one rank."""
     if context.world_size == 1 or context.master_port is None:
         return InProcessCollective(context.world_size)
     return _COLLECTIVES[context.master_port]

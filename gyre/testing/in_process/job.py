@@ -1,4 +1,4 @@
-"""A job in one process: its vertices, and the little of a master that they need. See `gyre.testing.in_process`."""
+"""A job in one process: its vertices, and the part of a master that they need. See `gyre.testing.in_process`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NO_RENDEZVOUS = "in-process"
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a trainer told the master: `kind` names a class of `gyre.failover.events`, `body` has its fields."""
+    """A trainer's report to the master: `kind` names a class of `gyre.failover.events`, `body` has its fields."""
 
     kind: str
     body: dict[str, Any]
 
 
 class InProcessJob:
-    """A job, its vertices and the little of a master that they need. A context manager: starts, then closes.
+    """A job, its vertices and the part of a master that they need. A context manager: starts, then closes.
 
     `directory` holds its checkpoints and, unless `store_url` says otherwise, its store. A vertex's id is its
     role and rank, `rollout-0`; the trainer's is `trainer-0`. All methods may be called from actions of `on`.
@@ -58,14 +58,14 @@ class InProcessJob:
         self.directory = directory
         self.store_url = store_url or f"sqlite:///{directory / 'gyre.db'}"
         self.reports: list[Reported] = []
-        """Everything that trainers reported and that was read before they died, in order."""
+        """The trainers' reports that were read before they died, in order."""
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._moments = Moments()
         self._vertices: dict[str, InProcessVertex] = {}
         self._incarnations: dict[str, int] = {}
         self._collectives: dict[str, int] = {}
-        """By gang, the port of its ranks' collective."""
+        """The port of each gang's collective."""
         self._transports: dict[int, InProcessTransport] = {}
         self._serial = 0
         self._paused = False
@@ -77,7 +77,7 @@ class InProcessJob:
     # -- life ---------------------------------------------------------------------------------------
 
     def start(self) -> InProcessJob:
-        """Bind every vertex and start the trainer. Raises UserCodeError where a `setup()` raised."""
+        """Bind every vertex and start the trainer. Raises UserCodeError if a `setup()` raised."""
         with self._lock:
             for role in self.spec.roles:
                 if role != TRAINER:
@@ -86,7 +86,7 @@ class InProcessJob:
         return self
 
     def close(self) -> None:
-        """Kill everything that is left and put the process's environment back. Safe to repeat."""
+        """Kill everything that is left and restore the process's environment. Safe to repeat."""
         with self._lock:
             for transport in self._transports.values():
                 transport.close()
@@ -117,11 +117,11 @@ class InProcessJob:
         when: When = "before",
         vertex: str | None = None,
     ) -> None:
-        """Run `action` at the `nth` call from now of `call`, `role.method`: any method, those of the protocol
-        included (`load_weights`, `state`, `begin`, `restore`, `checkpoint`, …). Each rank's call counts; `vertex`
-        counts that vertex's alone. An action that raises before a call makes the call fail with that. With `sent` it
-        runs in the trainer's thread when the call is on its way to the vertex: a trainer that is killed there has not
-        sent what it would send next, the same call to the next rank of a gang above all."""
+        """Run `action` at the `nth` call from now of `call`, `role.method`, which may be any method, also of the
+        protocol (`load_weights`, `state`, `begin`, `restore`, `checkpoint`, …). Each rank's call counts; with `vertex`
+        only that vertex's calls count. If the action raises before a call, the call fails with that error. With `sent`
+        it runs in the trainer's thread while the call is on its way to the vertex: a trainer that is killed there has
+        not made its next call, such as the same call to the next rank of a gang."""
         self._moments.add(call, nth, action, when=when, vertex=vertex)
 
     def on_report(self, kind: str, nth: int, action: Callable[[], object], *, when: When = "after") -> None:
@@ -131,7 +131,7 @@ class InProcessJob:
     # -- what happens to vertices -------------------------------------------------------------------
 
     def kill(self, *vertices: str) -> None:
-        """They die; nobody replaces them until `replace`."""
+        """Kill vertices; nobody replaces them until `replace`."""
         with self._lock:
             for vertex in vertices:
                 if vertex == f"{TRAINER}-0":
@@ -140,8 +140,8 @@ class InProcessJob:
                     self._kill(self._vertices[vertex])
 
     def replace(self, *vertices: str) -> None:
-        """New incarnations, announced to the trainer at once. With one rank of a gang goes the whole gang: what
-        still lives of it is killed, as the master does with a region."""
+        """Start new incarnations, and announce them to the trainer at once. With one rank the whole gang is replaced,
+        and its living ranks are killed, as the master does with a region."""
         with self._lock:
             roles: dict[str, set[int]] = {}
             for vertex in vertices:
@@ -164,11 +164,11 @@ class InProcessJob:
             self.replace(*vertices)
 
     def kill_trainer(self) -> None:
-        """The trainer dies where it stands; a new one with a higher term starts on the same ledger."""
+        """Kill the trainer at once; a new one with a higher term starts on the same ledger."""
         self.restart(f"{TRAINER}-0")
 
     def hang(self, vertex: str) -> None:
-        """It lives, but nothing that it works on ends, and nothing begins, until `wake`, `kill` or `replace`."""
+        """Let a vertex hang: it lives, but its calls neither end nor begin until `wake`, `kill` or `replace`."""
         self._vertices[vertex].hang()
 
     def wake(self, vertex: str) -> None:
@@ -194,8 +194,8 @@ class InProcessJob:
     # -- what came of it ----------------------------------------------------------------------------
 
     def result(self, *, timeout_s: float) -> dict[str, Any]:
-        """What `fit()` returned. Raises UserCodeError or JobFailed where it raised, and TimeoutError, which says
-        what every thread is doing, where it does not return within `timeout_s`."""
+        """The result of `fit()`. Raises UserCodeError or JobFailed if it raised, and TimeoutError, with the stack of
+        every thread, if it does not return within `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended is not None, timeout_s):
                 raise TimeoutError(
@@ -227,12 +227,12 @@ class InProcessJob:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What the trainer last said of how far it is."""
+        """The trainer's last report of its progress."""
         return self._trainer.progress.read()[1]
 
     @property
     def running(self) -> dict[str, int]:
-        """The incarnation of every vertex that lives, the trainer left out."""
+        """The incarnation of every living vertex except the trainer."""
         with self._lock:
             return {
                 name: vertex.host.incarnation
@@ -364,7 +364,7 @@ class InProcessJob:
                 self._changed.notify_all()
 
     def _is_known(self, kind: str, body: dict[str, Any]) -> bool:
-        """Whether an earlier trainer was heard with what this one tells again, as the coordinator decides it."""
+        """Whether an earlier trainer made the same report, as the coordinator decides it."""
         if kind == "GangRestored":
             known = [one.body["number"] for one in self.reports_of(kind) if one.body["role"] == body["role"]]
             return bool(body["number"] <= max(known, default=0))

@@ -2,7 +2,7 @@
 
 Invariants:
 - *acknowledged*: only a version that an instance has loaded counts, under the checksum that it acknowledged;
-- *verified*: what comes out of a `FetchedCopy` had that checksum, chunk by chunk.
+- *verified*: the content of a `FetchedCopy` had that checksum, chunk by chunk.
 
 This module must not know who trains on it, or in which layout.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ASK_WITHIN_S = 5.0
-"""For the rollout manager to say who has what. It answers in a millisecond, or not at all."""
+"""Deadline of the question to the rollout manager, which answers in a millisecond or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class WeightCopy:
 
 
 def newest_copy(directory: Path) -> WeightCopy | None:
-    """Of the job whose directory this is. None where nobody has a version, or nobody can be asked."""
+    """The newest copy of the job with this directory. None if nobody has a version, or the manager does not answer."""
     where = read_endpoint(directory)
     if where is None:
         return None
@@ -52,19 +52,19 @@ def newest_copy(directory: Path) -> WeightCopy | None:
     request = urllib.request.Request(
         f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"}
     )
-    # No proxy, whatever the environment says: the token is the manager's alone.
+    # Without the environment's proxy: the token is for the manager alone.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=read_trust(directory))
     )
     try:
         with opener.open(request, timeout=ASK_WITHIN_S) as reply:
             return copy_of(json.loads(reply.read()))
-    except (urllib.error.URLError, OSError, ValueError):  # away for a moment: it is asked again
+    except (urllib.error.URLError, OSError, ValueError):  # away for a moment: the caller asks again
         return None
 
 
 def copy_of(status: dict[str, Any]) -> WeightCopy | None:
-    """The same from what the manager says of itself."""
+    """The newest copy in the manager's status."""
     able = [
         one
         for one in status["instances"]
@@ -79,7 +79,7 @@ def copy_of(status: dict[str, Any]) -> WeightCopy | None:
 
 class FetchedCopy:
     """The version as a folder in Hugging Face's layout at `path`, served to others at `address` (any port), until
-    `close`. `sources` are (host:port, folder): the folder counts where it is on this machine, and is linked then.
+    `close`. `sources` are (host:port, folder); a folder on this machine is linked.
 
     `purpose` tells the ranks of a machine apart. Raises Unreachable, WeightsUnreachable, ArenaFull, and WeightMismatch.
     """
@@ -104,8 +104,8 @@ class FetchedCopy:
             )
         url, token = where
         self.checksum = checksum
-        # Whose networks the settings name is the instances' matter: the manager says who has it. The ports are
-        # for the actor and the instances, one each; a rank that cannot reach this copy has the instances.
+        # The settings' networks and ports are for the actor and the instances, one port each: the manager says which
+        # instances have the version, and a rank that cannot reach this copy can reach them.
         plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": [], "ports": ""})
         self._peer = WeightPeer(root or default_root(), of_copy(purpose, directory), token, plane, url=url)
         self.address = self._peer.server.address
@@ -119,7 +119,7 @@ class FetchedCopy:
             raise
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them by their Hugging Face names. They are of their own memory."""
+        """All tensors by their Hugging Face names, in memory of their own."""
         from gyre.models.safetensors_folder import SafetensorsFolder
 
         return {name: tensor.clone() for name, tensor in SafetensorsFolder(self.path).tensors().items()}
@@ -134,5 +134,5 @@ class FetchedCopy:
 
 
 def _say(kind: str, evidence: dict[str, Any]) -> None:
-    """Into the rank's log: what went wrong and was mended concerns this fetch alone."""
+    """Write an incident of this fetch, which was mended, into the rank's log."""
     print(f"{kind} {json.dumps(evidence)[:2000]}", flush=True)

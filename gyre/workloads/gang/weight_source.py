@@ -1,8 +1,8 @@
-"""Where the actor's published policies lie and who may fetch them: an arena of its own, and a server of its chunks.
+"""The actor's published policies: an arena of its own, and a server of its chunks.
 
 Invariants:
 - *the trainer waits for nobody*: see `gyre.weights.publisher`;
-- *taken over*: who is started again for the same job on the same machine finds what was published before it.
+- *taken over*: a restarted actor of the same job on the same machine finds the versions published before it.
 
 This module must not know what is trained, or who fetches it.
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     import torch
 
 HELD = 3
-"""Versions: the newest, the one that is being written, and the one that a pinned evaluation may still need."""
+"""Versions kept: the newest, the one being written, and one that a pinned evaluation may still need."""
 
 ENDPOINT_WITHIN_S = 60.0
-"""For the rollout manager to say where it is and what the token is. It starts beside the trainer."""
+"""How long to wait for the rollout manager's address and token. It starts beside the trainer."""
 
 
 class WeightSource:
-    """Of the job whose directory this is. It listens on this machine's address on the way to the rollout manager.
-    Raises Unreachable where that stays unknown."""
+    """The weight source of the job with this directory. It listens on this machine's address on the way to the rollout
+    manager. Raises Unreachable if the manager's address stays unknown."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class WeightSource:
         self.arena, self.server = self.peer.arena, self.peer.server
         self.publisher = Publisher(self.arena, self.server, chunk_bytes=self._settings.chunk_bytes)
         if self._settings.codec in ("delta", "fp8"):
-            self.server.encoded.steps.asked()  # somebody will: the first step is kept, too
+            self.server.encoded.steps.asked()  # deltas will be asked for: the first step is kept too
 
     @property
     def address(self) -> str:
@@ -63,9 +63,9 @@ class WeightSource:
     def publish(
         self, named: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, version: int, step: int
     ) -> dict[str, Any]:
-        """`{"version", "checksum", "path", "source", "model", "size_bytes", "copy_s", "seconds"}`: what the rollout
-        manager is told, and what the trainer has waited for. A tensor is copied once, in its own dtype unless the
-        settings say another."""
+        """Publish the tensors as a version. Returns `{"version", "checksum", "path", "source", "model", "size_bytes",
+        "copy_s", "seconds"}`: the manager's fields, and the trainer's waiting time. A tensor is copied once, in its own
+        dtype unless the settings say another."""
         began = time.monotonic()
         fp8 = self._settings.codec == "fp8"
         layout, own = layout_of(
