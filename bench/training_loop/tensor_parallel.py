@@ -1,18 +1,18 @@
-"""One engine over several GPUs, as an instance of Gyre's plane: versions come into all of its ranks under load, and
-what it then generates is what those weights say.
+"""One engine over several GPUs, as an instance of Gyre's plane: versions are loaded into all its ranks under load, and
+its samples must be those of the loaded weights.
 
-Versions take turns between two models that have nothing in common but their shape. So a token's log-prob tells whose it
-is, and Megatron, with the same weights, says what it should be:
+Versions alternate between two models that share only their shape. So a token's log-prob tells its version, and Megatron
+computes the right one with the same weights:
 
     clean   samples of one version: the engine's log-probs are Megatron's, within the tolerance of the precision. A rank
-            with another part of the weights than its own would show here. So does, in a sample that was being begun
-            when a version came, what the version before had a hand in: its prompt's keys and values, or a token that
-            was on its way. These are counted, and told apart by the first token: is it of the version before?
-    mixed   samples that ran while a version came: up to the token where their second version begins by the books, the
-            log-probs are the first version's, and from there on they are not. (What comes after is of the new weights
-            over keys and values of the old ones, which no model that is read whole would compute.) An engine that does
-            not tell spans (SGLang 0.5.17) has the tokens of one message counted as those of its older version: new
-            weights may begin up to a message before the boundary then.
+            with another rank's part of the weights would show here. So would a sample that began while a version was
+            loaded and has keys, values or a token of the previous version. Such samples are counted, and classified by
+            whether their first token is of the previous version.
+    mixed   samples that ran while a version was loaded: up to the recorded start of their second version, the log-probs
+            are the first version's, and after it they are not. (Later tokens come from the new weights over the old
+            ones' keys and values, which no single model would compute.) An engine that does not tell spans (SGLang
+            0.5.17) labels the tokens of one message with the older version: new weights may then begin up to a message
+            before the boundary.
 
 `Versions` does both; it publishes as the loop's trainer does: an actor's weights, by its arena, to the receiver.
 """
@@ -37,17 +37,17 @@ from training_loop.actors.actor import ActorProcess, Row, Work, now
 from training_loop.trainer import Shape
 
 TOLERANCES = {"mean_abs": 0.06, "p99_abs": 0.25}
-"""Nats, of bfloat16: an engine of one rank is 0.03 and 0.11 from Megatron."""
+"""Tolerances in nats for bfloat16: an engine of one rank differs by 0.03 and 0.11 from Megatron."""
 EXACT = {"mean_abs": 1e-4, "p99_abs": 1e-3}
-"""Of float32."""
+"""Tolerances for float32."""
 APART, APART_EXACT = 0.75, 0.02
-"""A log-prob that is farther from a version's than this is not of that version."""
+"""A log-prob that differs more than this from a version's is not of that version."""
 
 TELLS_SPANS = (0, 5, 23)
-"""The first SGLang that was seen to tell which version made which tokens."""
+"""The first known SGLang that tells which version made which tokens."""
 
 CHECKED = 48
-"""Samples of each kind and model."""
+"""Number of samples checked of each kind and model."""
 
 
 def over_devices(command: Callable[..., Any], ranks: int, devices: str) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ def tokens_a_message(engine: str) -> int:
 
 
 class VersionsWork(Work):
-    """An actor that becomes one model or the other, as by an optimizer's step."""
+    """An actor that takes the weights of one model or the other, as if by an optimizer step."""
 
     def take(self, path: str) -> Row:
         from gyre.models.safetensors_folder import SafetensorsFolder
@@ -91,7 +91,7 @@ class VersionsWork(Work):
         return {"seconds": self._now() - began, "stepped_at": self.stepped_at}
 
     def differences(self, groups: list[Any]) -> list[Any]:
-        """Of each sample's log-probs from this model's: float32 `[t]`, absolute."""
+        """The absolute differences of each sample's log-probs from this model's, float32 `[t]`."""
         from gyre.workloads.megatron.steps.packing import Row as Sequence
         from gyre.workloads.megatron.steps.packing import pack
 
@@ -110,7 +110,7 @@ class VersionsWork(Work):
 
 
 class LoadTrainer(Trainer):
-    """Keeps an engine under load, and what came of it."""
+    """Keeps an engine under load, and keeps its samples."""
 
     def __init__(self, endpoint: Callable[[], Any], shape: Shape) -> None:
         self.shape = shape
@@ -128,7 +128,7 @@ class LoadTrainer(Trainer):
         super()._groups(purpose, groups)
 
     def keep_asking(self, groups: int) -> None:
-        """So many groups are open, until `no_more`."""
+        """Keep this many groups open until `no_more`."""
         stop = self._feeding = threading.Event()
 
         def work() -> None:
@@ -173,7 +173,7 @@ class Versions:
         return found
 
     def publish(self, version: int, until: float) -> Row:
-        """Beside the load; one row."""
+        """Publish a version under load; returns one row."""
         left = max(1.0, until - now())
         stepped = self.actor.call("take", left, path=str(self.models[version % 2]))["stepped_at"]
         told = self.actor.call(
@@ -204,7 +204,7 @@ class Versions:
         }
 
     def run(self, versions: int, until: float, told: Callable[[Row], None]) -> list[Row]:
-        """So many versions, one after another, with a window of undisturbed generation before and after each."""
+        """Publish versions one after another, with a window of undisturbed generation before and after each."""
         rows = []
         time.sleep(self.window_s)
         for version in range(1, versions + 1):
@@ -218,7 +218,7 @@ class Versions:
         return rows
 
     def checked(self, until: float) -> Row:
-        """What came, against the models: see the module. The engine has ended what it was asked for."""
+        """Check the samples against the models; see the module. The engine must have ended all requests."""
         groups = list(self.trainer.groups)
         found: Row = {
             "samples": sum(len(group.samples) for group in groups),
@@ -253,7 +253,7 @@ class Versions:
         return found
 
     def _clean(self, groups: list[Any], limit: float, until: float) -> Row:
-        """Of samples of one version. `others` are those that another model has had a hand in."""
+        """The check of samples of one version. `others` counts samples that the other model influenced."""
         if not groups:
             return {}
         others, own = [], []
@@ -275,8 +275,8 @@ class Versions:
 
 
 def _some(groups: Sequence[Any], model: int, *, runs: int) -> list[Any]:
-    """Samples that begin with a version of `model`, each as a group: of one run, or of at least two. From the whole
-    time, evenly."""
+    """Samples that begin with a version of `model`, each as a group, with one run or at least two, spread evenly over
+    the whole time."""
     from gyre.rollouts.samples import Group
 
     kept = [
@@ -294,8 +294,8 @@ def _some(groups: Sequence[Any], model: int, *, runs: int) -> list[Any]:
 
 
 def _boundaries(samples: Sequence[Any], apart: Sequence[Any], limit: float, message: int) -> Row:
-    """Where the log-probs leave the first version, against where the books say so. A token of the new weights may
-    have the old ones' log-prob by chance, so that they seem to begin after the boundary; not the other way round."""
+    """Where the log-probs leave the first version, compared with the recorded boundary. A token of the new weights may
+    have the old ones' log-prob by chance, so that they seem to begin after the boundary, but not before it."""
     begins: Counter[str] = Counter()
     wrong = 0
     before: list[float] = []

@@ -187,9 +187,9 @@ class GangRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupSetAside(Event):
-    """The trainer gave a group up, and another prompt took its place. `reason` is `poison` where nobody could generate
-    it, with the engines' last words as evidence, `stale`, or `no_gradient` where all samples earned the same; `tokens`
-    are those that the trainer had of it."""
+    """Another prompt took a group's place. `reason` is `poison` if the group was quarantined, with the engines' last
+    words as evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
+    it."""
 
     incarnation: int
     group: int
@@ -212,8 +212,8 @@ class MasterHung(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStalled(Event):
-    """Every vertex runs, and after `step` there was no other for `after_s`, where `limit_s` are allowed. `stands_still`
-    says whether nothing else moved either. `evidence` holds who waits for whom, and the trainer's stack."""
+    """Every vertex runs, and no step came after `step` for `after_s`, while `limit_s` are allowed. `stands_still` says
+    whether nothing else moved either. `evidence` holds who waits for whom, and the trainer's stack."""
 
     step: int
     after_s: float
@@ -225,7 +225,7 @@ class JobStalled(Event):
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
-    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside`, `WindowClosed`,
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside` (quarantined), `WindowClosed`,
     `MemoryNotReleased`, `WeightsRefused` or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
@@ -238,8 +238,8 @@ class RolloutsChanged(Event):
 @dataclass(frozen=True, slots=True)
 class ScaleAdvised(Event):
     """The rollout manager's elasticity policy: of the elastic `role` there should be `count` vertices instead of
-    `seen`. `reason` is the policy's sentence, `observed` what it rests on. `possible` is how many of them the cluster
-    has room for, up to `count`, as the master found when it heard the advice; None where it did not look."""
+    `seen`. `reason` is the policy's sentence, `observed` its observation. `possible` is how many of them the cluster
+    has room for, up to `count`, as the master found when it got the advice; None if it did not look."""
 
     vertex: str
     incarnation: int
@@ -396,7 +396,7 @@ def event_from(kind: str, body: Mapping[str, Any]) -> Event:
 
 def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
     """The event that a vertex reports, from plain data. Unlike `event_from`, which reads what a master wrote, it
-    believes nothing: raises ValueError with a sentence where no vertex reports this kind, or a field is missing or of
+    believes nothing: raises ValueError with a sentence if no vertex reports this kind, or a field is missing or of
     another type. Metrics that are no numbers are left out."""
     cls = _KINDS.get(kind)
     if cls is None or not issubclass(cls, (*REPORTED, MasterHung)) or cls in (Reported, ReportRefused):

@@ -35,8 +35,8 @@ restarted vertex moves once, at its start."""
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """No step after `step` for `after_s`, where `limit_s` are allowed. `stands_still`: nothing else moved for long, and
-    a graph's trainer runs, which has no work of its own that nobody sees."""
+    """A stall: no step after `step` for `after_s`, while `limit_s` are allowed. `stands_still` says that nothing else
+    moved for long, and that a graph's trainer runs, which has no work of its own that nobody sees."""
 
     step: int
     after_s: float

@@ -137,7 +137,7 @@ class JobRecord:
     """The number of the last restore of each role that had one."""
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    """The traceback or sentence that ended the job, for the screen."""
+    """The traceback or sentence that ended the job, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ RowKey = tuple[str, str]
 
 
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
-    """The snapshot row under `key`, as JSON-able data; None where the state has none."""
+    """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
     if kind == "job":
         row = asdict(state.job)
         if not row["restored"]:
-            del row["restored"]  # rows from before there was any have none
+            del row["restored"]  # older rows do not have it
         return row
     if kind == "budget":
         uses = state.uses.get(name)

@@ -1,4 +1,4 @@
-"""Trainer back ends: which classes train, refer and criticise where a job names none for these roles."""
+"""Trainer back ends: the default classes of actor, reference and critic for a job that names none."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gyre.errors import GraphError
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`classes` are those of the roles that it fills, as `module:Class`; what they must do: docs/bring-your-own.md.
+    """A back end. `classes` has the classes of its roles, as `module:Class`; docs/bring-your-own.md has their contract.
 
-    A role in `reads_model` reads the model of `config.megatron.model_path` by itself; the others of its roles that need
-    the policy that training begins with are given it by the actor.
+    A role in `reads_model` reads the model of `config.megatron.model_path` by itself; its other roles that need the
+    initial policy get it from the actor.
     """
 
     classes: Mapping[str, str]
     reads_model: frozenset[str] = frozenset()
 
     def class_of(self, role: str) -> Entrypoint | None:
-        """None where it does not fill the role. Raises GraphError for what names no class."""
+        """The class of a role; None if the back end has none for it. Raises GraphError if its text names no class."""
         if role not in self.classes:
             return None
         try:
@@ -32,7 +32,7 @@ class Backend:
 
 
 def backend_named(name: str, python_path: Iterable[str] = ()) -> Backend:
-    """The back end that an import path or an entry point names. Raises ConfigError where it cannot be loaded."""
+    """The back end that an import path or an entry point names. Raises ConfigError if it cannot be loaded."""
     found = BACKEND.load(name, python_path)
     if not isinstance(found, Backend):
         raise GraphError(

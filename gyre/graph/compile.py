@@ -86,7 +86,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         _add_rollout_manager(resolved, recipe.defaults.get(ROLLOUT_MANAGER, DEFAULT_CLASSES[ROLLOUT_MANAGER]))
         _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
-        if recipe.loss and isinstance(given, dict):  # `check_integrations` refuses what is not a mapping
+        if recipe.loss and isinstance(given, dict):  # `check_integrations` refuses anything but a mapping
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
         check_integrations(resolved)
     trainer = resolved.roles.get(TRAINER)
@@ -247,7 +247,7 @@ def _with_rates(operators: dict[str, Operator], known: list[Edge], added: list[E
 
 
 def _balanced(edge: Edge, firings: dict[str, int], tokens: dict[str, int]) -> tuple[int, int]:
-    """Where the source's firing is so many groups, a token of a samples edge is one group."""
+    """The rates of an edge for these firings. On a samples edge, a token is one group of the source's firing."""
     source, target = firings[edge.source], firings[edge.target]
     common = gcd(source, target)
     produce, consume = target // common, source // common

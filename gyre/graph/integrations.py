@@ -63,8 +63,8 @@ def reads_sections(spec: JobSpec) -> bool:
 
 
 def check_complete(spec: JobSpec) -> None:
-    """What has no default, and must stand in `config` before the job is submitted: prompts, a model, learning rates.
-    `spec` is a compiled job's. Raises ConfigError, one sentence, for what is missing."""
+    """Check that `config` has everything without a default: prompts, a model, learning rates. `spec` is a compiled
+    job's. Raises ConfigError, one sentence, for what is missing."""
     settings = WorkloadSettings.read(spec.config)
     prompts = spec.run.data or settings.data or settings.task
     if not prompts and _is(spec, "trainer", "gyre.workloads.trainer", "GraphTrainer"):

@@ -73,8 +73,7 @@ class Cluster(Protocol):
         ...
 
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
-        """Stacks of the process's threads, taken without its help. Never raises: the text says what could not be
-        seen."""
+        """Stacks of the process's threads, taken without its help. Never raises: the text says what is missing."""
         ...
 
     async def end(self) -> None:

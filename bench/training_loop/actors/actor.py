@@ -1,7 +1,7 @@
-"""A Megatron actor in a process of its own, as in a job, and what the bench asks of it there.
+"""A Megatron actor in a process of its own, as in a job, and the bench's calls to it.
 
-`ActorProcess` is the asking side. A process has two lines: one for what computes, in order, and one for publishing,
-which goes on while the next step computes. What both exchange is pickled: both ends are this bench's own.
+`ActorProcess` is the caller's side. A process has two lines: one for computation, in order, and one for publishing,
+which goes on while the next step computes. Messages are pickled, because both ends are this bench's own.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LEVELS = (
     "without torch.compile",
     "without torch.compile, attention a sequence at a time, passes of half the tokens",
 )
-"""What is tried in turn where the actor's first step fails: a machine that is lent once is not to be wasted."""
+"""Fallbacks that are tried in turn if the actor's first step fails, so as not to waste a lent machine."""
 
 
 class ActorFailed(Exception):
-    """It failed, did not answer in time, or is gone."""
+    """The actor failed, did not answer in time, or is gone."""
 
 
 class ActorProcess:
@@ -71,14 +71,14 @@ class ActorProcess:
         return self.process.pid
 
     def call(self, what: str, within_s: float, *, line: str = "compute", **given: Any) -> Any:
-        """Raises ActorFailed with its traceback."""
+        """Call the actor. Raises ActorFailed with the actor's traceback."""
         connection, lock = self._lines[line]
         with lock:
             try:
                 self._asked = number = self._asked + 1
                 connection.send((number, what, given))
                 until, answered = now() + within_s, -1
-                while answered != number:  # an answer to what was given up is not this one's
+                while answered != number:  # skip answers to calls that were given up
                     if not connection.poll(max(0.0, until - now())):
                         raise ActorFailed(f"the actor did not answer {what} within {within_s:.0f} s")
                     answered, ok, answer = connection.recv()
@@ -92,7 +92,7 @@ class ActorProcess:
         return answer
 
     def end_lines(self) -> None:
-        """It ends when nobody asks any more."""
+        """Close the lines, at which the process ends."""
         for line, _ in self._lines.values():
             line.close()
 
@@ -106,7 +106,7 @@ class ActorProcess:
 
 
 def actor_main(options: Row, work_of: Callable[[Row], Work] | None = None) -> None:
-    """Answers until nobody asks any more. `work_of(options)` is what answers: `Work`, or one that does more."""
+    """Answer calls until the lines are closed. `work_of(options)` makes the object that answers, by default `Work`."""
     compute, publish = (Connection(number) for number in options["lines"])
     work = (work_of or Work)(options)
     thread = threading.Thread(target=_answer, args=(publish, work), daemon=True)
@@ -157,12 +157,12 @@ class Work:
     # -- what a step is made of ------------------------------------------------------------------------
 
     def _import(self) -> Row:
-        """At once, while the model is being written."""
+        """Import at once, while the model is being written."""
         from gyre.workloads.megatron.model.seam import open_seam
 
         began = now()
         if self.cuda:
-            if self.torch.cuda.device_count() > 1:  # a rank of several has one of them, as in a job
+            if self.torch.cuda.device_count() > 1:  # each of several ranks has one device, as in a job
                 self.torch.cuda.set_device(int(os.environ["GYRE_DEVICES"]))
             self.torch.zeros(1, device="cuda")
         open_seam(self.torch.device("cuda" if self.cuda else "cpu"))
@@ -172,12 +172,12 @@ class Work:
         return {"torch": self.torch.__version__, "seconds": round(now() - began, 2)}
 
     def ready(self) -> Row:
-        """It has imported what it needs."""
+        """Whether the imports are done."""
         return self.imported
 
     def setup(self, layout: Row | None = None, port: int = 0) -> Row:
-        """A new actor, also in place of the one before. `layout` are settings of `config.megatron`; the ranks of a
-        gang meet at `port`."""
+        """Set up a new actor, which replaces an earlier one. `layout` holds settings of `config.megatron`; the ranks of
+        a gang meet at `port`."""
         from gyre.workloads.base import WorkloadContext
 
         began = now()
@@ -223,13 +223,13 @@ class Work:
         }
 
     def _learner(self) -> Any:
-        """What is set up."""
+        """The actor that is set up."""
         from gyre.workloads.megatron.actor import MegatronActor
 
         return MegatronActor()
 
     def _let_go(self) -> None:
-        """Of the actor of before, and its memory."""
+        """Drop the earlier actor and its memory."""
         before, self.actor = self.actor, None
         source, self._source = self._source, None
         if source is not None:
@@ -252,7 +252,8 @@ class Work:
         return {**told, "seconds": seconds}
 
     def apply(self, step: int, indices: int, group_ids: list[int]) -> Row:
-        """`seconds` in all, of them `snapshot_s` from `stepped_at`, when the weights were new."""
+        """Apply a step. `seconds` is the whole time, `snapshot_s` its part after `stepped_at`, when the weights were
+        new."""
         told, seconds = self._timed(lambda: self.actor.apply(step=step, indices=indices, group_ids=group_ids))
         return {
             **told,
@@ -265,32 +266,32 @@ class Work:
         return {"step": self.actor.step, "trained": self.actor.trained}
 
     def give_back(self) -> Row:
-        """Memory that the allocator keeps and nothing is in: what a colocated engine can have."""
+        """Free the allocator's unused memory, for a colocated engine."""
         began = now()
         if self.cuda:
             self.torch.cuda.empty_cache()
         return {"seconds": round(now() - began, 4)}
 
     def checkpoint(self, path: str) -> Row:
-        """To the disk, and wait for it."""
+        """Write a checkpoint to the disk, and wait for it."""
         began = self.begin_checkpoint(path)
         ended = self.end_checkpoint()
         return {**began, "write_s": ended["seconds"], "seconds": began["seconds"] + ended["seconds"]}
 
     def begin_checkpoint(self, path: str) -> Row:
-        """`seconds` is what training stands for: `digest_s` for the checksum of the weights, unless it is known, and
-        `copy_s` until everything is in host memory. It is written beside what is trained next."""
+        """Begin a checkpoint. Training stops for `seconds`: `digest_s` for the checksum of the weights, unless it is
+        known, and `copy_s` for the copy to host memory. It is written while the next step trains."""
         _, digest_s = self._timed(lambda: self.actor._digest())
         _, copy_s = self._timed(lambda: self.actor.checkpoint(Path(path), background=True))
         return {"digest_s": digest_s, "copy_s": copy_s, "seconds": digest_s + copy_s}
 
     def end_checkpoint(self) -> Row:
-        """When it is written."""
+        """Wait until the checkpoint is written."""
         _, seconds = self._timed(lambda: self.actor.checkpoint_written(wait=True))
         return {"seconds": seconds}
 
     def restore(self, path: str) -> Row:
-        """Whatever layout wrote it."""
+        """Restore a checkpoint of any layout."""
         _, seconds = self._timed(lambda: self.actor.restore(Path(path)))
         return {"seconds": seconds, "step": self.actor.step}
 
@@ -306,14 +307,14 @@ class Work:
     # -- publishing, beside the next step --------------------------------------------------------------
 
     def publish(self, version: int, way: str, folder: str, endpoint: str) -> Row:
-        """The weights after the last step as a folder that engines can load, below `folder`. `path`, `checksum`,
-        `sources` and `model` are what the manager is to be told."""
+        """Publish the weights after the last step as a folder that engines can load, below `folder`. Returns the
+        manager's `path`, `checksum`, `sources` and `model`."""
         began = now()
         told = getattr(self, f"_publish_{way}")(version, Path(folder), Path(endpoint))
         return {"way": way, "began_at": began, **told}
 
     def _publish_folder(self, version: int, folder: Path, endpoint: Path) -> Row:
-        """Packed into one buffer, which is then written."""
+        """Publish by packing everything into one buffer, which is then written."""
         from gyre.weights.version.manifest import WeightManifest
         from gyre.weights.version.model_folder import write_model_folder
 
