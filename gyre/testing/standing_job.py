@@ -178,7 +178,8 @@ class StandingJob:
 
     def close(self) -> None:
         """End the master and remove its files."""
-        self._life.loop.call_soon_threadsafe(self._life.die)
+        if self._thread.is_alive():  # else the master has ended by itself
+            self._life.loop.call_soon_threadsafe(self._life.die)
         self._thread.join(THREAD_PATIENCE_S)
         self._folder.cleanup()
 

@@ -31,15 +31,15 @@ def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["small", "standing-1"])
-def test_a_job_is_found_by_name_and_by_id(http: Client, job: StandingJob, name: str) -> None:
-    view = http.get(f"/api/v1/jobs/{name}").json()
-    assert view == {**job.view(), "job": view["job"]}
+def test_a_job_is_found_by_name_and_by_id(shared_http: Client, shared_job: StandingJob, name: str) -> None:
+    view = shared_http.get(f"/api/v1/jobs/{name}").json()
+    assert view == {**shared_job.view(), "job": view["job"]}
     assert view["job"].items() >= {"job_id": "standing-1", "name": "small", "phase": "running"}.items()
     assert view["master"]["pid"] == os.getpid()
 
 
-def test_the_list_holds_the_one_job(http: Client) -> None:
-    (row,) = http.get("/api/v1/jobs").json()["jobs"]
+def test_the_list_holds_the_one_job(shared_http: Client) -> None:
+    (row,) = shared_http.get("/api/v1/jobs").json()["jobs"]
     assert (row["job_id"], row["phase"]) == ("standing-1", "running")
 
 
@@ -68,11 +68,11 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
     }
 
 
-def test_events_come_in_pages(http: Client) -> None:
-    first = http.get(f"{JOB}/events", params={"limit": 5}).json()
+def test_events_come_in_pages(shared_http: Client) -> None:
+    first = shared_http.get(f"{JOB}/events", params={"limit": 5}).json()
     assert [event["seq"] for event in first["events"]] == [1, 2, 3, 4, 5]
     assert (first["next"], first["more"]) == (5, True)
-    rest = http.get(f"{JOB}/events", params={"after": first["next"], "limit": 5}).json()
+    rest = shared_http.get(f"{JOB}/events", params={"after": first["next"], "limit": 5}).json()
     assert [event["seq"] for event in rest["events"]] == [6, 7, 8]
     assert (rest["next"], rest["more"]) == (8, False)
 
@@ -88,11 +88,11 @@ def test_logs_go_on_from_their_cursor(http: Client, job: StandingJob) -> None:
     assert [(chunk["offset"], chunk["text"]) for chunk in more["chunks"]] == [(12, "again\n")]
 
 
-def test_prometheus_and_health(http: Client) -> None:
-    metrics = http.get("/metrics")
+def test_prometheus_and_health(shared_http: Client) -> None:
+    metrics = shared_http.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'gyre_events_committed{job="small"} 8.0' in metrics.text
-    assert http.get("/healthz").json() == {"ok": True}
+    assert shared_http.get("/healthz").json() == {"ok": True}
 
 
 def test_commands_are_in_the_journal_when_they_are_accepted(http: Client, job: StandingJob) -> None:
@@ -138,8 +138,11 @@ def test_a_405_says_what_is_allowed(shared_http: Client) -> None:
     assert shared_http.delete(JOB).headers["allow"] == "GET"
 
 
-def test_an_unknown_job_names_the_nearest(http: Client) -> None:
-    assert assert_problem(http.get("/api/v1/jobs/smal"), 404, "not_found")["hint"] == "did you mean 'small'?"
+def test_an_unknown_job_names_the_nearest(shared_http: Client) -> None:
+    assert (
+        assert_problem(shared_http.get("/api/v1/jobs/smal"), 404, "not_found")["hint"]
+        == "did you mean 'small'?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,8 +214,8 @@ def test_without_a_token_no_web_page_can_command(http: Client, headers: dict[str
     assert http.post(f"{JOB}:pause", headers=headers).status_code == status
 
 
-def test_openapi_is_complete(http: Client) -> None:
-    paths = http.get("/api/v1/openapi.json").json()["paths"]
+def test_openapi_is_complete(shared_http: Client) -> None:
+    paths = shared_http.get("/api/v1/openapi.json").json()["paths"]
     assert len(paths) == 17
     for path, methods in paths.items():
         for method, operation in methods.items():

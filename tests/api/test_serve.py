@@ -38,8 +38,8 @@ def start(job: StandingJob) -> Iterator[Start]:
         assert not server.is_alive
 
 
-def test_it_listens_when_start_returns_and_not_after_stop(job: StandingJob) -> None:
-    server = RestServer(create_app(job.master, token=None))
+def test_it_listens_when_start_returns_and_not_after_stop(shared_job: StandingJob) -> None:
+    server = RestServer(create_app(shared_job.master, token=None))
     url = server.start()
     assert httpx.get(f"{url}/healthz").json() == {"ok": True}
     server.stop()
@@ -159,8 +159,8 @@ def test_a_slow_master_does_not_stop_health_or_streams(
         slow.join()
 
 
-def test_stop_ends_open_streams(job: StandingJob) -> None:
-    server = RestServer(create_app(job.master, token=None))
+def test_stop_ends_open_streams(shared_job: StandingJob) -> None:
+    server = RestServer(create_app(shared_job.master, token=None))
     url = server.start()
     with GyreClient(url) as client:
         stream = client.stream("small", after=7)
@@ -178,13 +178,13 @@ def test_a_port_in_use_is_one_sentence(start: Start, job: StandingJob) -> None:
     assert int(other.rpartition(":")[2]) != port
 
 
-def test_a_restarted_server_gets_its_port_back(job: StandingJob) -> None:
-    first = RestServer(create_app(job.master, token=None))
+def test_a_restarted_server_gets_its_port_back(shared_job: StandingJob) -> None:
+    first = RestServer(create_app(shared_job.master, token=None))
     url = first.start()
     httpx.get(f"{url}/healthz")
     first.stop()
     again = RestServer(
-        create_app(job.master, token=None), port=int(url.rpartition(":")[2]), fallback_to_any=True
+        create_app(shared_job.master, token=None), port=int(url.rpartition(":")[2]), fallback_to_any=True
     )
     assert again.start() == url
     again.stop()
@@ -192,18 +192,18 @@ def test_a_restarted_server_gets_its_port_back(job: StandingJob) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "gyre.example"])
 @pytest.mark.parametrize("token", [None, ""])
-def test_off_loopback_needs_a_token(job: StandingJob, host: str, token: str | None) -> None:
+def test_off_loopback_needs_a_token(shared_job: StandingJob, host: str, token: str | None) -> None:
     with pytest.raises(ConfigError, match="needs a token"):
-        RestServer(create_app(job.master, token=None), host, 0, token)
+        RestServer(create_app(shared_job.master, token=None), host, 0, token)
 
 
-def test_an_address_of_another_machine_is_one_sentence(job: StandingJob) -> None:
+def test_an_address_of_another_machine_is_one_sentence(shared_job: StandingJob) -> None:
     with pytest.raises(ConfigError, match="cannot listen there"):
-        RestServer(create_app(job.master, token="t"), "192.0.2.1", 0, "t").start()
+        RestServer(create_app(shared_job.master, token="t"), "192.0.2.1", 0, "t").start()
 
 
-def test_a_wildcard_with_a_token_is_served(job: StandingJob) -> None:
-    server = RestServer(create_app(job.master, token="t"), "0.0.0.0", 0, "t", advertise="127.0.0.1")
+def test_a_wildcard_with_a_token_is_served(shared_job: StandingJob) -> None:
+    server = RestServer(create_app(shared_job.master, token="t"), "0.0.0.0", 0, "t", advertise="127.0.0.1")
     try:
         with GyreClient(server.start(), "t") as client:
             assert client.jobs()[0]["name"] == "small"
