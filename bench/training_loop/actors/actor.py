@@ -172,7 +172,7 @@ class Work:
         return {"torch": self.torch.__version__, "seconds": round(now() - began, 2)}
 
     def ready(self) -> Row:
-        """Whether the imports are done."""
+        """The row about the imports, which are done."""
         return self.imported
 
     def setup(self, layout: Row | None = None, port: int = 0) -> Row:
