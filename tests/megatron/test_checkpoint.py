@@ -23,7 +23,8 @@ def written(pool: RankPool, layout: str, folder: Path, *, background: bool = Tru
     return pool.run(work_of, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
 
 
-@pytest.mark.parametrize("layout", ["alone", "tp2", "pp2", "dp2", "dp2-whole"])
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize("layout", ["tp2", "alone", "dp2", "pp2", "dp2-whole"])
 def test_a_restored_checkpoint_goes_on_bit_by_bit(pool: RankPool, layout: str, tmp_path: Path) -> None:
     """It was written while two more steps were trained, and they are trained again from it."""
     folder = tmp_path / "checkpoint"
@@ -43,7 +44,8 @@ def from_tp2(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, written(pool, "tp2-dp2", folder, background=False)[0]
 
 
-@pytest.mark.parametrize("layout", ["alone", "pp2", "dp2", "tp2-pp2", "tp2-sequence"])
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize("layout", ["alone", "dp2", "tp2-pp2", "pp2", "tp2-sequence"])
 def test_it_is_loaded_in_any_layout(
     pool: RankPool, from_tp2: tuple[Path, dict[str, Any]], layout: str
 ) -> None:

@@ -19,6 +19,7 @@ from tests.rank_pool import RankPool
 PPO = {"loss": {"adv_estimator": "gae"}}
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("actor", {}), ("actor", {"megatron": {"memory_checkpoint_share": 0.5}}), ("critic", PPO)],

@@ -84,7 +84,8 @@ def small(policy: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["tp2-sequence", "pp2", "dp2"])
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize("layout", ["pp2", "tp2-sequence", "dp2"])
 def test_values_and_steps_are_plain_torchs(
     pool: RankPool, policy: Any, small: dict[str, Any], layout: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_values_and_steps_are_plain_torchs(
     )
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(
     ("family", "layout"), [("qwen3-tied", "tp2"), ("qwen2", "pp2"), ("llama-bias", "dp2")]
 )

@@ -30,9 +30,10 @@ def killed(pool: RankPool, config: dict[str, Any], ranks: int, job: Path) -> Non
         pool.run(partial(work.train_in_memory, dies=ranks - 1), ranks, config, STEPS, job)
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    [("tp2", "bfloat16"), ("dp2-whole", "float32"), ("pp2-dp2", "float32")],
+    [("pp2-dp2", "float32"), ("tp2", "bfloat16"), ("dp2-whole", "float32")],
 )
 def test_a_gang_whose_rank_was_killed_goes_on_from_memory_bit_by_bit(
     pool: RankPool, tmp_path: Path, layout: str, dtype: str

@@ -32,6 +32,7 @@ def plain() -> dict[str, Any]:
     }
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(
     ("loss", "layout"),
     [("truncated", "pp2"), ("truncated", "tp2-dp2"), ("engine", "dp2")],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -223,22 +224,23 @@ def test_what_is_an_address_is_taken(address: str) -> None:
     assert decode(changed(HELLO, source=address)).source == address  # type: ignore[union-attr]
 
 
-WIDE = [[[] for _ in range(250)] for _ in range(15_000)]
-DEEP = b"\x92\xa6cancel" + b"\x91" * (4 << 20)
+def wide() -> list[list[list[int]]]:
+    return [[[] for _ in range(250)] for _ in range(15_000)]
 
 
 @pytest.mark.parametrize(
-    "data",
+    "make",
     [
-        packed("cancel", {"rows": WIDE}),
-        packed("hello", {"held": WIDE}),
-        packed("progress", [1, *[b""] * 7, WIDE, [0, 0, 0, 0.0]]),
-        packed("taken", {"purpose": "train", "ids": [1] * (4 << 20)}),
-        DEEP,
+        lambda: packed("cancel", {"rows": wide()}),
+        lambda: packed("hello", {"held": wide()}),
+        lambda: packed("progress", [1, *[b""] * 7, wide(), [0, 0, 0, 0.0]]),
+        lambda: packed("taken", {"purpose": "train", "ids": [1] * (4 << 20)}),
+        lambda: b"\x92\xa6cancel" + b"\x91" * (4 << 20),
     ],
     ids=["cancel", "hello", "progress", "many ids", "deep"],
 )
-def test_lists_of_lists_cost_nothing_before_they_are_refused(data: bytes) -> None:
+def test_lists_of_lists_cost_nothing_before_they_are_refused(make: Callable[[], bytes]) -> None:
+    data = make()
     tracemalloc.start()
     try:
         with pytest.raises(FrameError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gyre.api import RLJobBuilder
 from gyre.testing.in_process import InProcessJob
 
@@ -50,6 +52,7 @@ def lose_machine(job: InProcessJob) -> None:
     job.replace("actor-0", "rollout-0", "rollout-1")
 
 
+@pytest.mark.slow
 def test_when_actor_and_rollouts_die_with_a_version_the_next_actor_serves_it(tmp_path: Path) -> None:
     job = make(tmp_path)
     job.on_report("WeightsPublished", DIES_AT + 1, lambda: lose_machine(job))
