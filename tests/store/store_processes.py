@@ -124,37 +124,44 @@ def _die() -> None:
 # -- the forking parent ------------------------------------------------------------------------------------
 
 _ready: int = -1
-_gate: int = -1
+_gates: list[int] = []
+"""What is read at the first gate and at the second. One pipe for both would let a process that is fast take the byte of
+one that is still at the first."""
 
 
 def _second_gate() -> None:
     """Say that we are here, and wait until all others are."""
     os.write(_ready, b"2")
-    os.read(_gate, 1)
+    os.read(_gates[1], 1)
 
 
 def _main() -> None:
-    global _ready, _gate
+    global _ready
     import gyre.store  # noqa: F401  (before the fork, so that it is paid for once)
 
     order = json.load(sys.stdin)
     ready_read, _ready = os.pipe()
-    _gate, gate_write = os.pipe()
+    opens = []
+    for _ in range(2):
+        gate, opened_by = os.pipe()
+        _gates.append(gate)
+        opens.append(opened_by)
     children: list[tuple[int, int]] = []
     for name, arguments in order["actions"]:
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(ready_read)
-            os.close(gate_write)
+            for opened_by in opens:
+                os.close(opened_by)
             _child(write_end, name, order["url"], arguments)
         os.close(write_end)
         children.append((pid, read_end))
     os.close(_ready)
-    for _ in range(2):  # the start, and the second gate of those actions that have one
+    for opened_by in opens:  # the start, and the second gate of those actions that have one
         _await_all(ready_read, len(children))
         with contextlib.suppress(OSError):
-            os.write(gate_write, b"g" * len(children))
+            os.write(opened_by, b"g" * len(children))
     outcomes = []
     for pid, read_end in children:
         with os.fdopen(read_end) as pipe:
@@ -178,7 +185,7 @@ def _child(write_end: int, name: str, url: str, arguments: dict[str, Any]) -> No
     from gyre.errors import GyreError
 
     os.write(_ready, b"1")
-    os.read(_gate, 1)
+    os.read(_gates[0], 1)
     try:
         outcome: dict[str, Any] = {"result": globals()[name](url, **arguments)}
     except GyreError as error:
