@@ -19,7 +19,7 @@ from gyre.api.definition.builder import RLJobBuilder
 from gyre.api.definition.rl_job import RLJob
 from gyre.api.handle import JobHandle
 from gyre.api.submit import submit_job
-from gyre.api.terminal.foreground import in_foreground, terminable
+from gyre.api.terminal.foreground import in_foreground, starting, terminable
 from gyre.api.terminal.live import LiveProgress
 from gyre.errors import GyreError, JobFailed
 
@@ -89,7 +89,8 @@ def run_demo(
     name = f"demo-{time.strftime('%H%M%S')}"
     with terminable():
         try:
-            handle = submit_job(job.spec, name, home_path=home_path)
+            with starting():
+                handle = submit_job(job.spec, name, home_path=home_path)
             with in_foreground(handle):
                 try:
                     view = _watch(handle, live, chaos)

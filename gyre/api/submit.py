@@ -23,7 +23,7 @@ from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect
-from gyre.api.terminal.signals import signals_held
+from gyre.api.terminal.signals import interrupts_kept, signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
@@ -56,8 +56,9 @@ def submit_job(
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
     spec = compile_job(spec).spec
     notes = check_settings(spec, ray_address)
-    check_plugins(spec)
-    check_class_sections(spec, check_entrypoints(spec))
+    with interrupts_kept():
+        check_plugins(spec)
+        check_class_sections(spec, check_entrypoints(spec))
     _check_transports(spec, ray_address)
     place = home(home_path)
     place.check_writable()

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from gyre.api.terminal.signals import signals_held, signals_ignored
+from gyre.api.terminal.foreground import Terminated, terminable
+from gyre.api.terminal.signals import (
+    ended_at_once,
+    interrupts_kept,
+    interrupts_noted,
+    signals_held,
+    signals_ignored,
+)
 
 
 def test_held_signals_come_when_the_block_has_ended() -> None:
@@ -58,3 +67,78 @@ def test_in_another_thread_nothing_is_touched() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+class Lost:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_is_kept() -> None:
+    reached = []
+
+    def interrupted() -> None:
+        with interrupts_kept():
+            Lost()
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached == ["the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_comes_out_as_another_error_is_an_interrupt() -> None:
+    def load() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("a part of this library is missing") from None
+
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_kept():
+        load()
+    assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_another_error_is_what_it_is_and_a_block_without_an_interrupt_ends_as_usual() -> None:
+    with interrupts_kept():
+        pass
+    with pytest.raises(ImportError), interrupts_kept():
+        raise ImportError("a part of this library is missing")
+
+
+def test_blocks_that_note_interrupts_nest_and_each_notes_what_was_raised() -> None:
+    with interrupts_noted() as outer, terminable():
+        with pytest.raises(Terminated), interrupts_noted() as inner:
+            signal.raise_signal(signal.SIGTERM)
+        assert type(inner.raised) is Terminated
+        assert outer.raised is None, "whoever set a handler since then has its own"
+        with pytest.raises(KeyboardInterrupt), interrupts_noted():
+            signal.raise_signal(signal.SIGINT)
+        assert type(outer.raised) is KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("signalled", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_block_that_a_signal_ends_at_once_runs_no_further_and_cleans_up_nothing(
+    signalled: str, code: int
+) -> None:
+    script = (
+        "import signal\n"
+        "from gyre.api.terminal.signals import ended_at_once\n"
+        "try:\n"
+        "    with ended_at_once('interrupted'):\n"
+        f"        signal.raise_signal(signal.{signalled})\n"
+        "finally:\n"
+        "    print('cleaned up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "interrupted\n")
+
+
+def test_an_ignored_signal_ends_nothing_at_once() -> None:
+    with signals_ignored():
+        with ended_at_once():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

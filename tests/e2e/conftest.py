@@ -27,7 +27,7 @@ from gyre.api.ray_session import connect, disconnect
 from gyre.store import open_store
 
 ENDS_WITHIN_S = 110.0
-GYRE = (sys.executable, "-m", "gyre.api.cli")
+GYRE = (sys.executable, "-m", "gyre.api")
 HERE = Path(__file__).parent
 
 

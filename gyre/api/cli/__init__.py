@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from gyre.api.cli.context import Session, global_options
+from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
 from gyre.errors import GyreError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -43,9 +44,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }
 """The verbs: for each, the module that defines it and its line in the help."""
-
-INTERRUPTED = 130
-TERMINATED = 143
 
 
 class LazyGroup(click.Group):
@@ -84,24 +82,33 @@ class LazyGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
         """Run the command line, and exit with the code of its outcome."""
         options["standalone_mode"] = False
-        try:
-            code = super().main(args, *rest, **options)
-            sys.stdout.flush()
-        except GyreError as error:
-            code = _say(error)
-        except click.Abort as abort:
-            code = INTERRUPTED if type(abort.__cause__) in (KeyboardInterrupt, EOFError) else TERMINATED
-        except click.ClickException as error:
-            error.show()
-            code = error.exit_code
-        except BrokenPipeError:
-            _forget_stdout()
-            code = 0
-        except Exception as error:  # an import that Ctrl-C cut short may fail with an error of its own
-            if (interrupt := _interrupt_behind(error)) is None:
-                raise
-            code = INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
+        with interrupts_noted() as interrupts:
+            try:
+                code = super().main(args, *rest, **options)
+                sys.stdout.flush()
+            except BaseException as error:
+                code = _code_of(interrupts.raised or error)
+                if code is None:
+                    raise
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _code_of(error: BaseException) -> int | None:
+    """The exit code of an error, which is told where it is one of ours. None for anything else."""
+    if (interrupt := _interrupt_behind(error)) is not None:
+        # Also of an import that a signal cut short, and that failed with an error of its own.
+        return INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
+    if isinstance(error, GyreError):
+        return _say(error)
+    if isinstance(error, click.Abort):
+        return INTERRUPTED if isinstance(error.__cause__, EOFError) else TERMINATED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        _forget_stdout()
+        return 0
+    return None
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

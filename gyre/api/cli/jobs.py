@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.api.terminal.formats import duration
+from gyre.api.terminal.signals import ended_at_once
 
 if TYPE_CHECKING:
     from gyre.api.handle import JobHandle
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 )
 def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: int) -> int:
     """Train a small language model on arithmetic through the whole system, on this machine."""
+    _load("gyre.api.demo")
     from gyre.api.demo import run_demo
 
     session.home.check_writable()
@@ -70,15 +73,17 @@ def run(
     **where: Any,
 ) -> None:
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job gracefully."""
+    _load()
     spec = _spec(session, file, overrides)
 
-    from gyre.api.terminal.foreground import in_foreground, terminable
+    from gyre.api.terminal.foreground import in_foreground, starting, terminable
     from gyre.api.terminal.live import LiveProgress
 
     with terminable():
         live = LiveProgress(f"{name or spec.name}: starting …")
         try:
-            handle = _start(session, spec, name, start_local=True, **where)
+            with starting():
+                handle = _start(session, spec, name, start_local=True, **where)
             with in_foreground(handle):
                 try:
                     for note in handle.notes:
@@ -114,6 +119,24 @@ def submit(
         write_json({"job_id": handle.job_id})
     else:
         click.echo(handle.job_id)
+
+
+def _load(*more: str) -> None:
+    """Import what takes long to import, before there is anything that an interrupt would leave behind."""
+    with ended_at_once("interrupted before anything was started"):
+        for name in (*_LOADED, *more):
+            importlib.import_module(name)
+
+
+_LOADED = (
+    "gyre.api.definition.jobfile",
+    "gyre.api.submit",
+    "gyre.api.terminal.foreground",
+    "gyre.api.terminal.live",
+    "gyre.master.master_actor",
+    "ray",
+    "rich.live",
+)
 
 
 def _spec(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:

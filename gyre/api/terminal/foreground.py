@@ -22,6 +22,8 @@ from gyre.errors import GyreError, JobFailed
 from gyre.failover.events import StopRequested
 from gyre.store import open_store
 
+NOT_STARTED = "interrupted before the job was running; nothing of it is left"
+
 STOP_ASKED_WITHIN_S = 10.0
 STOPPED_WITHIN_S = 60.0
 """How long an interrupted job may take to stop gracefully."""
@@ -46,6 +48,16 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """A block that starts a job, and leaves nothing where it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(NOT_STARTED, file=sys.stderr, flush=True)
+        raise
 
 
 @contextmanager
