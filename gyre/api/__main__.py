@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import NoReturn
 
 from gyre.api.terminal.signals import INTERRUPTED, ended_at_once
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command line, and exit with the code of its outcome."""
     try:
         with ended_at_once():
