@@ -7,8 +7,10 @@ again what is still in the outbox. So each says *which* incarnation it means, an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from gyre.failover.state import fields_of
 
 
 class Command:
@@ -116,7 +118,7 @@ def command_kind(command: Command) -> str:
 
 
 def command_body(command: Command) -> dict[str, Any]:
-    return asdict(command)  # type: ignore[call-overload, no-any-return]
+    return fields_of(command)
 
 
 def command_from(kind: str, body: Mapping[str, Any]) -> Command:

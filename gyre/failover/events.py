@@ -9,10 +9,13 @@ incarnation: a report that comes twice, because a master died before acknowledgi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
+
+from gyre.failover.state import fields_of
 
 
 class Event:
@@ -382,7 +385,7 @@ def kind_of(event: Event) -> str:
 
 
 def body_of(event: Event) -> dict[str, Any]:
-    return asdict(event)  # type: ignore[call-overload, no-any-return]
+    return fields_of(event)
 
 
 def event_from(kind: str, body: Mapping[str, Any]) -> Event:
@@ -402,7 +405,7 @@ def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
     if cls is None or not issubclass(cls, (*REPORTED, MasterHung)) or cls in (Reported, ReportRefused):
         raise ValueError(f"{kind} is no event that a vertex reports")
     taken = dict(body)
-    types = get_type_hints(cls)
+    types = _types_of(cls)
     for item in fields(cls):
         if item.name not in taken:
             if item.default is MISSING and item.default_factory is MISSING:
@@ -414,6 +417,9 @@ def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
         if not _is(value, expected):
             raise ValueError(f"{item.name} of {kind} is {value!r:.100}, not {item.type}")
     return event_from(kind, taken)
+
+
+_types_of: Callable[[type], dict[str, Any]] = cache(get_type_hints)
 
 
 def _is(value: Any, expected: Any) -> bool:

@@ -14,7 +14,7 @@ inverse, so a master may load either the rows or the whole history.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -193,11 +193,16 @@ class JobState:
 RowKey = tuple[str, str]
 
 
+def fields_of(record: Any) -> dict[str, Any]:
+    """A dataclass as a mapping. Unlike `asdict` it copies no field, for what holds plain data that nobody changes."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
     if kind == "job":
-        row = asdict(state.job)
+        row = fields_of(state.job)
         if not row["restored"]:
             del row["restored"]  # older rows do not have it
         return row
@@ -206,9 +211,9 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if uses is None else {"uses": list(uses)}
     if kind == "vertex":
         record = state.vertices.get(name)
-        return None if record is None else asdict(record)
+        return None if record is None else fields_of(record)
     incident = state.incidents.get(name)
-    return None if incident is None else {**asdict(incident), "region": list(incident.region)}
+    return None if incident is None else {**fields_of(incident), "region": list(incident.region)}
 
 
 def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:

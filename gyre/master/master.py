@@ -21,7 +21,7 @@ from typing import Any
 
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, Unreachable
-from gyre.failover import FailoverCoordinator, JobPhase
+from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
     Event,
     JobSubmitted,
@@ -82,6 +82,7 @@ class JobMaster:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finished = asyncio.Event()
         self._news = asyncio.Event()
+        self._opened = contextlib.ExitStack()
         self._row: dict[str, Any] = {}
         self.ready = threading.Event()
         self._store: Store
@@ -97,10 +98,11 @@ class JobMaster:
         """Control the job, from the take-over to its end."""
         self._loop = asyncio.get_running_loop()
         self._finished, self._news = asyncio.Event(), asyncio.Event()
-        self._store = open_store(self._store_url)
+        self._store = self._opened.enter_context(open_store(self._store_url))
         row = self._store.job(self.job_id)
         self._spec = parse_job(row.spec)
         self._build(row.name)
+        self._opened.callback(self._context.close)
         undone = self._context.open(pid=os.getpid())
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
@@ -122,7 +124,6 @@ class JobMaster:
 
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
-        self._compiled = graph
         coordinator = FailoverCoordinator(graph.spec, graph.graph.region_or_alone)
         self._spec = graph.spec
         self._context = JobContext(
@@ -212,9 +213,12 @@ class JobMaster:
         await self._manager.close()
         await self._update_row()
         await asyncio.sleep(LINGER_S)
-        self._context.close()
-        self._store.close()
+        self.close()
         await self._cluster.end()
+
+    def close(self) -> None:
+        """Let go of the journal and the store; by itself where the loop is stopped before the job has ended."""
+        self._opened.close()
 
     def _fenced(self, error: BaseException) -> None:
         print(f"this master was replaced: {error}", file=sys.stderr, flush=True)
@@ -250,6 +254,12 @@ class JobMaster:
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return [row.as_view() for row in self._context.journal.events(after=after, limit=limit)]
+
+    def wait_for(self, holds: Callable[[JobState], bool], *, timeout_s: float) -> JobState | None:
+        """Returns the committed state as soon as this holds of it, or None if it does not in time. For any thread."""
+        with self._context.news:
+            held = self._context.news.wait_for(lambda: holds(self._context.committed), timeout_s)
+            return self._context.committed if held else None
 
     def wait_for_events(self, *, after: int, timeout_s: float) -> bool:
         with self._context.news:

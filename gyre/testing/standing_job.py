@@ -98,7 +98,6 @@ class MasterLife:
 
     def bury(self) -> None:
         """Close what the dead process has left open, as the operating system does. The loop must have stopped."""
-        ended = self.main is not None and self.main.done() and not self.died
         if self.main is not None and self.main.done() and not self.main.cancelled():
             self.main.exception()
         self.died = self._buried = True
@@ -108,12 +107,7 @@ class MasterLife:
             for task in tasks:
                 task.cancel()
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=0))
-        if not ended:
-            context = getattr(self.master, "_context", None)
-            if context is not None:
-                context.close()
-            if getattr(self.master, "_store", None) is not None:
-                self.master._store.close()
+        self.master.close()
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         with contextlib.suppress(RuntimeError):
             self.loop.close()

@@ -63,19 +63,14 @@ def make_job(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         folder = tmp_path / f"job{len(made)}"
         folder.mkdir()
         shutil.copy(empty_store, folder / "gyre.db")
-        made.append(InProcessJob(spec or toy_spec(**changes), folder))
+        given = spec or toy_spec(**changes)
+        given = {**given, "failover": {"backoff_s": 0.0, **given.get("failover", {})}}
+        made.append(InProcessJob(given, folder))
         return made[-1]
 
     yield make
     for job in made:
         job.close()
-
-
-def replaced_when_out_of_step(job: InProcessJob) -> None:
-    """A trainer may die between two ranks of a gang call. The next one reports the gang as out of step, and the master
-    replaces it; here the job is told to."""
-    for nth in range(1, 9):
-        job.on_report("OperatorFailed", nth, lambda: job.replace("actor-0"))
 
 
 @pytest.fixture(scope="session")

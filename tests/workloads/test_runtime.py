@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-from gyre.errors import JobFailed, UserCodeError
+from gyre.errors import JobFailed, StoreError, UserCodeError
+from gyre.rollouts.trainer import sample_ledger
 from tests.workloads.scripts import Thinker, script_spec
+from tests.workloads.trainer.test_loop import ONE_RESTART
 
 DEADLINE_S = 60
 
@@ -54,10 +56,10 @@ def test_the_traceback_of_a_vertexs_exception_is_the_vertexs(make_job):
 
 def test_a_dead_vertex_is_replaced_under_a_running_fit(make_job):
     job = make_job(script_spec("Sum"))
-    job.on("worker.work", 1, lambda: job.restart("worker-1"), vertex="worker-1")
+    job.on("worker.work", 1, lambda: job.kill("worker-1"), vertex="worker-1")
     with job:
         assert job.result(timeout_s=DEADLINE_S)["sum"] == 21
-        assert job.running == {"worker-0": 1, "worker-1": 2}
+    assert [job.vertex(name).host.incarnation for name in ("worker-0", "worker-1")] == [1, 2]
 
 
 def test_a_killed_trainer_begins_its_fit_again(make_job):
@@ -113,8 +115,13 @@ def test_a_second_start_of_the_same_trainer_does_nothing(make_job):
     assert len(job.reports_of("TrainerFinished")) == 1
 
 
-def test_a_store_that_cannot_be_opened_is_not_the_users_fault(make_job):
-    job = make_job()
-    job.store_url = "sqlite:////nowhere/at/all/\0.db"
-    with job, pytest.raises((JobFailed, ValueError)):
+def test_a_store_that_cannot_be_opened_is_not_the_users_fault(make_job, monkeypatch):
+    def refuse(url):
+        raise StoreError(f"{url} is locked.")
+
+    monkeypatch.setattr(sample_ledger, "open_store", refuse)
+    with (
+        pytest.raises(JobFailed, match=r"trainer-0: .*gyre\.db is locked"),
+        make_job(failover=ONE_RESTART) as job,
+    ):
         job.result(timeout_s=DEADLINE_S)

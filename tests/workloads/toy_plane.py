@@ -55,6 +55,8 @@ class ToyPlane:
         self.generated = self.taken = 0
         self.asked: list[Key] = []
         self.client: ToyClient | None = None
+        self._told: set[Key] = set()
+        """The groups that nobody can generate, told since they were last asked for."""
         self._dice = random.Random(self.seed)
         self._changed = threading.Condition()
         self._closing = False
@@ -103,6 +105,7 @@ class ToyPlane:
             for one in asked:
                 key = (purpose, one.group.id)
                 self.asked.append(key)
+                self._told.discard(key)
                 if (
                     one.pinned
                     and one.min_version < self.served
@@ -157,19 +160,18 @@ class ToyPlane:
         ]
 
     def _work(self) -> None:
-        told: set[Key] = set()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or bool(set(self._ready()) - told), 5.0)
+                self._changed.wait_for(lambda: self._closing or bool(set(self._ready()) - self._told), 5.0)
                 if self._closing:
                     return
-                ready = [key for key in self._ready() if key not in told]
+                ready = [key for key in self._ready() if key not in self._told]
                 if not ready:
                     continue
                 key = self._dice.choice(ready)
                 client, one = self.client, self.open[key]
                 if key[1] in self.poison:
-                    told.add(key)
+                    self._told.add(key)
                     whole = None
                 else:
                     version = one.min_version if one.pinned else self.newest

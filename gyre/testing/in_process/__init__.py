@@ -2,15 +2,14 @@
 
     job = InProcessJob(spec, tmp_path)
     job.on("actor.apply", 3, lambda: job.kill("actor-1"), when="after")
-    job.on("rollout.generate", 5, lambda: job.restart("rollout-0"))
     with job:
-        result = job.result(timeout_s=30)
+        result = job.result(timeout_s=60)
     assert job.account().trained_twice == ()
 
-The hosts, the membership, the runtime, the trainer and the sample ledger are the real ones. Two things are acted out
-here: the master, which starts vertices and says who runs, and death. Every vertex has one thread for its calls, as it
-has one process elsewhere; control calls run on their caller's. Arguments and results are pickled and unpickled, so
-nothing is shared by accident, and arrays arrive read-only, as they do from Ray's object store.
+The master, its journal, the hosts, the trainer and the sample ledger are the real ones. Acted out are the processes,
+and death: every vertex has one thread for its calls, as it has one process elsewhere; control calls run on threads of
+their own. Arguments and results of the trainer's calls are pickled and unpickled, so nothing is shared by accident,
+and arrays arrive read-only, as they do from Ray's object store.
 
 Invariants:
 - *dead is dead*: no result of a killed vertex is ever delivered, none of its reports is read, and code that still
@@ -23,14 +22,16 @@ What one process cannot show: `env` and `sys.path` are shared by all vertices (a
 collectives over Gloo or NCCL need processes; `collective_of` is a stand-in for workloads that can use it.
 """
 
+from gyre.testing.in_process.cluster import InProcessCluster
 from gyre.testing.in_process.collective import InProcessCollective, collective_of
 from gyre.testing.in_process.host import EPOCH, InProcessHost, Killed, Moments
-from gyre.testing.in_process.job import InProcessJob, Reported
+from gyre.testing.in_process.job import InProcessJob
 from gyre.testing.in_process.transport import InProcessTransport
 from gyre.testing.in_process.vertex import InProcessVertex
 
 __all__ = [
     "EPOCH",
+    "InProcessCluster",
     "InProcessCollective",
     "InProcessHost",
     "InProcessJob",
@@ -38,6 +39,5 @@ __all__ = [
     "InProcessVertex",
     "Killed",
     "Moments",
-    "Reported",
     "collective_of",
 ]

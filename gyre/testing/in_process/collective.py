@@ -45,26 +45,29 @@ class InProcessCollective:
             self._condition.notify_all()
 
 
-_COLLECTIVES: dict[int, InProcessCollective] = {}
-"""The collectives of living gangs, by the port that their ranks get."""
+_COLLECTIVES: dict[tuple[int, str], InProcessCollective] = {}
+"""The collectives by the port that a gang's ranks get, and by role. A dead gang's stays, for ranks that come too
+late."""
+_LOCK = threading.Lock()
 _PORTS = itertools.count(1)
 
 
-def open_collective(world_size: int) -> tuple[int, InProcessCollective]:
-    """A new collective, and the port by which `collective_of` finds it."""
-    port, collective = next(_PORTS), InProcessCollective(world_size)
-    _COLLECTIVES[port] = collective
-    return port, collective
+def new_port() -> int:
+    return next(_PORTS)
 
 
-def close_collective(port: int) -> None:
-    """Fail all calls of a collective, because its gang is dead. Safe to repeat."""
-    if (collective := _COLLECTIVES.pop(port, None)) is not None:
-        collective.break_off()
+def break_off(port: int, role: str) -> None:
+    """Fail all calls of a collective, present and later, because a rank is dead."""
+    _collective(port, role, 0).break_off()
 
 
 def collective_of(context: WorkloadContext) -> InProcessCollective:
     """The collective of a workload in an InProcessJob; a new one if its gang has one rank."""
     if context.world_size == 1 or context.master_port is None:
         return InProcessCollective(context.world_size)
-    return _COLLECTIVES[context.master_port]
+    return _collective(context.master_port, context.role, context.world_size)
+
+
+def _collective(port: int, role: str, world_size: int) -> InProcessCollective:
+    with _LOCK:
+        return _COLLECTIVES.setdefault((port, role), InProcessCollective(world_size))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from gyre.testing.in_process.collective import break_off, new_port
 from gyre.workloads.base import Progress, WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.messages import Binding, failure_of
-from gyre.workloads.vertex.transport import Transport
+
+if TYPE_CHECKING:
+    from gyre.testing.in_process.transport import InProcessTransport
 
 When = Literal["sent", "before", "after"]
 Outcome = tuple[str, Any]
 
 EPOCH = 1
-"""There is one master here, and it does not change."""
+"""A job's only master has this one."""
 
 _FOREVER = 2**62
 
@@ -97,6 +101,10 @@ class Moments:
 class InProcessRuntime(TrainerRuntime):
     """A `TrainerRuntime` whose thread ends without a word when its process is dead."""
 
+    @property
+    def has_begun(self) -> bool:
+        return self._thread is not None
+
     def _fit(self) -> None:
         with contextlib.suppress(Killed):
             super()._fit()
@@ -109,15 +117,34 @@ class InProcessHost(VertexHost):
         self,
         vertex: str,
         incarnation: int,
+        epoch: int = EPOCH,
         *,
         moments: Moments | None = None,
-        transport: Transport | None = None,
+        transport: InProcessTransport | None = None,
     ) -> None:
-        super().__init__(vertex, incarnation, EPOCH)
+        super().__init__(vertex, incarnation, epoch)
         self.mortal = MortalProgress()
         self.progress = self.mortal
         self._moments = moments or Moments()
         self._transport = transport
+        self._port: int | None = None
+
+    @property
+    def runtime(self) -> InProcessRuntime | None:
+        """The trainer's, once it is bound."""
+        found: InProcessRuntime | None = self._runtime
+        return found
+
+    def address(self, epoch: int) -> tuple[str, int]:
+        """The rendezvous of an `InProcessCollective`, which has no address."""
+        self._address = self._address or ("in-process", new_port())
+        return super().address(epoch)
+
+    def bind(self, epoch: int, binding: Binding) -> Outcome:
+        """Without what needs a process of its own: a log file, devices, and an end for want of a master."""
+        self._port = binding.master_port
+        env = {name: value for name, value in binding.env.items() if name != "GYRE_DEVICES"}
+        return super().bind(epoch, replace(binding, env=env, log_path="", orphan_timeout_s=math.inf))
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> Outcome:
         try:
@@ -133,8 +160,14 @@ class InProcessHost(VertexHost):
         super().report(kind, body)
         self._pass(kind, "after")
 
-    def end_fit(self) -> None:
-        """Let whatever the killed trainer's thread waits for come to an end: it then meets a dead transport."""
+    def die(self) -> None:
+        """Tell whoever waits for the killed vertex, and let whatever its own threads wait for come to an end."""
+        if self._port is not None:
+            break_off(self._port, self.vertex.rpartition("-")[0])
+        with self._condition:
+            self._condition.notify_all()  # a watch call
+        if self._transport is not None:
+            self._transport.close()
         if self._runtime is not None:
             everybody = {
                 f"{role}-{rank}": _FOREVER for role in self._runtime.spec.roles for rank in range(64)

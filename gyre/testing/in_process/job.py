@@ -1,44 +1,38 @@
-"""A job in one process: its vertices, and the part of a master that they need. See `gyre.testing.in_process`."""
+"""A job in one process, under the real master. See `gyre.testing.in_process`."""
 
 from __future__ import annotations
 
-import functools
-import math
+import asyncio
+import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec, parse_job
+from gyre.config import TRAINER, JobSpec, parse_job
 from gyre.errors import JobFailed, UserCodeError
-from gyre.graph import compile_job, elastic_of, local_roles
+from gyre.failover import JobPhase, JobRecord, Reason
+from gyre.graph import compile_job
+from gyre.master.master import JobMaster
 from gyre.rollouts.trainer.sample_ledger import PromptAccount, account_of
-from gyre.store import open_store
-from gyre.testing.in_process.collective import close_collective, open_collective
-from gyre.testing.in_process.host import EPOCH, InProcessHost, Moments, Outcome, When
-from gyre.testing.in_process.transport import InProcessTransport
+from gyre.store import EventRow, Store, open_store
+from gyre.testing.in_process.cluster import InProcessCluster
+from gyre.testing.in_process.host import InProcessHost, InProcessRuntime, Moments, When
 from gyre.testing.in_process.vertex import InProcessVertex
-from gyre.workloads.vertex.messages import Binding, thread_stacks
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.messages import thread_stacks
 
-WATCH_S = 0.1
 CLOSE_S = 5.0
-_NO_RENDEZVOUS = "in-process"
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A trainer's report to the master: `kind` names a class of `gyre.failover.events`, `body` has its fields."""
-
-    kind: str
-    body: dict[str, Any]
+TOLD_S = 30.0
+"""From a command in the journal to the trainer's obedience; milliseconds, but on a machine that does much else."""
+LOOK_S = 1.0
+"""How long a master that has broken goes unnoticed."""
 
 
 class InProcessJob:
-    """A job, its vertices and the part of a master that they need. A context manager: starts, then closes.
+    """A job, its vertices and its master. A context manager: starts, then closes.
 
     `directory` holds its checkpoints and, unless `store_url` says otherwise, its store. A vertex's id is its
     role and rank, `rollout-0`; the trainer's is `trainer-0`. All methods may be called from actions of `on`.
@@ -57,51 +51,66 @@ class InProcessJob:
         self.job_id = job_id
         self.directory = directory
         self.store_url = store_url or f"sqlite:///{directory / 'gyre.db'}"
-        self.reports: list[Reported] = []
-        """The trainers' reports that were read before they died, in order."""
-        self._lock = threading.RLock()
-        self._changed = threading.Condition()
+        self.killed: list[str] = []
+        """The vertices that `kill` killed, in order."""
         self._moments = Moments()
-        self._vertices: dict[str, InProcessVertex] = {}
-        self._incarnations: dict[str, int] = {}
-        self._collectives: dict[str, int] = {}
-        """The port of each gang's collective."""
-        self._transports: dict[int, InProcessTransport] = {}
-        self._serial = 0
-        self._paused = False
-        self._ended: Reported | None = None
-        self._everything: list[InProcessVertex] = []
+        self._cluster = InProcessCluster(self.spec, self._moments)
+        self.master = JobMaster(
+            job_id=job_id,
+            store_url=self.store_url,
+            directory=directory,
+            cluster=self._cluster,
+            exit_process=sys.exit,
+        )
+        self._store: Store | None = None
+        self._events: list[EventRow] = []
+        self._broken: BaseException | None = None
+        """What ended the master before its job."""
+        self._stop_master: Callable[[], object] = lambda: None
+        self._master_thread = threading.Thread(target=self._run_master, name="in-process-master", daemon=True)
         self._environment = dict(os.environ)
         self._path = list(sys.path)
 
     # -- life ---------------------------------------------------------------------------------------
 
     def start(self) -> InProcessJob:
-        """Bind every vertex and start the trainer. Raises UserCodeError if a `setup()` raised."""
-        with self._lock:
-            for role in self.spec.roles:
-                if role != TRAINER:
-                    self._start_ranks(role, range(self.spec.roles[role].total))
-            self._start_trainer()
+        """Bind every vertex and start the trainer. Raises UserCodeError or JobFailed where one does not start."""
+        self._store = open_store(self.store_url)
+        spec = self.spec.model_dump(mode="json")
+        self._store.create_job(job_id=self.job_id, name=self.spec.name, spec=spec, now=time.time())
+        self._master_thread.start()
+        while not self.master.ready.wait(LOOK_S):
+            self._check_master()
+        patience_s = max(role.setup_timeout_s for role in self.spec.roles.values())
+        self._wait(lambda job: job.trainer_started or job.phase.ended, patience_s, "it did not start")
+        self._wait_for_trainer(lambda fit: fit.has_begun)
         return self
 
     def close(self) -> None:
-        """Kill everything that is left and restore the process's environment. Safe to repeat."""
-        with self._lock:
-            for transport in self._transports.values():
-                transport.close()
-            for vertex in self._everything:
-                self._kill(vertex)
-        for vertex in self._everything:
+        """Kill the master and everything that is left, and restore the process's environment. Safe to repeat."""
+        if self._master_thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._stop_master()
+            self._master_thread.join(CLOSE_S)
+        for vertex in self._cluster.everything:
+            vertex.kill()
+        for vertex in self._cluster.everything:
             vertex.join(CLOSE_S)
-            vertex.host.join_fit(CLOSE_S)
+        if self._store is not None:
+            self._events = self.events
+            self._store.close()
+            self._store = None
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
         sys.path[:] = self._path
 
     def __enter__(self) -> InProcessJob:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
@@ -130,95 +139,84 @@ class InProcessJob:
 
     # -- what happens to vertices -------------------------------------------------------------------
 
-    def kill(self, *vertices: str) -> None:
-        """Kill vertices; nobody replaces them until `replace`."""
-        with self._lock:
-            for vertex in vertices:
-                if vertex == f"{TRAINER}-0":
-                    self._kill_trainer()
-                else:
-                    self._kill(self._vertices[vertex])
-
-    def replace(self, *vertices: str) -> None:
-        """Start new incarnations, and announce them to the trainer at once. With one rank the whole gang is replaced,
-        and its living ranks are killed, as the master does with a region."""
-        with self._lock:
-            roles: dict[str, set[int]] = {}
-            for vertex in vertices:
-                role, _, rank = vertex.rpartition("-")
-                roles.setdefault(role, set()).add(int(rank))
-            trainer = roles.pop(TRAINER, None) is not None
-            for role, ranks in roles.items():
-                gang = self.spec.roles[role].gang
-                self._start_ranks(role, range(self.spec.roles[role].total) if gang else sorted(ranks))
-            if trainer:
-                self._kill_trainer()
-                self._start_trainer()
-            elif roles:
-                self._announce()
-
-    def restart(self, *vertices: str) -> None:
-        """`kill`, then `replace`."""
-        with self._lock:
-            self.kill(*vertices)
-            self.replace(*vertices)
+    def kill(self, *vertices: str, no_room: bool = False) -> None:
+        """Kill vertices. The master replaces them, with all of their region, while its budgets pay for that; with
+        `no_room` the cluster has no room for replacements until `make_room`."""
+        if no_room:
+            self._cluster.leave_no_room(*vertices)
+        for vertex in vertices:
+            self.killed.append(vertex)
+            self._cluster.vertices[vertex].kill()
 
     def kill_trainer(self) -> None:
         """Kill the trainer at once; a new one with a higher term starts on the same ledger."""
-        self.restart(f"{TRAINER}-0")
+        self.kill(f"{TRAINER}-0")
+
+    def make_room(self, *vertices: str) -> None:
+        self._cluster.make_room(*vertices)
+
+    def cut_off(self, *vertices: str) -> None:
+        """Cut vertices off from the master: it takes them for dead, and they live on."""
+        for vertex in vertices:
+            self._cluster.vertices[vertex].cut_off()
 
     def hang(self, vertex: str) -> None:
-        """Let a vertex hang: it lives, but its calls neither end nor begin until `wake`, `kill` or `replace`."""
-        self._vertices[vertex].hang()
+        """Let a vertex hang: it lives, but its calls neither end nor begin until `wake` or `kill`."""
+        self._cluster.vertices[vertex].hang()
 
     def wake(self, vertex: str) -> None:
-        self._vertices[vertex].wake()
+        self._cluster.vertices[vertex].wake()
 
     # -- commands -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        with self._lock:
-            self._paused = True
-            self._trainer.set_paused(EPOCH, True)
+        """Returns when the trainer has been told, as does `resume`."""
+        self.master.command("pause", {}, by="user")
+        self._wait_for_trainer(lambda fit: fit.paused)
 
     def resume(self) -> None:
-        with self._lock:
-            self._paused = False
-            self._trainer.set_paused(EPOCH, False)
+        self.master.command("resume", {}, by="user")
+        self._wait_for_trainer(lambda fit: not fit.paused)
 
     def stop(self) -> None:
         """Ask `fit()` to return; `result` then has `stopped` runs' results too."""
-        with self._lock:
-            self._trainer.stop_fit(EPOCH)
+        self.master.command("stop", {}, by="user")
 
     # -- what came of it ----------------------------------------------------------------------------
 
     def result(self, *, timeout_s: float) -> dict[str, Any]:
-        """The result of `fit()`. Raises UserCodeError or JobFailed if it raised, and TimeoutError, with the stack of
-        every thread, if it does not return within `timeout_s`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ended is not None, timeout_s):
-                raise TimeoutError(
-                    f"the job did not end within {timeout_s:g} s; its trainer's progress is "
-                    f"{self.progress}; its threads:\n{thread_stacks()}"
-                )
-            ended = self._ended
-        assert ended is not None
-        if ended.kind == "TrainerFinished":
-            result: dict[str, Any] = ended.body["result"]
-            return result
-        kind = UserCodeError if ended.body["user_code"] else JobFailed
-        raise kind(ended.body["error"], details={"traceback": ended.body["traceback"]})
+        """The result of `fit()`, when the job has ended. Raises UserCodeError or JobFailed if it failed, and
+        TimeoutError, with the stack of every thread, if it does not end within `timeout_s`."""
+        try:
+            job = self._wait(lambda job: job.phase.ended, timeout_s, "it did not end")
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"{error}; its trainer's progress is {self.progress}; its threads:\n{thread_stacks()}"
+            ) from None
+        return job.result
 
-    def wait_for_report(self, kind: str, *, nth: int = 1, timeout_s: float) -> Reported:
-        """The `nth` report of `kind`. Raises TimeoutError."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self.reports_of(kind)) >= nth, timeout_s):
+    def wait_for_report(self, kind: str, *, nth: int = 1, timeout_s: float) -> EventRow:
+        """The `nth` event of `kind`. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.reports_of(kind)) < nth:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise TimeoutError(f"there was no {kind} number {nth} within {timeout_s:g} s")
-            return self.reports_of(kind)[nth - 1]
+            if not self.master.wait_for_events(after=len(self._events), timeout_s=min(left_s, LOOK_S)):
+                self._check_master()
+        return found[nth - 1]
 
-    def reports_of(self, kind: str) -> list[Reported]:
-        return [report for report in self.reports if report.kind == kind]
+    @property
+    def events(self) -> list[EventRow]:
+        """The journal: what vertices reported, what the master saw and what was commanded."""
+        if self._store is not None:
+            known = self._events
+            self._events = [*known, *self._store.journal(self.job_id).events(after=len(known))]
+        return self._events
+
+    def reports_of(self, kind: str) -> list[EventRow]:
+        """The events of `kind`, a class of `gyre.failover.events`; `body` has its fields."""
+        return [event for event in self.events if event.kind == kind]
 
     def account(self) -> PromptAccount:
         """The account of every prompt, by SQL over the ledger."""
@@ -233,149 +231,62 @@ class InProcessJob:
     @property
     def running(self) -> dict[str, int]:
         """The incarnation of every living vertex except the trainer."""
-        with self._lock:
-            return {
-                name: vertex.host.incarnation
-                for name, vertex in self._vertices.items()
-                if not vertex.dead and name != f"{TRAINER}-0"
-            }
+        return {
+            name: vertex.host.incarnation
+            for name, vertex in sorted(self._cluster.vertices.items())
+            if not vertex.dead and name != f"{TRAINER}-0"
+        }
 
     def vertex(self, vertex: str) -> InProcessVertex:
         """The newest incarnation of a vertex, dead or alive."""
-        return self._vertices[vertex]
+        return self._cluster.vertices[vertex]
 
-    # -- the master's part -------------------------------------------------------------------
+    # -- inside -------------------------------------------------------------------------------------
 
     @property
     def _trainer(self) -> InProcessHost:
-        return self._vertices[f"{TRAINER}-0"].host
+        return self._cluster.vertices[f"{TRAINER}-0"].host
 
-    @property
-    def _wanted(self) -> dict[str, int]:
-        return {name: role.total for name, role in self.spec.roles.items() if name != TRAINER}
+    def _run_master(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                loop = runner.get_loop()
+                control = loop.create_task(self.master.run())
+                self._stop_master = lambda: loop.call_soon_threadsafe(control.cancel)
+                loop.run_until_complete(control)
+        except asyncio.CancelledError:
+            pass  # the job was closed
+        except BaseException as error:  # its own exit included: whoever waits for it is told
+            self._broken = error
+        finally:
+            self.master.close()
 
-    def _start_ranks(self, role: str, ranks: Any) -> None:
-        total = self.spec.roles[role].total
-        for rank in ranks:
-            if f"{role}-{rank}" in self._vertices:
-                self._kill(self._vertices[f"{role}-{rank}"])
-        port = None
-        if self.spec.roles[role].gang and total > 1:
-            port, _ = open_collective(total)
-            self._collectives[role] = port
-        made = [self._make(f"{role}-{rank}") for rank in ranks]
-        bound = [
-            vertex.submit(functools.partial(vertex.host.bind, EPOCH, self._binding(vertex.host, port)))
-            for vertex in made
-        ]
-        for vertex, future in zip(made, bound, strict=True):
-            _check_bound(vertex.host.vertex, future.result(self.spec.roles[role].setup_timeout_s))
+    def _check_master(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(f"the master broke: {self._broken!r}") from self._broken
 
-    def _start_trainer(self) -> None:
-        transport_term = self._incarnations.get(f"{TRAINER}-0", 0) + 1
-        transport = InProcessTransport(self._living, transport_term, moments=self._moments)
-        self._transports[transport_term] = transport
-        vertex = self._make(f"{TRAINER}-0", transport)
-        binding = self._binding(vertex.host, None)
-        future = vertex.submit(lambda: vertex.host.bind(EPOCH, binding))
-        _check_bound(vertex.host.vertex, future.result(self.spec.roles[TRAINER].setup_timeout_s))
-        self._serial += 1
-        vertex.host.start_fit(EPOCH, self._serial, self.running, self._wanted, self._paused)
-        threading.Thread(target=self._watch, args=(vertex,), name="in-process-master", daemon=True).start()
+    def _wait_for_trainer(self, is_told: Callable[[InProcessRuntime], bool]) -> None:
+        def look() -> bool:
+            fit = self._trainer.runtime
+            return fit is not None and is_told(fit)
 
-    def _make(self, name: str, transport: Transport | None = None) -> InProcessVertex:
-        incarnation = self._incarnations.get(name, 0) + 1
-        self._incarnations[name] = incarnation
-        vertex = InProcessVertex(InProcessHost(name, incarnation, moments=self._moments, transport=transport))
-        self._vertices[name] = vertex
-        self._everything.append(vertex)
-        return vertex
+        with self._cluster.answered:
+            if not self._cluster.answered.wait_for(look, TOLD_S):
+                raise TimeoutError(
+                    f"the trainer was not told within {TOLD_S:g} s; threads:\n{thread_stacks()}"
+                )
 
-    def _binding(self, host: InProcessHost, port: int | None) -> Binding:
-        role, _, rank = host.vertex.rpartition("-")
-        spec = self.spec.roles[role]
-        if spec.entrypoint is None:
-            raise ValueError(f"role {role!r} has no class")
-        return Binding(
-            job_id=self.job_id,
-            job_name=self.spec.name,
-            role=role,
-            rank=int(rank),
-            world_size=spec.total,
-            local_rank=int(rank),
-            incarnation=host.incarnation,
-            module=spec.entrypoint.module,
-            name=spec.entrypoint.name,
-            file=spec.entrypoint.file,
-            config=self.spec.config,
-            env={**self.spec.env, **spec.env},
-            python_path=self.spec.python_path,
-            directory=str(self.directory),
-            log_path="",
-            orphan_timeout_s=math.inf,
-            master_addr=_NO_RENDEZVOUS if port is not None else None,
-            master_port=port,
-            spec=self.spec.model_dump(mode="json") if role == TRAINER else None,
-            store_url=self.store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
-            rollouts=self.spec.rollouts.model_dump(mode="json"),
-            weights=self.spec.weights.model_dump(mode="json"),
-            elastic=elastic_of(self.spec) if role == ROLLOUT_MANAGER else None,
-            local=role in local_roles(self.spec),
-        )
-
-    def _living(self, vertex: str, incarnation: int) -> InProcessVertex | None:
-        found = self._vertices.get(vertex)
-        return found if found is not None and found.host.incarnation == incarnation else None
-
-    def _kill(self, vertex: InProcessVertex) -> None:
-        role = vertex.host.vertex.rpartition("-")[0]
-        vertex.kill()
-        if role in self._collectives:
-            close_collective(self._collectives[role])
-        if role == TRAINER:
-            vertex.host.end_fit()
-
-    def _kill_trainer(self) -> None:
-        vertex = self._vertices[f"{TRAINER}-0"]
-        self._transports[vertex.host.incarnation].close()
-        self._kill(vertex)
-
-    def _announce(self) -> None:
-        self._serial += 1
-        trainer = self._vertices.get(f"{TRAINER}-0")
-        if trainer is not None and not trainer.dead:
-            trainer.host.announce(EPOCH, self._serial, self.running, self._wanted)
-
-    def _watch(self, vertex: InProcessVertex) -> None:
-        acknowledged = 0
-        while not vertex.dead:
-            report = vertex.host.watch(EPOCH, acknowledged, WATCH_S)
-            with self._changed:
-                for number, kind, body in report.outbox:
-                    if vertex.dead:
-                        return
-                    acknowledged = number
-                    if self._is_known(kind, body):
-                        continue
-                    told = Reported(kind, body)
-                    self.reports.append(told)
-                    if kind in ("TrainerFinished", "TrainerFailed"):
-                        self._ended = told
-                self._changed.notify_all()
-
-    def _is_known(self, kind: str, body: dict[str, Any]) -> bool:
-        """Whether an earlier trainer made the same report, as the coordinator decides it."""
-        if kind == "GangRestored":
-            known = [one.body["number"] for one in self.reports_of(kind) if one.body["role"] == body["role"]]
-            return bool(body["number"] <= max(known, default=0))
-        return bool(body.get("again")) and any(
-            body["step"] <= one.body["step"] for one in self.reports_of(kind)
-        )
-
-
-def _check_bound(vertex: str, outcome: Outcome) -> None:
-    status, value = outcome
-    if status == "ok":
-        return
-    kind = UserCodeError if value.user_code else JobFailed
-    raise kind(f"{vertex} did not start: {value.error}", details={"traceback": value.traceback})
+    def _wait(self, is_so: Callable[[JobRecord], bool], timeout_s: float, otherwise: str) -> JobRecord:
+        """The job in the journal when `is_so` of it. Raises TimeoutError, and UserCodeError or JobFailed where it has
+        failed."""
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            state = self.master.wait_for(lambda state: is_so(state.job), timeout_s=min(left_s, LOOK_S))
+            if state is None:
+                self._check_master()
+            elif state.job.phase is JobPhase.FAILED:
+                kind = UserCodeError if state.job.reason is Reason.USER_ERROR else JobFailed
+                raise kind(state.job.message, details={"traceback": state.job.error})
+            else:
+                return state.job
+        raise TimeoutError(f"{otherwise} within {timeout_s:g} s")

@@ -229,7 +229,6 @@ def test_a_trainer_that_dies_between_the_submits_of_a_gang_call_costs_the_gang_a
     monkeypatch.setattr(alignment_module, "LOOK_S", 0.02)
     job = make_job(run={"call_timeout_s": 600.0})
     job.on(call, nth, job.kill_trainer, when="sent", vertex="actor-0")
-    job.on_report("OperatorFailed", 1, lambda: job.replace("actor-0"))  # as the master does
     with job:
         came_to(job, undisturbed)
     (told,) = job.reports_of("OperatorFailed")
@@ -248,7 +247,7 @@ def test_a_trainer_that_dies_when_the_last_rank_has_its_call_costs_no_gang(make_
     job.on("actor.apply", 3, job.kill_trainer, when="sent", vertex="actor-1")
     with job:
         came_to(job, undisturbed)
-        assert job.running["actor-0"] == job.running["actor-1"] == 1
+    assert job.vertex("actor-0").host.incarnation == job.vertex("actor-1").host.incarnation == 1
     assert job.reports_of("OperatorFailed") == []
 
 
@@ -288,7 +287,6 @@ def test_an_exception_on_one_rank_is_told_at_once_though_the_others_wait_in_a_co
         roles={"actor": {"entrypoint": f"{__name__}:FailingOnce", "total": 2}},
         config={"fails_in": call},
     )
-    job.on_report("OperatorFailed", 2, lambda: job.replace("actor-0"))  # as the master does
     with job:
         came_to(job, undisturbed)
     first, second = (report.body for report in job.reports_of("OperatorFailed"))

@@ -10,18 +10,9 @@ import threading
 
 import pytest
 
-from gyre.testing.in_process import InProcessJob
 from tests.workloads.trainer.test_loop import came_to
 
 HUNG_WITHIN_S = 60
-
-
-def give_up(job: InProcessJob, *ranks: str) -> None:
-    """The master replaces the gang, and cannot reach these of its processes: they live on."""
-    with job._lock:
-        for rank in ranks:
-            job._vertices.pop(rank)
-        job.replace(*ranks)
 
 
 @pytest.mark.parametrize(("call", "nth"), [("actor.accumulate", 2), ("actor.apply", 1), ("actor.apply", 3)])
@@ -37,7 +28,7 @@ def test_a_call_that_a_lost_rank_never_ends_is_made_again_on_the_next_gang(make_
     with job:
         assert is_hung.wait(HUNG_WITHIN_S)
         lost = job.vertex("actor-0")
-        give_up(job, "actor-0", "actor-1")
+        job.cut_off("actor-0", "actor-1")
         job.on_report(
             "StepCompleted", 1, lost.wake
         )  # what it made of the call comes in the middle of the next gang's

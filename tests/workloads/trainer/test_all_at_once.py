@@ -47,9 +47,9 @@ def make(tmp_path: Path) -> InProcessJob:
 def lose_machine(job: InProcessJob) -> None:
     """The trainer and the rollout manager stand elsewhere. With the actor go its chunk server and what it held."""
     source = job.vertex("actor-0").host._workload._source
-    job.kill("actor-0", "rollout-0", "rollout-1")
+    job.kill("actor-0", "rollout-0", "rollout-1", no_room=True)
     source.close()
-    job.replace("actor-0", "rollout-0", "rollout-1")
+    job.make_room("actor-0", "rollout-0", "rollout-1")
 
 
 @pytest.mark.slow

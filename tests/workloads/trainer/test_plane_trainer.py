@@ -13,9 +13,9 @@ from gyre.testing.in_process import InProcessJob
 from gyre.workloads.gang.weight_copy import WeightCopy
 from gyre.workloads.trainer.learning import lifecycle
 from tests.workloads import toy_plane
-from tests.workloads.conftest import replaced_when_out_of_step, steps_of
+from tests.workloads.conftest import steps_of
 from tests.workloads.toy_plane import ToyPlane, install
-from tests.workloads.trainer.test_loop import DEADLINE_S
+from tests.workloads.trainer.test_loop import DEADLINE_S, ONE_RESTART
 from tests.workloads.trainer.test_streaming import MODES, batches_of, digests_by_record
 
 HERE = "tests.workloads.toy_plane"
@@ -33,6 +33,7 @@ def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
         *,
         run: dict[str, Any] | None = None,
         roles: dict[str, Any] | None = None,
+        failover: dict[str, Any] | None = None,
         **knobs: Any,
     ) -> tuple[InProcessJob, ToyPlane]:
         plane = ToyPlane(**knobs)
@@ -45,7 +46,8 @@ def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
             "rollout": {"entrypoint": PLANE_ROLLOUT},
             **(roles or {}),
         }
-        job = make_job(roles=planed_roles, run=steps, config={"sampling": {"n": 2}}, **chosen)
+        chosen |= {"config": {"sampling": {"n": 2}}, "failover": failover or {}}
+        job = make_job(roles=planed_roles, run=steps, **chosen)
         return job, plane
 
     yield make
@@ -119,7 +121,7 @@ def test_a_group_that_nobody_can_generate_is_quarantined_and_replaced(planed: Ma
 
 
 def test_a_plane_that_can_generate_nothing_ends_the_job_with_its_last_words(planed: MakePlaned) -> None:
-    job, _ = planed("streamed", poison=set(range(10_000)))
+    job, _ = planed("streamed", poison=set(range(10_000)), failover=ONE_RESTART)
     with job, pytest.raises(JobFailed, match="the engine's last words"):
         job.result(timeout_s=DEADLINE_S)
     assert 8 < job.account().set_aside < 30
@@ -143,7 +145,7 @@ def test_an_evaluation_that_nobody_can_answer_is_left_out(planed: MakePlaned) ->
 def test_a_new_gang_serves_the_version_that_died_with_the_old_one(planed: MakePlaned, every: int) -> None:
     """From the checkpoint of that version, of the one before it, and of the beginning."""
     job, plane = planed("fixed", run={"checkpoint_every": every})
-    job.on_report("WeightsPublished", 4, lambda: job.restart("actor-1"))
+    job.on_report("WeightsPublished", 4, lambda: job.kill("actor-1"))
     with job:
         came_out_right(job, plane)
     assert [version for version, _, source in plane.published if source == "actor-0.2"] == [3, 4, 5]
@@ -176,10 +178,11 @@ def test_a_version_is_never_served_again_with_other_bytes(
     monkeypatch.setattr(lifecycle, "newest_copy", lambda directory: copy if has_copy else None)
     monkeypatch.setattr(toy_plane, "DIVERGES", {("actor-0.2", 3)})
     job, plane = planed("fixed")
-    job.on_report("WeightsPublished", 4, lambda: job.restart("actor-1"))
+    job.on_report("WeightsPublished", 4, lambda: job.kill("actor-1"))
     with job:
         came_out_right(job, plane)
-    assert [version for version, _, source in plane.published if source == "actor-0.2"] == [4, 5]
+    assert all(checksum == f"of {version} as it is served" for version, checksum, _ in plane.published)
+    assert {version for version, _, _ in plane.published} == set(range(6))
     blamed = [report.body["error"] for report in job.reports_of("OperatorFailed")]
     assert len(blamed) == (not has_copy)
     assert all("version 3 was published with checksum of 3 as it is served" in error for error in blamed)
@@ -198,11 +201,10 @@ def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode
         job.on(
             dice.choice(moments),
             dice.randrange(1, 9),
-            lambda some=some: job.restart(*some),
+            lambda some=some: job.kill(*some),
             when=dice.choice(["before", "after"]),
         )
     for _ in range(3):
         job.on(dice.choice(moments), dice.randrange(1, 12), plane.break_off)
-    replaced_when_out_of_step(job)
     with job:
         came_out_right(job, plane)

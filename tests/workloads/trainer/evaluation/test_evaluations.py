@@ -74,8 +74,10 @@ def test_the_rollout_plane_answers_an_evaluation_of_a_version_that_training_has_
             if answered == "before":
                 plane.release()
                 plane.wait_for({("evaluate/2", one) for one in HELD_OUT})
-                job.kill("actor-0")  # so that the answer is there before the next trainer can ask for it
-                threading.Timer(0.2, lambda: job.replace("actor-0")).start()
+                job.kill(
+                    "actor-0", no_room=True
+                )  # so that the answer is there before the next trainer can ask for it
+                threading.Timer(0.2, lambda: job.make_room("actor-0")).start()
             if answered != "undisturbed":
                 job.kill_trainer()
             plane.release()

@@ -40,7 +40,7 @@ def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step
     checkpoint of step 2 is kept: memory has that step, too. Where both ranks die at the end of
     a step, the other one may or may not have kept it."""
     job = make_job(roles=roles("KeepingActor"))
-    job.on(call, nth, lambda: job.restart(*victims.split()), when=when, vertex="actor-1")
+    job.on(call, nth, lambda: job.kill(*victims.split()), when=when, vertex="actor-1")
     with job:
         result = job.result(timeout_s=DEADLINE_S)
     assert digests_of(job) == undisturbed.digests
@@ -56,7 +56,7 @@ def test_a_gang_goes_on_from_memory(make_job, undisturbed, call, nth, when, step
 
 def lose_the_disk(job: Any, victim: str = "actor-1") -> None:
     shutil.rmtree(job.directory / "checkpoints")
-    job.restart(victim)
+    job.kill(victim)
 
 
 def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, undisturbed, monkeypatch):
@@ -90,7 +90,7 @@ def test_a_trainer_that_dies_before_it_is_heard_leaves_its_restore_to_the_next(
     job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
     vertex = "trainer-0" if moment.startswith("trainer") else "actor-1"
-    job.on(moment, nth, lambda: job.restart("trainer-0"), when=when, vertex=vertex)
+    job.on(moment, nth, lambda: job.kill("trainer-0"), when=when, vertex=vertex)
     with job:
         result = job.result(timeout_s=DEADLINE_S)
     assert digests_of(job) == {**undisturbed.digests, 3: None}
@@ -146,7 +146,7 @@ def test_without_leave_a_lost_checkpoint_is_told_and_no_weights_are_taken(make_j
 def test_what_a_toy_is_restored_from_is_the_disk(make_job, undisturbed):
     job = make_job()
     assert not hasattr(ToyActor, "restore_from_memory")
-    job.on("actor.accumulate", 7, lambda: job.restart("actor-1"), vertex="actor-1")
+    job.on("actor.accumulate", 7, lambda: job.kill("actor-1"), vertex="actor-1")
     with job:
         job.result(timeout_s=DEADLINE_S)
     assert digests_of(job) == undisturbed.digests
