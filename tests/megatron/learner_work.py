@@ -174,10 +174,7 @@ class TokenSum:
 
 def run_ppo(rank: int, ranks: int, port: int, folder: Path, optim: dict[str, Any]) -> dict[str, Any]:
     """A whole job in this process: PPO with this critic beside the plain actor."""
-    import torch.distributed as dist
-
     from gyre.testing.in_process import InProcessJob
-    from megatron.core import parallel_state
 
     small = {"layers": 2, "hidden": 16, "heads": 2, "kv_heads": 2, "mlp": 16}
     spec = {
@@ -207,13 +204,9 @@ def run_ppo(rank: int, ranks: int, port: int, folder: Path, optim: dict[str, Any
             "critic": {"optim": optim},
         },
     }
-    try:
-        with InProcessJob(spec, folder) as job:
-            job.on("actor.apply", 2, job.kill_trainer, when="after")
-            result = job.result(timeout_s=60)
-    finally:  # death is played there: nobody tears down
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+    with InProcessJob(spec, folder) as job:
+        job.on("actor.apply", 2, job.kill_trainer, when="after")
+        result = job.result(timeout_s=60)
     books = sorted((job.directory / "checkpoints").glob("step_*/critic/actor.json"))
     account = job.account()
     return {
