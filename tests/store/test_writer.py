@@ -69,7 +69,7 @@ def test_what_two_hundred_submit_is_stored_in_order_in_few_commits(
 
     asyncio.run(submit_all())
     assert [event.seq for event in journal.events()] == list(range(1, 201))
-    assert len(commits) == 2
+    assert len(commits) <= 2, "what came before the writer looked, and all the rest"
 
 
 def test_a_future_is_done_only_after_the_commit(
