@@ -203,7 +203,7 @@ def test_no_ray_at_the_address(short_home: Path, nowhere: str) -> None:
     file = short_home / "job.json"
     file.write_text(json.dumps(JOB))
     process = Process.start(short_home, "run", str(file), ray_address=nowhere)
-    ended = process.end(30)
+    ended = process.end()
     assert ended.code == 3
     assert f"error: no Ray cluster answers at {nowhere}: nothing listens there.\n" in ended.err
     assert "ray start --head" in ended.err
@@ -216,7 +216,7 @@ def test_submit_without_a_cluster(short_home: Path) -> None:
     file = short_home / "job.json"
     file.write_text(json.dumps(JOB))
     process = Process.start(short_home, "submit", str(file))
-    ended = process.end(30)
+    ended = process.end()
     assert (ended.code, ended.out) == (3, "")
     assert "no Ray cluster to submit to" in ended.err
     assert "gyre run" in ended.err

@@ -13,7 +13,7 @@ from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(700)]
 
 
 def test_a_backlog_brings_an_instance_and_idleness_drains_it_and_nothing_is_lost(
@@ -36,13 +36,13 @@ def test_a_backlog_brings_an_instance_and_idleness_drains_it_and_nothing_is_lost
         found = rollouts(view)
         return True if len(found) == 2 and found["rollout-1"]["version"] is not None else None
 
-    run.faults.until(both_serve, "a second instance", timeout_s=110.0)
+    run.faults.until(both_serve, "a second instance", timeout_s=300.0)
     slow.touch()
     # What is said of it then: once work comes again, it may be started again.
     gone = run.faults.until(
         lambda view: one if (one := rollouts(view)["rollout-1"])["phase"] == "stopped" else None,
         "the second instance gone",
-        timeout_s=110.0,
+        timeout_s=300.0,
     )
     slow.unlink()
     step = run.handle.status()["job"]["step"]
