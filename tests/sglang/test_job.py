@@ -158,11 +158,13 @@ class Job:
         self.until(look, f"samples under way on {name}")
 
     def _all_generated(self) -> bool:
-        """All samples are generated that may be before another step is allowed: those of the step that waits."""
+        """Whether the step that waits has all its samples: it may be allowed, and the samples of the next one come."""
         with open_store(self.handle.store_url) as store:
             drawn = account_of(store.ledger(self.handle.job_id)).drawn
         rollouts = self.rollouts()
-        return drawn >= (self.allowed + 1) * PROMPTS and not rollouts["open_groups"] + rollouts["queued"]
+        under_way = rollouts["queued"] + sum(one["samples"] for one in rollouts["instances"])
+        # What is generated stays open until it is scored, so that without an open group requests are on their way.
+        return drawn >= (self.allowed + 1) * PROMPTS and rollouts["open_groups"] > 0 and not under_way
 
     def engine(self, name: str) -> list[psutil.Process]:
         agent = psutil.Process(self.faults.find(name).pid)
