@@ -167,7 +167,7 @@ def command_of(asked: argparse.Namespace, folder: Path) -> EngineCommand:
             *asked.engine_args,
         ]
         env = {"HF_HUB_OFFLINE": "1"}
-        return sglang_command(folder, weight_version="0", seeded=False, extra=extra, env=env)
+        return sglang_command(folder, weight_version="0", deterministic=False, extra=extra, env=env)
     extra = ["--tp-size", str(asked.tp), *asked.engine_args]
     env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank) for rank in range(asked.tp))}
     return sglang_on_cpu(folder, python=asked.python, weight_version="0", extra=extra, env=env)

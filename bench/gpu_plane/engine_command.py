@@ -19,7 +19,7 @@ API_KEY = "bench"
 """Of every engine here, so that a bench can ask those that its agents have started."""
 
 
-def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bool = False) -> Any:
+def engine_command(options: Row, folder: Path | str, version: str, *, deterministic: bool = False) -> Any:
     from gyre.engines.process import EngineCommand
     from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
 
@@ -34,7 +34,7 @@ def engine_command(options: Row, folder: Path | str, version: str, *, seeded: bo
         ]
         env = {"CUDA_VISIBLE_DEVICES": str(options["gpu"]), "HF_HUB_OFFLINE": "1"}
         return sglang_command(
-            folder, weight_version=version, seeded=seeded, api_key=API_KEY, extra=extra, env=env
+            folder, weight_version=version, deterministic=deterministic, api_key=API_KEY, extra=extra, env=env
         )
     argv = [
         *(sys.executable, "-m", "gyre.engines.embedded"),

@@ -14,12 +14,12 @@ def sglang_on_cpu_of(python: str) -> Callable[..., Any]:
     """The real SGLang of that environment, without its kernels."""
     from gyre.testing.sglang_cpu import sglang_on_cpu
 
-    def command(options: Row, folder: Path | str, version: str, *, seeded: bool = False) -> Any:
+    def command(options: Row, folder: Path | str, version: str, *, deterministic: bool = False) -> Any:
         return sglang_on_cpu(
             folder,
             python=python,
             weight_version=version,
-            seeded=seeded,
+            deterministic=deterministic,
             stream_interval=8,
             max_tokens=options["kv_tokens"],
             max_running=options["running"],
@@ -31,8 +31,8 @@ def sglang_on_cpu_of(python: str) -> Callable[..., Any]:
 def without_loader(with_it: Callable[..., Any]) -> Callable[..., Any]:
     """`with_it`, without Gyre's weight loader: versions come from the disk."""
 
-    def without(options: Row, folder: Path | str, version: str, *, seeded: bool = False) -> Any:
-        command = with_it(options, folder, version, seeded=seeded)
+    def without(options: Row, folder: Path | str, version: str, *, deterministic: bool = False) -> Any:
+        command = with_it(options, folder, version, deterministic=deterministic)
         argv = list(command.argv)
         if "--custom-weight-loader" in argv:
             at = argv.index("--custom-weight-loader")

@@ -278,10 +278,13 @@ class RolloutsSpec(Model):
     """Further arguments of the engine's command line."""
     engine_python: str = ""
     """The Python that SGLang is installed in; "" takes the instance's own."""
-    max_running: PositiveInt = 256
-    """Samples that an engine generates at once."""
-    kv_tokens: PositiveInt = 262_144
-    """Tokens that an engine's KV memory holds."""
+    max_running: PositiveInt | None = None
+    """Samples that an engine generates at once; None for as many as it says that it can."""
+    kv_tokens: PositiveInt | None = None
+    """Tokens of an engine's KV memory to count on; None for all that it says it has."""
+    deterministic: bool = False
+    """A sample's tokens depend on its seed and the weights alone, so that a run can be repeated bit by bit. SGLang is
+    about half as fast then; the embedded engine always works so."""
     context_length: PositiveInt | None = None
     """Most tokens of prompt and output together; None takes the model's limit."""
     host: str = "127.0.0.1"

@@ -120,7 +120,8 @@ class EngineInfo:
     """Who an engine is: `model_path`, `weight_version`, and `context_length` (prompt and output together).
 
     `ranks` processes hold one copy of the model, on `nodes` machines; there are `replicas` of it. `drafts`: it has a
-    second model that guesses tokens.
+    second model that guesses tokens. `graphs_up_to` is the largest batch that a replica decodes by a CUDA graph; None
+    where it has none, or does not say.
     """
 
     model_path: str
@@ -131,3 +132,4 @@ class EngineInfo:
     replicas: int = 1
     nodes: int = 1
     drafts: bool = False
+    graphs_up_to: int | None = None

@@ -41,7 +41,7 @@ class EngineCommand:
 
     `env` is added to the agent's own environment. `limits` are the limits of its requests; `loader_key` is its weight
     loader's key, "" if it has none. `lost_words` are printed by an engine that has lost one of its processes and will
-    end too.
+    end too. `reads_apart`: it draws no tokens while it reads new prompts, so that prompts are best read together.
     """
 
     argv: tuple[str, ...]
@@ -50,6 +50,7 @@ class EngineCommand:
     limits: RequestLimits | None = None
     loader_key: str = ""
     lost_words: tuple[str, ...] = ()
+    reads_apart: bool = False
 
     def at(self, host: str, port: int) -> list[str]:
         return [part.replace("{host}", host).replace("{port}", str(port)) for part in self.argv]

@@ -275,6 +275,7 @@ def info_of(model: Any, server: Any) -> EngineInfo:
             replicas=int(server.get("dp_size") or 1),
             nodes=int(server.get("nnodes") or 1),
             drafts=bool(server.get("speculative_algorithm")),
+            graphs_up_to=_graphs_up_to(server),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineProtocolError(
@@ -282,6 +283,17 @@ def info_of(model: Any, server: Any) -> EngineInfo:
             hint="Is it SGLang 0.5.17 or newer?",
             details={"model_info": repr(model)[:_QUOTED], "server_info": repr(server)[:_QUOTED]},
         ) from error
+
+
+def _graphs_up_to(server: Any) -> int | None:
+    """SGLang 0.5.17 tells the resolved configuration of its graphs, older ones an argument."""
+    if server.get("disable_cuda_graph") or server.get("disable_decode_cuda_graph"):
+        return None
+    decode = (server.get("cuda_graph_config") or {}).get("decode") or {}
+    if decode.get("backend") == "disabled":
+        return None
+    size = decode.get("max_bs") or server.get("cuda_graph_max_bs")
+    return None if size is None else int(size)
 
 
 def said_no(status: int, words: str, what: str) -> EngineError:

@@ -46,7 +46,7 @@ def sglang_command(
     *,
     python: str = sys.executable,
     weight_version: str | None = None,
-    seeded: bool = True,
+    deterministic: bool = False,
     stream_interval: int = STREAM_INTERVAL,
     api_key: str = "",
     extra: Sequence[str] = (),
@@ -54,8 +54,9 @@ def sglang_command(
 ) -> EngineCommand:
     """SGLang 0.5.17 or newer over the model in `model_path`, by the `python` that it is installed in.
 
-    `seeded` makes it honour `sampling_seed` (`--enable-deterministic-inference`: without it SGLang ignores seeds, with
-    it a request without a seed gets seed 42). `extra` are the user's own arguments, last, so that they win. Raises
+    `deterministic` makes a sample's tokens depend on its seed and the weights alone, and not on what runs beside it
+    (`--enable-deterministic-inference`: without it SGLang ignores seeds, with it a request without one gets seed 42).
+    It costs about half of the throughput. `extra` are the user's own arguments, last, so that they win. Raises
     ConfigError for an argument in `extra` that is Gyre's to give.
 
     It answers only requests with `api_key`, "" for a random one: some of its endpoints unpickle what they are sent, and
@@ -81,7 +82,7 @@ def sglang_command(
         "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
         "--sleep-on-idle",  # else an idle engine takes a core
     ]
-    if seeded:
+    if deterministic:
         argv.append("--enable-deterministic-inference")
     if weight_version is not None:
         argv += ["--weight-version", weight_version]
@@ -103,8 +104,8 @@ def sglang_command(
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
         own[LOADER_KEY] = loader_key
-    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not seeded)
-    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS)
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not deterministic)
+    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
 
 
 def _loads_otherwise(model_path: Path | str, extra: Sequence[str]) -> bool:

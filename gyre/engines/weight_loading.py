@@ -26,6 +26,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -415,7 +416,8 @@ class EngineLoader:
 
     async def _ask_rank(self, rank: int, line: bytes) -> dict[str, Any]:
         try:
-            reader, writer = await asyncio.open_unix_connection(f"\0gyre-{self._key}-{rank}", limit=1 << 20)
+            connection = _connected(f"\0gyre-{self._key}-{rank}")
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
             try:
                 writer.write(line)
                 await writer.drain()
@@ -440,3 +442,17 @@ async def _timed(steps_s: dict[str, float], name: str) -> AsyncIterator[None]:
         yield
     finally:
         steps_s[name] = steps_s.get(name, 0.0) + time.perf_counter() - began
+
+
+def _connected(name: str) -> socket.socket:
+    """A socket that is connected to this abstract name. Not every event loop can (uvloop), and the kernel does it at
+    once or refuses. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(1.0)  # a listener whose queue is full
+        connection.connect(name)
+        connection.setblocking(False)
+    except OSError:
+        connection.close()
+        raise
+    return connection

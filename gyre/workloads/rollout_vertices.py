@@ -284,6 +284,7 @@ def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,
+        deterministic=spec.deterministic,
         python=spec.engine_python or None,
         extra=[*context, *saver, *spec.engine_args],
     )

@@ -33,7 +33,7 @@ class Seeded(Bench):
             "memory": 0.6,
             "gpu": 0,
         }
-        command = engine_command(options, self.models[0], "0", seeded=True)
+        command = engine_command(options, self.models[0], "0", deterministic=True)
         began = now()
         engine = EngineProcess(command, ready_within_s=max(5.0, until - now() - 15.0))
         try:

@@ -43,17 +43,14 @@ def _checked(url: str) -> str:
 @click.option(
     "--max-running",
     type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Samples generated at a time.",
+    help="Samples generated at a time; by default as many as the engine says that it can.",
 )
 @click.option(
     "--kv-tokens",
     type=click.IntRange(1),
-    default=1 << 18,
-    show_default=True,
-    help="Tokens that fit in KV memory.",
+    help="Tokens of KV memory to count on; by default all that the engine says it has.",
 )
+@click.option("--deterministic", is_flag=True, help="As rollouts.deterministic of the job: slower.")
 @click.option(
     "--cache", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For weights [/dev/shm]."
 )
@@ -83,8 +80,9 @@ def join(
     engine: str,
     model: Path | None,
     python: str | None,
-    max_running: int,
-    kv_tokens: int,
+    max_running: int | None,
+    kv_tokens: int | None,
+    deterministic: bool,
     cache: Path | None,
     notice_file: Path | None,
     drain_s: float,
@@ -124,7 +122,13 @@ def join(
     )
     _check_weights(weights_bind, weights_ports)
     commands = engine_commands(
-        engine, max_running=max_running, kv_tokens=kv_tokens, model=model, python=python, extra=flags
+        engine,
+        max_running=max_running,
+        kv_tokens=kv_tokens,
+        deterministic=deterministic,
+        model=model,
+        python=python,
+        extra=flags,
     )
     asyncio.run(
         run_agent(

@@ -13,6 +13,8 @@ Invariants:
   for the device are hashed where they are sent from, in page-locked memory of this process;
 - *no token of older weights is called newer*: tokens generated before the copy are counted in the same pause;
 - *no forward pass sees half*: the device is idle before the first copy and after the last;
+- *only shared prefixes are cached*: SGLang keeps what requests began with, and forgets a finished request's own tokens,
+  which nobody asks for again, and everything that no request uses when the weights change;
 - *nothing is left*: the socket has an abstract name and goes with the process. Only the same user is answered.
 
 The version's files must not be written to or truncated between `prepare` and the outcome.
@@ -94,6 +96,9 @@ class _Rank:
         """Pinned mappings by file system, inode and size, the last used at the end."""
         self._way: _Way | None = None
         """The way to the device, made when it is first needed, because it takes page-locked memory."""
+        self._cache = getattr(_scheduler(), "tree_cache", None)
+        if self._cache is not None:
+            self._cache.disable_finished_insert = True  # SGLang's own switch, without an argument of its own
         self._lock = threading.Lock()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"\0gyre-{os.environ[KEY]}-{self.rank}")
@@ -211,6 +216,7 @@ class _Rank:
         model.load_weights(prepared.tensors(self.device))  # type: ignore[operator]
         self._settle()
         load_s = time.perf_counter() - began
+        _forget_unused(self._cache)
         self.outcome = {"ok": True, "version": prepared.version, "load_s": load_s, "made": _made()}
 
     def _settle(self) -> None:
@@ -226,14 +232,8 @@ def _made() -> dict[str, int] | None:
     The HTTP side cannot tell this number: it labels tokens with the version of the moment when it forwards them, and
     its answers overtake tokens that wait to be forwarded.
     """
-    scheduler: Any = None
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        scheduler = frame.f_locals.get("self")
-        if hasattr(scheduler, "running_batch") and hasattr(scheduler, "waiting_queue"):
-            break
-        frame = frame.f_back
-    else:
+    scheduler = _scheduler()
+    if scheduler is None:
         return None
     try:
         if getattr(scheduler, "pp_size", 1) != 1:
@@ -249,6 +249,27 @@ def _made() -> dict[str, int] | None:
     except Exception:  # an SGLang with another scheduler; the agent does without
         return None
     return made
+
+
+def _scheduler() -> Any:
+    """SGLang's scheduler, which called this; None where no scheduler that is known did."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if hasattr(caller, "running_batch") and hasattr(caller, "waiting_queue"):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def _forget_unused(cache: Any) -> None:
+    """Drop all cached prefixes that no request uses: they are of older weights, and no key finds them again."""
+    try:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams  # type: ignore[import-not-found]
+
+        cache.evict(EvictParams(num_tokens=cache.evictable_size()))
+    except Exception:  # another cache, or none: its memory is taken back when it is needed
+        return
 
 
 class _Prepared:

@@ -28,12 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre.engines.errors import EngineError
 from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import GyreError
 from gyre.rollouts.agent.engine_host import EngineHost
+from gyre.rollouts.agent.engine_limits import limits_of, limits_unknown
 from gyre.rollouts.agent.generation import Generation
 from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
 from gyre.rollouts.protocol.fields import FrameError
@@ -65,8 +68,10 @@ END_WITHIN_S = 20.0
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     name: str
-    max_running: int
-    kv_tokens: int
+    max_running: int | None
+    """Samples that the engine generates at once, None for as many as it can."""
+    kv_tokens: int | None
+    """Tokens of its KV memory to count on, None for all that it has."""
     cache: Path
     """Folder for weights that are fetched; memory-backed is best."""
     engine: str = "embedded"
@@ -148,7 +153,10 @@ class Agent:
             codec=settings.codec,
             monotonic=monotonic,
         )
-        self._reports = Reports(settings.max_running)
+        self._limits = limits_unknown(
+            settings.max_running, settings.kv_tokens, "the engine has not started yet"
+        )
+        self._reports = Reports(self._limits.max_running)
         self._interval_s = 0.25
         self._update_mode = "in_place"
         self._draining: str | None = None
@@ -249,8 +257,8 @@ class Agent:
             incarnation=self.incarnation,
             model=self._host.model,
             engine=self.settings.engine,
-            max_running=self.settings.max_running,
-            kv_tokens=self.settings.kv_tokens,
+            max_running=self._limits.max_running,
+            kv_tokens=self._limits.kv_tokens,
             version=self.version,
             checksum=self._weights.checksum,
             source=self._weights.source,
@@ -274,6 +282,8 @@ class Agent:
         self._generation.keep(frame.keep)
         if self._draining is not None:
             self._connection.send_soon(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
+        if self._host.client is not None:
+            self._connection.send_soon(self._limits)
         if frame.weights is not None:
             self._spawn(self._weights.load(frame.weights, url, token))
         self._report_now.set()
@@ -336,7 +346,33 @@ class Agent:
     # -- the engine ---------------------------------------------------------------------------------
 
     async def _serve(self, folder: Path, weights: Weights) -> LoadReport | None:
-        return await self._host.serve(folder, str(weights.version), self._update_mode)
+        report = await self._host.serve(folder, str(weights.version), self._update_mode)
+        if report is None:  # started, and not updated
+            await self._learn_limits()
+        return report
+
+    async def _learn_limits(self) -> None:
+        """What the engine takes at once, told before the manager hears that it has weights."""
+        client = self._host.client
+        if client is None:  # it has died meanwhile
+            return
+        settings = self.settings
+        try:
+            self._limits = limits_of(
+                await client.load(),
+                await client.info(),
+                max_running=settings.max_running,
+                kv_tokens=settings.kv_tokens,
+            )
+        except EngineError as error:  # it serves all the same; whether it lives is looked at elsewhere
+            self._limits = limits_unknown(
+                settings.max_running,
+                settings.kv_tokens,
+                f"the engine does not say what it can: {error}"[:500],
+            )
+        self._reports.max_running = self._limits.max_running
+        self._generation.batching = PromptBatching(self._limits.max_running)
+        self._connection.send_soon(self._limits)
 
     async def _fall_asleep(self) -> None:
         self._connection.send_soon(await self._host.fall_asleep())

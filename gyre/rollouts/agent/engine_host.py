@@ -54,6 +54,8 @@ class EngineHost:
         """Fingerprint of the engine's model without its weights."""
         self.counts_from = -1
         """The version that serves a new request, if the engine counts the tokens of each version; else -1."""
+        self.reads_apart = False
+        """Whether the engine draws no tokens while it reads prompts."""
         self.sick = ""
         """Why we ended the engine."""
         self.is_asleep = False
@@ -75,8 +77,9 @@ class EngineHost:
         Raises EngineError, and EngineRefused if the engine goes on with its earlier version."""
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode)
+        command = self._command_for(folder, version)
         engine = EngineProcess(
-            self._command_for(folder, version),
+            command,
             ready_within_s=self._ready_within_s,
             stop_within_s=ENGINE_STOP_S,
         )
@@ -94,6 +97,7 @@ class EngineHost:
             self.engines.remove(engine)
             raise
         self.engine, self.client, self.loader = engine, client, loader
+        self.reads_apart = command.reads_apart
         self.counts_from = -1 if loader.why_not else int(version)
         self._watching = asyncio.create_task(self._watch(engine))
         self.model = fingerprint(folder)

@@ -3,7 +3,8 @@
 Invariants:
 - *asked together, told apart*: samples that come together are one request to the engine, but an error of one of them
   ends that one alone;
-- *who is to blame*: if an engine answers and does not work, the engine is reported, and not a failure of its samples.
+- *who is to blame*: if an engine answers and does not work, the engine is reported, and not a failure of its samples;
+- *waiting is not running*: a sample that waits for its batch is unknown to the engine, and is handed back as it came.
 
 This module must not know about the manager, connections or weights.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -23,7 +26,9 @@ from gyre.engines.dialect import FinishKind, GenerateRequest, StreamChunk
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
 from gyre.rollouts.agent.engine_host import EngineHost
+from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING
 from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request_id, version_runs
+from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.protocol.frames import Keep, Prompt, Work
 from gyre.rollouts.protocol.progress import EndKind
 
@@ -39,6 +44,9 @@ notice."""
 
 DEATH_NOTICED_S = 0.2
 """Time to notice the death of an engine after one of its requests failed."""
+
+STEP_WINDOW_S = 0.5
+"""Over this time the engine's step is measured: its tokens come in chunks of some eight steps."""
 
 SAMPLES_PER_REQUEST = 16
 """Most samples in one request. A connection for each costs more than a short sample does; with more samples, SGLang's
@@ -66,6 +74,14 @@ class Generation:
         """Requests that failed since one of them got a token."""
         self.is_closed = False
         """Whether new samples are handed back at once."""
+        self.batching = PromptBatching(UNKNOWN_RUNNING)
+        self._waiting: deque[HeldSample] = deque()
+        """Samples that wait for their batch. Some may have ended meanwhile."""
+        self._passing: dict[int, float] = {}
+        """By lease: one sample of each batch that has no token yet, and when the engine got it."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._measured = (0.0, 0)
+        """When the engine's step was last measured, and `tokens` then."""
         self._host = host
         self._version = version
         self._spawn = spawn
@@ -95,10 +111,35 @@ class Generation:
                 self.finish(held, "released", "the engine is not there")
             else:
                 begun.append(held)
+        if self._host.reads_apart:
+            self._waiting.extend(begun)
+            self._give()
+        else:
+            self._ask_all(begun)
+
+    def _ask_all(self, some: Sequence[HeldSample]) -> None:
         if self._host.client is None:
             return
-        for at in range(0, len(begun), SAMPLES_PER_REQUEST):
-            self._ask(begun[at : at + SAMPLES_PER_REQUEST], self._host.client)
+        for at in range(0, len(some), SAMPLES_PER_REQUEST):
+            self._ask(list(some[at : at + SAMPLES_PER_REQUEST]), self._host.client)
+
+    def _give(self) -> None:
+        """Give the engine a batch of those that wait, if it is time to; else look again when it is."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._host.client is None:
+            return
+        waiting = [held for held in self._waiting if not held.end and not held.cancelled]
+        running = len(self.running) - len(waiting)
+        now = self._now()
+        count = self.batching.due(now, running, len(waiting))
+        self._waiting = deque(waiting[count:])
+        if count:
+            self._passing[waiting[0].lease] = now
+            self._ask_all(waiting[:count])
+        elif (wait_s := self.batching.wait_s(running)) < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._give)
 
     def keep(self, kept: Sequence[Keep]) -> None:
         """Go on with the samples that the manager's welcome lists, and drop the others."""
@@ -150,6 +191,8 @@ class Generation:
         self._spawn(self._generate_many(some, client))
 
     def _request(self, held: HeldSample) -> GenerateRequest:
+        if not held.made:
+            held.seen = self._version()  # it may have waited here
         held.asked(self._host.counts_from)
         return engine_request(held, self._host.loader.cache_key if self._host.loader is not None else "")
 
@@ -188,6 +231,8 @@ class Generation:
         held.take(chunk, self._version())
         self.tokens += len(chunk.token_ids)
         self.failed_in_a_row = 0
+        if self._host.reads_apart:
+            self._measure(held)
         if chunk.finish is None:
             return
         if chunk.spans and held.counted is None:  # SGLang gives a running pass the newer version
@@ -196,6 +241,21 @@ class Generation:
             self.finish(held, "released", chunk.finish.message)
         else:
             self.finish(held, "stop" if chunk.finish.kind is FinishKind.STOP else "length", "")
+
+    def _measure(self, held: HeldSample) -> None:
+        """Pass and step of the engine, by a chunk of this sample that has just come."""
+        now = self._now()
+        given_at = self._passing.pop(held.lease, None)
+        if given_at is not None:
+            self.batching.passed(now - given_at)
+        since, tokens = self._measured
+        if now - since < STEP_WINDOW_S:
+            return
+        made = self.tokens - tokens
+        if since and made:
+            running = len(self.running) - len(self._waiting)
+            self.batching.stepped(max(running, 1) * (now - since) / made)
+        self._measured = now, self.tokens
 
     async def _generate(self, held: HeldSample, client: EngineClient) -> None:
         try:
@@ -227,6 +287,8 @@ class Generation:
     def finish(self, held: HeldSample, kind: EndKind, message: str) -> None:
         held.end, held.message = kind, message
         self._report_soon()
+        if self._waiting:
+            self._give()
 
     async def recall(self, held: HeldSample) -> None:
         """End the sample's stream with the tokens that the engine has, and release the sample."""
@@ -263,11 +325,16 @@ class Generation:
         self.end_all("released", "drained")
 
     def end_all(self, kind: EndKind, message: str) -> None:
-        """End all running samples this way."""
+        """End all samples that the engine has this way. Those that wait for it are handed back."""
+        waiting, self._waiting = set(map(id, self._waiting)), deque()
+        self._passing.clear()
         for held in self.running:
             if held.task is not None:
                 held.task.cancel()
-            self.finish(held, kind, message)
+            if id(held) in waiting:
+                self.finish(held, "released", "the engine is not there")
+            else:
+                self.finish(held, kind, message)
 
     def weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
         """Note that the engine now serves this version. `made`: see `EngineLoader.load`."""

@@ -22,6 +22,7 @@ from gyre.engines.process import EngineCommand
 from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.agent.engine_limits import UNKNOWN_KV_TOKENS, UNKNOWN_RUNNING
 from gyre.rollouts.protocol.connection import Endpoint, Refused
 
 LOOK_S = 0.2
@@ -35,8 +36,9 @@ class NotTaken(Refused):
 def engine_commands(
     engine: str,
     *,
-    max_running: int,
-    kv_tokens: int,
+    max_running: int | None,
+    kv_tokens: int | None,
+    deterministic: bool = False,
     model: Path | None = None,
     python: str | None = None,
     extra: Sequence[str] = (),
@@ -67,17 +69,23 @@ def engine_commands(
                 folder,
                 python=python or sys.executable,
                 weight_version=version,
-                extra=["--max-running-requests", str(max_running), *given],
+                deterministic=deterministic,
+                extra=[*_option("--max-running-requests", max_running), *given],
             )
         argv = [
             *(python or sys.executable, "-m", "gyre.engines.embedded"),
             *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
-            *("--weight-version", version, "--max-running-requests", str(max_running)),
-            *("--max-total-tokens", str(kv_tokens), "--stream-interval", str(STREAM_INTERVAL)),
+            *("--weight-version", version, "--max-running-requests", str(max_running or UNKNOWN_RUNNING)),
+            *("--max-total-tokens", str(kv_tokens or UNKNOWN_KV_TOKENS)),
+            *("--stream-interval", str(STREAM_INTERVAL)),
         ]
         return EngineCommand((*argv, *given))
 
     return command
+
+
+def _option(name: str, value: int | None) -> list[str]:
+    return [] if value is None else [name, str(value)]
 
 
 async def run_agent(

@@ -27,7 +27,7 @@ class Reports:
     def __init__(self, max_running: int) -> None:
         self.seq = 0
         """Number of the last report; counted anew on each connection."""
-        self._max_running = max_running
+        self.max_running = max_running
         self._rate = 0.0
         self._rate_at = 0.0
         self._rate_tokens = 0
@@ -98,8 +98,8 @@ class Reports:
             np.concatenate(ids) if ids else np.empty(0, np.int32),
             np.concatenate(logprobs) if logprobs else np.empty(0, np.float32),
             ends,
-            running=min(len(running), self._max_running),
-            waiting=max(0, len(running) - self._max_running),
+            running=min(len(running), self.max_running),
+            waiting=max(0, len(running) - self.max_running),
             used_tokens=sum(len(held.prompt) + held.start + held.made for held in running),
             rate_tokens_s=self._rate,
         )

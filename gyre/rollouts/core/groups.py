@@ -260,6 +260,10 @@ class OpenGroups:
         self.instances[name].version = version
         self.admit(name)
 
+    def resize(self, name: str, *, max_running: int, kv_tokens: int) -> None:
+        """The instance's engine takes this much at once."""
+        self.placement.resize(self.instances[name], max_running=max_running, kv_tokens=kv_tokens)
+
     @property
     def bounds(self) -> PolicyBounds:
         return PolicyBounds(oldest=self.required_version, served=self.served_version)

@@ -31,6 +31,7 @@ from gyre.rollouts.protocol.frames import (
     Drain,
     Draining,
     EngineDied,
+    EngineLimits,
     Frame,
     Hello,
     Loaded,
@@ -126,6 +127,7 @@ class InstanceLifecycle:
             self._commits.soon()  # the leases
         instance = self._groups.instances[frame.instance]
         session = AgentSession(frame, connection, instance.number, heard_at=now, source=frame.source)
+        session.limits = EngineLimits(max_running=frame.max_running, kv_tokens=frame.kv_tokens)
         self._sessions[frame.instance] = session
         version = frame.version
         if version >= 0 and not self._versions.is_known(version, frame.checksum):
@@ -183,6 +185,8 @@ class InstanceLifecycle:
             self._loaded(session, frame)
         elif isinstance(frame, LoadFailed):
             self._load_failed(session, frame)
+        elif isinstance(frame, EngineLimits):
+            self._limited(session, frame)
         elif isinstance(frame, WeightsTrouble):
             told = {"instance": session.name, "version": frame.version, "what": frame.what}
             self._on_event("WeightsTrouble", {**told, "evidence": frame.evidence[:4000]})
@@ -272,6 +276,20 @@ class InstanceLifecycle:
         session.refused.pop(frame.version, None)
         self._policies.update(session)
         self._windows().loaded(session, session.heard_at)
+        self._dispatch.soon()
+
+    def _limited(self, session: AgentSession, frame: EngineLimits) -> None:
+        session.limits = frame
+        self._groups.resize(session.name, max_running=frame.max_running, kv_tokens=frame.kv_tokens)
+        self._on_event(
+            "EngineLimited",
+            {
+                "instance": session.name,
+                "max_running": frame.max_running,
+                "kv_tokens": frame.kv_tokens,
+                "why": frame.why,
+            },
+        )
         self._dispatch.soon()
 
     def _load_failed(self, session: AgentSession, frame: LoadFailed) -> None:

@@ -19,7 +19,7 @@ from aiohttp import web
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.protocol.codec import encode
-from gyre.rollouts.protocol.frames import Frame, Hello
+from gyre.rollouts.protocol.frames import EngineLimits, Frame, Hello
 
 AT_ONCE_BYTES = 16 << 10
 """Largest frame that its sender writes itself if nothing is queued: a quarter of what a transport holds before it asks
@@ -115,6 +115,8 @@ class AgentSession:
     connection: Connection | None
     number: int
     heard_at: float
+    limits: EngineLimits | None = None
+    """What its engine takes at once, as it last said."""
     source: str = ""
     """host:port at which others can fetch its version."""
     lost_at: float | None = None

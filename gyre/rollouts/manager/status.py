@@ -50,7 +50,10 @@ def instance_status(
         "running": session.running,
         "tokens": instance.generated_tokens,
         "rate_tokens_s": round(session.rate_tokens_s, 1),
+        "max_running": instance.max_running,
         "kv_used_tokens": session.used_tokens,
+        "kv_tokens": instance.kv_tokens,
+        "limits_why": session.limits.why if session.limits is not None else "",
         "silent_s": round(now - session.heard_at, 2),
     }
 

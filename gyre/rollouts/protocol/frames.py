@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -165,6 +165,14 @@ class Reject(Frame):
 
     code: Name
     message: Text
+
+
+class EngineLimits(Frame):
+    """What an engine takes at once, once it runs: it replaces what the Hello said. `why` is for people."""
+
+    max_running: Annotated[int, Meta(ge=1, le=1 << 20)]
+    kv_tokens: Annotated[int, Meta(ge=1, lt=2**40)]
+    why: Text = ""
 
 
 class Loaded(Frame):
@@ -365,6 +373,7 @@ KINDS: dict[str, type[Frame]] = {
     "loaded": Loaded,
     "load_failed": LoadFailed,
     "weights_trouble": WeightsTrouble,
+    "engine_limits": EngineLimits,
     "draining": Draining,
     "engine_died": EngineDied,
     "attach": Attach,

@@ -51,14 +51,22 @@ class Placement:
             raise ValueError(
                 f"instance {name} offers {max_running} slots and {kv_tokens} tokens of KV memory"
             )
-        extra = math.ceil(max_running * self.settings.overcommit) if self.settings.overcommit > 0 else 0
         self._joins += 1
-        instance = Instance(
-            name, incarnation, self._joins, max_running, max_running + extra, kv_tokens, admitted=admitted
-        )
+        slots = self._slots(max_running)
+        instance = Instance(name, incarnation, self._joins, max_running, slots, kv_tokens, admitted=admitted)
         self.instances[name] = instance
         self.load.join(instance, rate_tokens_s)
         return instance
+
+    def resize(self, instance: Instance, *, max_running: int, kv_tokens: int) -> None:
+        """The instance's engine takes this much at once. It keeps what it has."""
+        instance.max_running, instance.slots = max_running, self._slots(max_running)
+        instance.kv_tokens = kv_tokens
+        self.load.changed[instance] = None
+
+    def _slots(self, max_running: int) -> int:
+        overcommit = self.settings.overcommit
+        return max_running + (math.ceil(max_running * overcommit) if overcommit > 0 else 0)
 
     def leave(self, instance: Instance) -> list[PlacedSample]:
         """Forget the instance. Returns the samples that it held, which are nowhere now."""

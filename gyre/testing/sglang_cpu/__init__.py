@@ -41,7 +41,7 @@ def sglang_on_cpu(
     *,
     python: str,
     weight_version: str | None = None,
-    seeded: bool = True,
+    deterministic: bool = True,
     stream_interval: int = 1,
     max_tokens: int = 65_536,
     max_running: int = 64,
@@ -57,14 +57,14 @@ def sglang_on_cpu(
         model_path,
         python=python,
         weight_version=weight_version,
-        seeded=seeded,
+        deterministic=deterministic,
         stream_interval=stream_interval,
         extra=(
             *cpu_arguments(max_tokens=max_tokens, dtype=dtype),
             *("--max-running-requests", str(max_running)),
             *extra,
         ),
-        env={**_ENVIRONMENT, "PYTHONPATH": str(SHIM), **_seeded(seeded), **(env or {})},
+        env={**_ENVIRONMENT, "PYTHONPATH": str(SHIM), **_without_compiler(deterministic), **(env or {})},
     )
 
 
@@ -83,7 +83,7 @@ def cpu_arguments(*, max_tokens: int = 65_536, dtype: str = "float32") -> list[s
 def cpu_python(folder: Path, python: str) -> Path:
     """An executable in `folder` that is `python` with the environment that SGLang needs on a CPU: for a job's
     `rollouts.engine_python`."""
-    variables = {**_ENVIRONMENT, **_seeded(True)}
+    variables = {**_ENVIRONMENT, **_without_compiler(True)}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     lines.append(f'export PYTHONPATH={shlex.quote(str(SHIM))}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     script = folder / "sglang-cpu-python"
@@ -92,5 +92,7 @@ def cpu_python(folder: Path, python: str) -> Path:
     return script
 
 
-def _seeded(seeded: bool) -> dict[str, str]:
-    return {"TORCHDYNAMO_DISABLE": "1"} if seeded else {}  # else the first draw waits for a C++ compiler
+def _without_compiler(deterministic: bool) -> dict[str, str]:
+    return (
+        {"TORCHDYNAMO_DISABLE": "1"} if deterministic else {}
+    )  # else the first draw waits for a C++ compiler

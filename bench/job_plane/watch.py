@@ -1,0 +1,110 @@
+"""Watches a running job from outside: its rollout plane, its GPUs, and profiles of its processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+EVERY_S = 0.2
+PROFILED = ("trainer-0", "actor-0", "rollout_manager-0", "rollout-0")
+
+
+class Watch:
+    """A context manager over a job whose home is `home`. It writes `<name>_plane.jsonl`, `<name>_gpus.csv` and, where
+    `profile_at_step` is given, `<name>_<process>.folded` (py-spy's stacks over `profile_s` seconds from then on) to `out`."""
+
+    def __init__(
+        self, home: Path, out: Path, name: str, profile_at_step: int = 0, profile_s: float = 20.0
+    ) -> None:
+        self._home, self._out, self._name = home, out, name
+        self._profile_at_step, self._profile_s = profile_at_step, profile_s
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._plane, daemon=True)]
+        if profile_at_step:
+            self._threads.append(threading.Thread(target=self._profiles, daemon=True))
+        self._gpus: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Watch:
+        self._began = time.time()
+        for thread in self._threads:
+            thread.start()
+        ask = [
+            "nvidia-smi",
+            "--query-gpu=timestamp,index,utilization.gpu,memory.used",
+            "--format=csv,noheader",
+        ]
+        try:
+            with (self._out / f"{self._name}_gpus.csv").open("wb") as file:
+                self._gpus = subprocess.Popen([*ask, "-lms", "500"], stdout=file)
+        except FileNotFoundError:  # no GPUs here
+            pass
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        if self._gpus is not None:
+            self._gpus.kill()
+            self._gpus.wait()
+        for thread in self._threads:
+            thread.join(self._profile_s + 10.0)
+
+    def _plane(self) -> None:
+        with (self._out / f"{self._name}_plane.jsonl").open("w") as file:
+            while not self._over.wait(EVERY_S):
+                try:
+                    status = self._status()
+                except (OSError, ValueError, StopIteration):  # not there yet, or between two
+                    continue
+                file.write(json.dumps({"at_s": round(time.time() - self._began, 3)} | status) + "\n")
+
+    def _status(self) -> dict[str, Any]:
+        told = json.loads(next(self._home.glob("jobs/*/rollouts.json")).read_text())
+        request = urllib.request.Request(
+            told["url"] + "/v1/status", headers={"Authorization": f"Bearer {told['token']}"}
+        )
+        with urllib.request.urlopen(request, timeout=2.0) as response:
+            status = json.load(response)
+        keys = (
+            "running",
+            "samples",
+            "version",
+            "state",
+            "tokens",
+            "rate_tokens_s",
+            "max_running",
+            "kv_tokens",
+        )
+        return {
+            "queued": status["queued"],
+            "open_groups": status["open_groups"],
+            "instances": [{key: one.get(key) for key in keys} for one in status["instances"]],
+        }
+
+    def _profiles(self) -> None:
+        from gyre.errors import GyreError
+        from gyre.store import open_store
+
+        steps = 0
+        while steps < self._profile_at_step:
+            if self._over.wait(1.0):
+                return
+            try:
+                with open_store(f"sqlite:///{self._home / 'gyre.db'}") as store:
+                    entries = store.journal(store.jobs()[0].job_id).events()
+            except (GyreError, IndexError):  # no job yet
+                continue
+            steps = sum(entry.kind == "StepCompleted" for entry in entries)
+        pids = {e.body["vertex"]: e.body["pid"] for e in entries if e.kind == "VertexStarted"}
+        started = []
+        for vertex in PROFILED:
+            file = self._out / f"{self._name}_{vertex}.folded"
+            command = ["py-spy", "record", "-d", f"{self._profile_s:g}", "-r", "50", "-t", "-f", "raw"]
+            command += ["-o", str(file), "-p", str(pids[vertex])]
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        for one in started:
+            one.wait()
