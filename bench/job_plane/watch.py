@@ -15,8 +15,8 @@ PROFILED = ("trainer-0", "actor-0", "rollout_manager-0", "rollout-0")
 
 
 class Watch:
-    """A context manager over a job whose home is `home`. It writes `<name>_plane.jsonl`, `<name>_gpus.csv` and, where
-    `profile_at_step` is given, `<name>_<process>.folded` (py-spy's stacks over `profile_s` seconds from then on) to `out`."""
+    """A context manager over a job whose home is `home`. It writes `NAME_plane.jsonl`, `NAME_gpus.csv` and, where
+    `profile_at_step` is given, `NAME_VERTEX.folded` (py-spy's stacks over `profile_s` seconds) to `out`."""
 
     def __init__(
         self, home: Path, out: Path, name: str, profile_at_step: int = 0, profile_s: float = 20.0

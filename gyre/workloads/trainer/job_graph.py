@@ -29,6 +29,11 @@ class JobGraph:
         """Whether a step trains the groups in its own slots, rather than those that are scored first."""
         self.uses_plane = any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators)
         self.keeps_initial_policy = any(operator.initial_policy for operator in dcg.operators)
+        self.weights_in_calls = any(
+            self.takes_weights(operator) and operator.dispatch in (Dispatch.ONE, Dispatch.SPREAD)
+            for operator in dcg.operators
+        )
+        """Whether an operator gets the newest weights with its calls."""
         self._scoring_edges = [e for e in dcg.into(self.accumulate_op.ref) if e.kind is EdgeKind.SAMPLES]
         self.refs_before_training = [
             operator.ref

@@ -169,9 +169,14 @@ class TrainingRun:
         directory, timeout_s = self._trainer.context.directory, run.call_timeout_s
         learners = (graph.leader, *graph.auxiliary)
         self.policies = ServedPolicies(
-            directory, self._runtime.transport, report=report, plane=self.plane, timeout_s=timeout_s
+            directory,
+            self._runtime.transport,
+            report=report,
+            plane=self.plane,
+            in_calls=graph.weights_in_calls,
+            timeout_s=timeout_s,
         )
-        self.steps = OptimizerSteps(groups, self.policies, timeout_s=timeout_s, report=report)
+        self.steps = OptimizerSteps(groups, self.policies, report=report)
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
         )

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost
@@ -30,7 +29,7 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
-from gyre.workloads.trainer.learning.publishing import OtherBytes, ServedPolicies
+from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.trainer.retries import pause_s
 from gyre.workloads.vertex.membership import Member
@@ -202,21 +201,21 @@ class GangLifecycle:
             self._publish_again(leader)
 
     def _publish_last(self, gang: Gang) -> None:
-        manifest, buffer = self._export(gang)
-        problem = self._problem_with(manifest)
+        prepared = self._policies.prepare(gang, self._groups.step)
+        problem = self._problem_with(prepared)
         if problem:
             self._diverged(gang, problem)
-        self._policies.publish(gang, manifest, buffer)
+        self._policies.publish(gang, prepared)
 
     def _publish_again(self, gang: Gang) -> None:
         """The rank that served the last version has gone. Where the replay gave other weights (training may be set to
         be quick rather than deterministic), the version stays what the instances have; if none of them has it, it is
         lost, and the gang is to blame."""
-        manifest, buffer = self._export(gang)
-        problem = self._problem_with(manifest)
+        prepared = self._policies.prepare(gang, self._groups.step)
+        problem = self._problem_with(prepared)
         if not problem:
             try:
-                self._policies.publish(gang, manifest, buffer)
+                self._policies.publish(gang, prepared)
                 return
             except OtherBytes as error:
                 problem = str(error)
@@ -224,18 +223,12 @@ class GangLifecycle:
         if copy is None or copy.version < self._groups.step:
             self._diverged(gang, f"{problem}; no instance has that version any more")
 
-    def _export(self, gang: Gang) -> tuple[dict[str, Any], bytes]:
-        exported: tuple[dict[str, Any], bytes] = gang.call_rank0(
-            "export_weights", version=self._groups.step, timeout_s=self._run.call_timeout_s
-        )
-        return exported
-
-    def _problem_with(self, manifest: dict[str, Any]) -> str:
+    def _problem_with(self, prepared: Prepared) -> str:
         """How the weights that were brought up differ from those that the ledger knows; "" where they do not."""
         step, known = self._groups.step, self._groups.digests.get(self._groups.step)
-        if known is None or known == manifest["checksum"]:
+        if known is None or known == prepared.checksum:
             return ""
-        return f"replaying step {step} gave weights {manifest['checksum']}, the ledger has {known}"
+        return f"replaying step {step} gave weights {prepared.checksum}, the ledger has {known}"
 
     def _diverged(self, gang: Gang, problem: str) -> None:
         self._report_failure(

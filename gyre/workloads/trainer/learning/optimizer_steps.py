@@ -21,12 +21,9 @@ from gyre.workloads.trainer.learning.publishing import ServedPolicies
 class OptimizerSteps:
     """`report` sends an event to the journal."""
 
-    def __init__(
-        self, groups: GroupState, policies: ServedPolicies, *, timeout_s: float, report: Callable[..., None]
-    ) -> None:
+    def __init__(self, groups: GroupState, policies: ServedPolicies, *, report: Callable[..., None]) -> None:
         self._groups = groups
         self._policies = policies
-        self._timeout_s = timeout_s
         self._report = report
         self._last_at = time.monotonic()
         self.metrics: dict[str, Any] = {}
@@ -53,7 +50,7 @@ class OptimizerSteps:
         """The leader's optimizer has stepped, after those of the auxiliary gangs: record, report and publish the step.
         Raises like the gang's calls, and Fenced."""
         step = self._groups.step + 1
-        manifest, buffer = gang.call_rank0("export_weights", version=step, timeout_s=self._timeout_s)
+        prepared = self._policies.prepare(gang, step)
         trained = [self._groups[group_id] for group_id in self._groups.ids_of(step)]
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
@@ -71,10 +68,10 @@ class OptimizerSteps:
             **_staleness_of(trained, step),
         }
         self._auxiliary_metrics = {}
-        self._groups.record_trained(step, manifest["checksum"], reported)
+        self._groups.record_trained(step, prepared.checksum, reported)
         self.metrics = reported
         self._report("StepCompleted", step=step, version=step, metrics=reported)
-        self._policies.publish(gang, manifest, buffer)
+        self._policies.publish(gang, prepared)
 
 
 def _staleness_of(trained: Sequence[Group], step: int) -> dict[str, float]:
