@@ -42,7 +42,7 @@ class RequestLimits:
             raise RequestUnsafe(
                 f"Request {request.rid} wants min_p {request.sampling.min_p:g}, which SGLang does not survive where "
                 "seeds count.",
-                hint="Set min_p to 0, or start the engine without seeds.",
+                hint="Set min_p to 0, or rollouts.deterministic to false.",
                 details={"reason": "min_p_with_seeds", "status": 400},
             )
 

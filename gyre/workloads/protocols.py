@@ -114,7 +114,8 @@ class Actor(Learner, Protocol):
 
         *First rank alone*. The manifest is plain data with at least `version`, `step` (that of `state()`), `checksum`
         and `size_bytes`. The checksum stands for the weights alone: it is the same for equal weights of any version,
-        on every rank and after every restore, and the ledger compares it. It changes nothing, and may be called again.
+        on every rank and after every restore. The ledger compares it, or that of `publish_model` where there is a
+        rollout plane. It changes nothing, and may be called again.
         """
         ...
 

@@ -456,6 +456,14 @@ async def test_info_is_what_two_pages_say(fake: FakeEngine, client: EngineClient
     fake.replies["/model_info"] = Reply({"model_path": "/m", "weight_version": "7"})
     fake.replies["/server_info"] = Reply({"context_length": 4096, "version": "0.5.23"})
     assert await client.info() == EngineInfo("/m", "7", 4096, "0.5.23")
+    for told, graphs in (
+        ({"cuda_graph_config": {"decode": {"max_bs": 512}}}, 512),
+        ({"cuda_graph_max_bs": 160}, 160),
+        ({"cuda_graph_max_bs": 160, "disable_cuda_graph": True}, None),
+        ({"cuda_graph_config": {"decode": {"max_bs": 512, "backend": "disabled"}}}, None),
+    ):
+        fake.replies["/server_info"] = Reply({"version": "0.5.17"} | told)
+        assert (await client.info()).graphs_up_to == graphs
     fake.replies["/server_info"] = Reply(b"<html>", content_type="text/html")
     with pytest.raises(EngineProtocolError, match="who it is"):
         await client.info()

@@ -8,9 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gyre.rollouts.protocol.frames import Assign, Cancel, Draining, Reject
+from gyre.rollouts.protocol.frames import Assign, Cancel, Draining, EngineLimits, Reject
 from tests.rollouts.frames import empty_progress
 from tests.rollouts.plane import Plane, ScriptedAgent, live_plane, until, within
+
+
+async def test_an_engine_that_says_it_can_do_more_gets_more(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.working("a", max_running=2)
+    await trainer.ask(range(8))
+    await agent.work(3)  # two, and one so that no slot waits
+    await agent.wire.nothing(Assign)
+    await agent.wire.send(EngineLimits(max_running=5, kv_tokens=1 << 20, why="it says so"))
+    await agent.work(3)
+    await agent.wire.nothing(Assign)
+    (told,) = plane.told("EngineLimited")
+    assert (told["instance"], told["max_running"], told["why"]) == ("a", 5, "it says so")
+    (status,) = plane.manager.status()["instances"]
+    assert (status["max_running"], status["kv_tokens"], status["limits_why"]) == (5, 1 << 20, "it says so")
 
 
 async def test_a_short_cut_moves_nothing(plane: Plane) -> None:

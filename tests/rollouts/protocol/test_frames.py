@@ -106,6 +106,7 @@ SELDOM: list[Frame] = [
     frames.Drain(deadline_s=1.5, reason="spot"),
     frames.Reject(code="model", message="another"),
     WEIGHTS,
+    frames.EngineLimits(max_running=512, kv_tokens=900_000, why="the engine allows no more"),
     Loaded(version=1, checksum="a", fetch_s=0.5, load_s=0.25),
     frames.LoadFailed(version=1, error="damaged"),
     frames.Draining(reason="SIGTERM", deadline_s=30.0),

@@ -37,6 +37,13 @@ class Places(RuleBasedStateMachine):
         if name not in self.placement.instances:
             self.placement.join(name, max_running=slots, kv_tokens=4000)
 
+    @rule(name=NAMES, slots=st.integers(1, 6), kv_tokens=st.integers(1, 8000))
+    def resize(self, name: str, slots: int, kv_tokens: int) -> None:
+        if name in self.placement.instances:
+            self.placement.resize(self.instance(name), max_running=slots, kv_tokens=kv_tokens)
+            assert self.instance(name).slots >= slots
+            assert self.instance(name) in self.placement.load.changed, "the next decision looks at it again"
+
     @rule(name=NAMES)
     def leave(self, name: str) -> None:
         if name not in self.placement.instances:

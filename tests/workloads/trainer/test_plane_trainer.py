@@ -157,13 +157,23 @@ def test_a_new_gang_serves_the_version_that_died_with_the_old_one(planed: MakePl
     assert job.reports_of("OperatorFailed") == []
 
 
+def test_the_model_does_not_pass_the_trainer(planed: MakePlaned) -> None:
+    """Instances fetch it from the rank, and no call carries it."""
+    job, plane = planed("fixed")
+    exported = []
+    job.on("actor.export_weights", 1, lambda: exported.append(True))
+    with job:
+        came_out_right(job, plane)
+    assert not exported
+
+
 def test_a_gang_whose_ranks_live_serves_nothing_again(planed: MakePlaned) -> None:
     job, plane = planed("fixed")
 
     def fail() -> None:
         raise RuntimeError("once")
 
-    job.on("actor.export_weights", 4, fail)
+    job.on("actor.publish_model", 4, fail)
     with job:
         came_out_right(job, plane)
     assert len(job.reports_of("OperatorFailed")) == 1
