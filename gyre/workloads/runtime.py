@@ -86,8 +86,9 @@ class TrainerRuntime:
         """Run `fit()` in a thread. Repeated calls do nothing more than the first."""
         self.set_paused(paused)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._fit, name="gyre-fit", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._fit, name="gyre-fit", daemon=True)
+            thread.start()
+            self._thread = thread  # from now on others may join it
 
     def set_paused(self, paused: bool) -> None:
         if paused:

@@ -492,12 +492,15 @@ def test_a_trainer_fenced_by_a_newer_term_says_nothing_more(make_job):
 
 def test_a_trainer_whose_vertices_obey_a_newer_term_says_nothing_more(make_job):
     job = make_job(run={"steps": 500, "evaluate_every": 0})
+    usurped = threading.Event()
 
     def usurp() -> None:
         job.vertex("reward-0").host.call(99, "health")
+        usurped.set()
 
     job.on("reward.score", 9, usurp, when="after")
     with job:
+        assert usurped.wait(DEADLINE_S)
         assert job.vertex("trainer-0").host.join_fit(DEADLINE_S)
     assert job.reports_of("TrainerFailed") == []
     assert job.reports_of("OperatorFailed") == []
