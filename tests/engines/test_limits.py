@@ -44,8 +44,8 @@ def test_min_p_is_refused_where_seeds_count_and_only_there() -> None:
 
 def test_sglang_is_started_with_its_limits(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 512}))
-    assert sglang_command(tmp_path).limits == RequestLimits(512, takes_min_p=False)
-    assert sglang_command(tmp_path, deterministic=False).limits == RequestLimits(512)
+    assert sglang_command(tmp_path, deterministic=True).limits == RequestLimits(512, takes_min_p=False)
+    assert sglang_command(tmp_path).limits == RequestLimits(512)
 
 
 @pytest.mark.parametrize(

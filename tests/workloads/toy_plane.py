@@ -269,7 +269,8 @@ class PlaneActor(ToyActor):
     def publish_model(self, *, version: int) -> dict[str, Any]:
         EXPORTED[version] = list(self.weights)
         source = f"{self.role}-{self.rank}.{self.context.incarnation}"
-        told = "of other bytes" if (source, version) in DIVERGES else f"of {version} as it is served"
+        diverged = (source, version) in DIVERGES
+        told = "of other bytes" if diverged else self.export_weights(version=version)[0]["checksum"]
         return {"version": version, "checksum": told, "size_bytes": 8, "source": source}
 
 
