@@ -310,7 +310,8 @@ def test_sglang_is_told_where_and_how() -> None:
     assert argv[argv.index("--port") + 1] == "4000"
     assert argv[-2:] == ["--tp-size", "2"]
     assert {"--skip-tokenizer-init", "--incremental-streaming-output"} <= set(argv)
-    assert "--enable-deterministic-inference" in argv
+    assert "--enable-deterministic-inference" not in argv
+    assert "--enable-deterministic-inference" in sglang_command("/m", deterministic=True).argv
     assert command.api_key == command.env[LAUNCHER_KEY] == "k"
     assert not any(part == "k" for part in argv), "everybody can read a command line"
     assert sglang_command("/m").api_key != sglang_command("/m").api_key
