@@ -3,7 +3,7 @@
 Every user of a machine can read a process's command line, and only its own user its environment.
 
 On a GPU of 60 GiB and more it records CUDA graphs for up to 512 requests at once, where the arguments do not say
-otherwise: SGLang's own default there is half of it, and small models generate a third more with it.
+otherwise: SGLang's own default there is half of it, unless four GPUs or more hold the model.
 
 It runs where Gyre is not installed: it must import nothing of Gyre.
 """

@@ -77,8 +77,6 @@ class Generation:
         self.batching = PromptBatching(UNKNOWN_RUNNING)
         self._waiting: deque[HeldSample] = deque()
         """Samples that wait for their batch. Some may have ended meanwhile."""
-        self._passing: dict[int, float] = {}
-        """By lease: one sample of each batch that has no token yet, and when the engine got it."""
         self._timer: asyncio.TimerHandle | None = None
         self._measured = (0.0, 0)
         """When the engine's step was last measured, and `tokens` then."""
@@ -128,7 +126,7 @@ class Generation:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._host.client is None:
+        if self._host.client is None or self.is_closed:
             return
         waiting = [held for held in self._waiting if not held.end and not held.cancelled]
         running = len(self.running) - len(waiting)
@@ -136,7 +134,7 @@ class Generation:
         count = self.batching.due(now, running, len(waiting))
         self._waiting = deque(waiting[count:])
         if count:
-            self._passing[waiting[0].lease] = now
+            waiting[0].given_at = now
             self._ask_all(waiting[:count])
         elif (wait_s := self.batching.wait_s(running)) < math.inf:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._give)
@@ -161,6 +159,7 @@ class Generation:
             held.sent = held.lease_began = max(0, keep.known - held.start)
             held.end_seq = 0
             self.samples[held.lease] = held
+        self._give()  # those that were dropped have left their slots
 
     def _drop(self, held: HeldSample) -> None:
         """Drop a sample that went on elsewhere."""
@@ -245,9 +244,9 @@ class Generation:
     def _measure(self, held: HeldSample) -> None:
         """Pass and step of the engine, by a chunk of this sample that has just come."""
         now = self._now()
-        given_at = self._passing.pop(held.lease, None)
-        if given_at is not None:
-            self.batching.passed(now - given_at)
+        if held.given_at is not None:
+            self.batching.passed(now - held.given_at)
+            held.given_at = None
         since, tokens = self._measured
         if now - since < STEP_WINDOW_S:
             return
@@ -293,7 +292,7 @@ class Generation:
     async def recall(self, held: HeldSample) -> None:
         """End the sample's stream with the tokens that the engine has, and release the sample."""
         client = self._host.client
-        if client is None:
+        if client is None or held.task is None:  # without an engine, or unknown to it
             self.finish(held, "released", "recalled")
             return
         with contextlib.suppress(EngineError, TimeoutError):
@@ -326,15 +325,11 @@ class Generation:
 
     def end_all(self, kind: EndKind, message: str) -> None:
         """End all samples that the engine has this way. Those that wait for it are handed back."""
-        waiting, self._waiting = set(map(id, self._waiting)), deque()
-        self._passing.clear()
+        self._waiting.clear()
         for held in self.running:
             if held.task is not None:
                 held.task.cancel()
-            if id(held) in waiting:
-                self.finish(held, "released", "the engine is not there")
-            else:
-                self.finish(held, kind, message)
+            self.finish(held, kind if held.task is not None else "released", message)
 
     def weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
         """Note that the engine now serves this version. `made`: see `EngineLoader.load`."""

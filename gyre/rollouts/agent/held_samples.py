@@ -48,6 +48,8 @@ class HeldSample:
     true_runs: tuple[tuple[int, int], ...] = ()
     end_seq: int = 0
     """Number of the report that had the sample's end; 0 before it is sent."""
+    given_at: float | None = None
+    """When the engine got the sample's batch, for one sample of each, until its first token."""
     task: asyncio.Future[None] | None = None
     """Generates the sample; cancelling it gives the sample up."""
     rid: str = ""

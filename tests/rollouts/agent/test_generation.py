@@ -1,0 +1,117 @@
+"""Samples that wait for their batch of prompts: the engine does not know them, and none is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gyre.engines.dialect import GenerateRequest, StreamChunk
+from gyre.rollouts.agent.generation import Generation
+from gyre.rollouts.agent.prompt_batching import PromptBatching
+from gyre.rollouts.protocol.frames import Keep, Prompt, Work
+from tests.rollouts.plane import until
+
+PASS_S = 0.02
+
+
+class SilentEngine:
+    """Takes requests, and draws no token of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.aborted: list[str] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
+        self.asked.append(request.rid)
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    async def generate_many(
+        self, requests: Sequence[GenerateRequest]
+    ) -> AsyncGenerator[tuple[int, StreamChunk], None]:
+        self.asked += [request.rid for request in requests]
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    async def abort(self, rid: str) -> None:
+        self.aborted.append(rid)
+
+
+@pytest.fixture
+def engine() -> SilentEngine:
+    return SilentEngine()
+
+
+@pytest.fixture
+async def generation(engine: SilentEngine) -> Any:
+    """Two slots, which three samples want: the third waits."""
+    tasks: list[asyncio.Future[Any]] = []
+    host: Any = SimpleNamespace(client=engine, loader=None, counts_from=-1, reads_apart=True, sick="")
+    made = Generation(
+        host,
+        version=lambda: 0,
+        spawn=lambda work: tasks.append(asyncio.ensure_future(work)),
+        report_soon=lambda: None,
+        now=asyncio.get_running_loop().time,
+    )
+    made.batching = PromptBatching(2)
+    made.batching.stepped(PASS_S)
+    made.batching.passed(PASS_S)
+    made.begin([given(key) for key in (1, 2, 3)])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    yield made
+    made.end_all("released", "the test is over")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def given(key: int) -> tuple[Work, Prompt]:
+    work = Work(key=key, row=key, ticket=key, lease=key, seed=key, prior=b"")
+    return work, Prompt(ticket=key, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 8})
+
+
+async def test_a_sample_without_a_slot_is_not_sent(generation: Generation, engine: SilentEngine) -> None:
+    await asyncio.sleep(3 * PASS_S)
+    assert [int(rid) for rid in engine.asked] == [1, 2]
+
+
+async def test_it_is_sent_when_the_free_slot_was_idle_for_long_enough(
+    generation: Generation, engine: SilentEngine
+) -> None:
+    generation.finish(generation.samples[1], "stop", "")
+    assert len(engine.asked) == 2, "the other would stand still for it"
+    await until(lambda: len(engine.asked) == 3)
+
+
+async def test_what_is_recalled_before_it_was_sent_costs_the_engine_nothing(
+    generation: Generation, engine: SilentEngine
+) -> None:
+    await generation.recall(generation.samples[3])
+    assert generation.samples[3].end == "released"
+    assert engine.aborted == []
+
+
+async def test_an_engine_dies_with_what_it_had_and_not_with_what_waited(generation: Generation) -> None:
+    generation.end_all("died", "the engine died")
+    assert [generation.samples[key].end for key in (1, 2, 3)] == ["died", "died", "released"]
+
+
+async def test_what_waits_is_sent_when_a_new_manager_drops_the_others(
+    generation: Generation, engine: SilentEngine
+) -> None:
+    generation.keep([Keep(key=3, row=0, lease=9, known=0, lineage="")])
+    assert list(generation.samples) == [9]
+    await until(lambda: len(engine.asked) == 3)
+
+
+async def test_nothing_is_sent_after_the_end(generation: Generation, engine: SilentEngine) -> None:
+    generation.is_closed = True
+    generation.finish(generation.samples[1], "stop", "")
+    await asyncio.sleep(3 * PASS_S)
+    assert len(engine.asked) == 2
