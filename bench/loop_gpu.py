@@ -1,4 +1,5 @@
-"""The real loop on two GPUs: a Megatron actor trains on the first, SGLang serves on the second, Gyre between them.
+"""A loop of the bench's own on two GPUs, not the product's job (that is `job_gpu.py`): a Megatron actor trains on the
+first, SGLang serves on the second, Gyre between them.
 
     python bench/loop_gpu.py --out DIR [--part loop ...]     # SGLang 0.5.17 or newer, megatron-core, two GPUs
     python bench/loop_gpu.py --out DIR --dry-run             # the same on CPU: Megatron over Gloo, the embedded engine
