@@ -1,5 +1,5 @@
-"""The rollout plane alone, not the product's job (that is `job_gpu.py`), around a real SGLang on one or two GPUs: what it
-costs, and what it does when things die.
+"""The rollout plane alone, not the product's job (that is `job_gpu.py`), around a real SGLang on one or two GPUs: what
+it costs, and what it does when things die.
 
     python bench/rollouts_gpu.py --out DIR [--part single ...]      # SGLang 0.5.17 or newer, a GPU; under 10 minutes
     python bench/rollouts_gpu.py --out DIR --dry-run                # the same on CPU with the embedded engine
