@@ -62,13 +62,14 @@ class GenerateRequest:
     """One sample's next tokens. `rid` has the same length in all requests of a server: engines abort by prefix.
 
     `input_ids`: int32 `[p]`, the prompt and whatever was generated of the sample already. Requests of different
-    `cache_key` share no cached prefix.
+    `cache_key` share no cached prefix. `chunk_tokens`: how many new tokens a chunk has; 0 for the engine's own number.
     """
 
     rid: str
     input_ids: NDArray[np.int32]
     sampling: SamplingParams
     cache_key: str = ""
+    chunk_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
     └── EngineError               an engine did not do what it was asked for
         ├── EngineUnreachable     nobody listens, or the connection broke: the engine may be dead
         │   └── EngineDied        the engine's process ended; `details["tail"]` is what it said last
+        ├── EngineNotStarted      no engine could be started; `details["said"]` and `["traceback"]` are its last words
         ├── EngineTimeout         connected, and no answer within the deadline: the engine may hang
         ├── EngineRefused         it understood and said no (4xx): the same again is refused again
         │   └── RequestUnsafe     it would die of this request, which was kept from it
@@ -31,6 +32,13 @@ class EngineUnreachable(EngineError):
 
 class EngineDied(EngineUnreachable):
     code = "engine.died"
+
+
+class EngineNotStarted(EngineError):
+    """`details["said"]` is the last sentence of the engine's output, `details["traceback"]` the lines around it; both
+    "" if it printed nothing."""
+
+    code = "engine.not_started"
 
 
 class EngineTimeout(EngineError):

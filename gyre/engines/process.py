@@ -27,6 +27,7 @@ from pathlib import Path
 
 from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
 from gyre.engines.http_client import Deadlines, EngineClient
+from gyre.engines.last_words import clean
 from gyre.engines.limits import RequestLimits
 
 _GUARD = Path(__file__).with_name("process_guard.py")
@@ -139,8 +140,13 @@ class EngineProcess:
 
     @property
     def tail(self) -> str:
-        """The last 64 KiB of its standard output and error."""
-        return self._tail.text()
+        """The last 64 KiB of its standard output and error, without its keys."""
+        return clean(self._tail.text(), self.secrets)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown of its output: engines print their settings."""
+        return tuple(key for key in (self._command.api_key, self._command.loader_key) if key)
 
     @property
     def death(self) -> EngineDeath | None:
@@ -217,7 +223,7 @@ class EngineProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._tail.closed.wait()  # its last words may still be in the pipe
-        return EngineDeath(returncode, self._tail.text())
+        return EngineDeath(returncode, self.tail)
 
     def _is_lost(self) -> None:
         process = self._process

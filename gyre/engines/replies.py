@@ -80,6 +80,8 @@ def _params(request: GenerateRequest) -> dict[str, Any]:
         params["stop_token_ids"] = sampling.stop_token_ids
     if sampling.sampling_seed is not None:
         params["sampling_seed"] = sampling.sampling_seed
+    if request.chunk_tokens:
+        params["stream_interval"] = request.chunk_tokens
     return params
 
 

@@ -50,6 +50,9 @@ LOADER_PATH = Path(__file__).with_name("path")
 
 LOADER_KEY = "GYRE_WEIGHT_LOADER"
 
+NO_LOADER = "the engine was started without a weight loader"
+"""Why versions are read from the disk where nothing else was meant."""
+
 Stage = Literal["auto", "device", "pinned", "host"]
 """Where `prepare` brings a version: into the device's memory (`auto`: if there is room), into page-locked host memory,
 or nowhere."""
@@ -198,7 +201,7 @@ class EngineLoader:
         prepare_within_s: float = 600.0,
     ) -> None:
         """`prepare_within_s` covers the checksums and the copy to the device of one version."""
-        self.why_not = "" if key else "the engine was started without it"
+        self.why_not = "" if key else NO_LOADER
         """Why the loader is not used; "" while it is."""
         self._client = client
         self._key = key

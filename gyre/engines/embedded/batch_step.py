@@ -25,6 +25,9 @@ from gyre.models.decoder import Weights, hidden_states, last_norm, rotary_table
 
 _ALIGNMENT_BYTES = 64
 
+_COPIED_KEYS = 1 << 16
+"""Most keys of a head that are copied for a step: 256 rows of 256 positions, some megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
@@ -73,14 +76,14 @@ class KVCache:
                     side[layer][slot, :, :length] = old[slot, :, :length]
         self.capacity = capacity
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Slot `target` gets the first `length` positions of slot `source`."""
+    def rearrange(self, targets: list[int], sources: list[int], kept: list[int], end: int) -> None:
+        """Slot `targets[i]` gets the first `kept[i]` positions of slot `sources[i]`, as they are before the call, and
+        zeros from there to position `end`."""
+        to, come_from = torch.tensor(targets), torch.tensor(sources)
+        keeps = (torch.arange(end) < torch.tensor(kept)[:, None])[:, None, :, None]
         for tensor in (*self.keys, *self.values):
-            tensor[target, :, :length] = tensor[source, :, :length]
-
-    def zero(self, slot: int, start: int, end: int) -> None:
-        for tensor in (*self.keys, *self.values):
-            tensor[slot, :, start:end].zero_()
+            part = tensor[:, :, :end]
+            part[to] = torch.where(keeps, part[come_from], 0.0)  # not a product: what is dropped may be NaN
 
     def _zeros(self, capacity: int) -> Tensor:
         """Like torch.zeros, which would touch every page."""
@@ -108,20 +111,30 @@ class BatchDecoder:
         tokens = torch.tensor(batch.tokens + [0] * pads)
         positions = torch.tensor(batch.positions + [0] * pads)
         targets = self._targets(cache, batch, positions)
-        masks = [mask_of(positions[: batch.slots], batch.key_length)]
-        masks += [mask_of(positions[part.start : part.end], batch.key_length) for part in batch.prefills]
+        mask = mask_of(
+            positions[: max((part.end for part in batch.prefills), default=batch.slots)], batch.key_length
+        )
+        owners = self._owners(batch)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys[layer], cache.values[layer]
             keys.view(-1, a.head_dim).index_copy_(0, targets, k.reshape(-1, a.head_dim))
             values.view(-1, a.head_dim).index_copy_(0, targets, v.reshape(-1, a.head_dim))
-            return self._mix(q.view(-1, a.kv_heads, a.group, a.head_dim), keys, values, masks, batch)
+            return self._mix(q.view(-1, a.kv_heads, a.group, a.head_dim), keys, values, mask, owners, batch)
 
         x = hidden_states(a, weights, tokens, self._rotary(cache.capacity, positions), attention)
         wanted = batch.sampled + [0] * max(0, self._fewest_rows - len(batch.sampled))
         if wanted != list(range(len(x))):
             x = x.index_select(0, torch.tensor(wanted))
         return F.linear(last_norm(a, weights, x), weights.head)[: len(batch.sampled)].float()
+
+    def _owners(self, batch: StepBatch) -> Tensor | None:
+        """The slot of each prefilled row, where a copy of all these slots' keys is small: one product of short prompts
+        instead of many. Else None: a long prompt's rows share its slot's keys."""
+        rows = sum(part.end - part.start for part in batch.prefills)
+        if len(batch.prefills) < 2 or rows * batch.key_length > _COPIED_KEYS:
+            return None
+        return torch.tensor([part.slot for part in batch.prefills for _ in range(part.start, part.end)])
 
     def _targets(self, cache: KVCache, batch: StepBatch, positions: Tensor) -> Tensor:
         """Where in the cache, seen as a list of heads' keys, each row's go: int64 `[rows * kv_heads]`."""
@@ -132,20 +145,29 @@ class BatchDecoder:
         first = slots * (self._architecture.kv_heads * cache.capacity) + positions
         return (first[:, None] + self._heads * cache.capacity).view(-1)
 
-    def _mix(self, q: Tensor, keys: Tensor, values: Tensor, masks: list[Tensor], batch: StepBatch) -> Tensor:
-        """What attention gives, `[rows, heads * d]`; rows of padding give zero."""
+    def _mix(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, owners: Tensor | None, batch: StepBatch
+    ) -> Tensor:
+        """What attention gives, `[rows, heads * d]`; rows of padding give zero. `owners`: each prefilled row's slot,
+        where those rows are computed together."""
         slots, length = batch.slots, batch.key_length
-        mixed = [attend(q[:slots], keys[:slots, :, :length], values[:slots, :, :length], masks[0])]
-        for part, mask in zip(batch.prefills, masks[1:], strict=True):
-            rows = part.end - part.start
-            mixed.append(
-                attend(
-                    q[part.start : part.end],
-                    keys[part.slot, :, :length].expand(rows, -1, -1, -1),
-                    values[part.slot, :, :length].expand(rows, -1, -1, -1),
-                    mask,
+        mixed = [attend(q[:slots], keys[:slots, :, :length], values[:slots, :, :length], mask[:slots])]
+        if owners is not None:
+            rows = slice(slots, slots + len(owners))
+            mine = keys[:, :, :length].index_select(0, owners), values[:, :, :length].index_select(0, owners)
+            mixed.append(attend(q[rows], *mine, mask[rows]))
+        else:
+            for part in batch.prefills:
+                own = slice(part.slot, part.slot + 1), slice(None), slice(None, length)
+                count = part.end - part.start
+                mixed.append(
+                    attend(
+                        q[part.start : part.end],
+                        keys[own].expand(count, -1, -1, -1),
+                        values[own].expand(count, -1, -1, -1),
+                        mask[part.start : part.end],
+                    )
                 )
-            )
         pads = len(q) - sum(len(part) for part in mixed)
         if pads:
             mixed.append(q.new_zeros((pads, *q.shape[1:])))

@@ -29,6 +29,8 @@ from gyre.engines.embedded.batch_step import BatchDecoder, KVCache, PrefillRows,
 from gyre.engines.embedded.engine_requests import Ending, EngineRequest, RequestUpdate, throw
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.invariance import Scheme, measure
+from gyre.engines.embedded.prefixes import Prefixes
+from gyre.engines.embedded.row_moves import RowMoves
 from gyre.engines.embedded.token_sampling import choose
 from gyre.models.architecture import Architecture
 from gyre.models.decoder import Weights
@@ -93,7 +95,7 @@ class EngineCore:
         self._epoch = 0
         self._running: list[EngineRequest] = []
         self._held: list[_Held | None] = [None] * limits.max_running
-        self._dirty = [0] * limits.max_running
+        self._rows = RowMoves(limits.max_running)
         self._waiting: deque[EngineRequest] = deque()
         self._behind_swap: deque[EngineRequest] = deque()
         self._swaps: deque[Swap] = deque()
@@ -115,6 +117,7 @@ class EngineCore:
             if chosen(self._running[slot]):
                 self._progress(self._running[slot], ending)
                 self._vacate(slot)
+        self._rows.apply(self._cache)
         self._swap_if_due()
 
     def abort_all(self, ending: Ending = _ABORTED) -> None:
@@ -131,6 +134,7 @@ class EngineCore:
                 self._vacate(slot)
                 request.filled, request.retractions = 0, request.retractions + 1
                 self._waiting.appendleft(request)
+            self._rows.apply(self._cache)
         self._swap_if_due()
 
     def resume(self) -> None:
@@ -220,47 +224,39 @@ class EngineCore:
         for slot in reversed(sampled):
             if self._running[slot].ending is not None:
                 self._vacate(slot)
+        self._rows.apply(self._cache)
         self._swap_if_due()
 
     def _admit(self) -> None:
+        if not self._waiting or len(self._running) >= self.limits.max_running:
+            return
         reserved = sum(request.reserved for request in self._running)
+        prefixes = self._prefixes()
         while self._waiting and len(self._running) < self.limits.max_running:
             request = self._waiting[0]
             reserved += request.reserved
             if reserved > self.limits.max_tokens:
-                return
+                break
             slot = len(self._running)
-            source, shared = self._longest_prefix(request.tokens)
-            if source < 0:  # a running request will soon hold a longer prefix
-                return
+            source, shared, soon = prefixes.longest(request.tokens, slot)
+            if soon - shared >= _WORTH_WAITING_FOR:  # a running request will soon hold a longer prefix
+                break
             self._waiting.popleft()
-            if shared and source != slot:
-                self._cache.copy(source, slot, shared)
-            self._clean(slot, shared)
+            self._rows.move(source, slot, shared)
             request.filled, request.epoch = shared, self._epoch
             request.cached = max(request.cached, min(shared, request.prompt_length))
             self._held[slot] = None
             self._running.append(request)
+            prefixes.put(slot, request.tokens, shared)
+        self._rows.apply(self._cache)
 
-    def _longest_prefix(self, tokens: list[int]) -> tuple[int, int]:
-        """The slot that holds the longest prefix of `tokens`, and the prefix's length; slot -1 means to wait. The
-        prefix never has the last token, whose logits are needed."""
-        best, longest, soon = 0, 0, 0
+    def _prefixes(self) -> Prefixes:
+        """What the slots hold of the present weights."""
+        prefixes = Prefixes(self.limits.max_running)
         for slot, holder in enumerate((*self._running, *self._held[len(self._running) :])):
-            if holder is None or holder.epoch != self._epoch or holder.tokens[0] != tokens[0]:
-                continue
-            most = min(len(tokens) - 1, len(holder.tokens))
-            common = _common_prefix(tokens, holder.tokens, most)
-            ready = min(common, holder.filled)
-            if slot < len(self._running):
-                soon = max(soon, common)
-            if ready > longest:
-                best, longest = slot, ready
-                if longest == len(tokens) - 1:
-                    break
-        if soon - longest >= _WORTH_WAITING_FOR:
-            return -1, 0
-        return best, longest
+            if holder is not None and holder.epoch == self._epoch:
+                prefixes.put(slot, holder.tokens, holder.filled)
+        return prefixes
 
     def _plan(self) -> tuple[StepBatch, list[int], list[int]]:
         """The batch, the slots whose next token is drawn, and how many tokens each slot adds to the cache."""
@@ -299,7 +295,7 @@ class EngineCore:
         held = [0 if each is None else each.filled for each in self._held]
         held[: len(self._running)] = [request.filled for request in self._running]
         self._cache.grow(max(length, self.scheme.key_lengths.covering(doubled)), held)
-        self._dirty = held
+        self._rows.written = held
 
     def _forbidden(self, requests: list[EngineRequest]) -> list[tuple[int, list[int]]]:
         """Tokens that would stop a request before its `min_new_tokens`."""
@@ -337,22 +333,15 @@ class EngineCore:
         """Take a request out of its slot; the last request moves there."""
         request, last = self._running[slot], self._running.pop()
         end = len(self._running)
-        self._dirty[slot] = max(self._dirty[slot], request.filled)
+        self._rows.wrote(slot, request.filled)
         if last is request:
             broken = request.ending is not None and request.ending.status_code is not None
             self._held[slot] = None if broken else _Held(request.tokens, request.filled, request.epoch)
             return
-        self._cache.copy(end, slot, last.filled)
-        self._clean(slot, last.filled)
+        self._rows.wrote(end, last.filled)
+        self._rows.move(end, slot, last.filled)
         self._running[slot] = last
         self._held[end] = None
-        self._dirty[end] = max(self._dirty[end], last.filled)
-
-    def _clean(self, slot: int, keep: int) -> None:
-        """Zero a slot beyond its first `keep` tokens: broken weights may have left NaN there, which no mask hides."""
-        if self._dirty[slot] > keep:
-            self._cache.zero(slot, keep, self._dirty[slot])
-            self._dirty[slot] = keep
 
     def _swap_if_due(self) -> None:
         while self._swaps and self._is_due(self._swaps[0]):
@@ -371,20 +360,6 @@ class EngineCore:
         if self.paused:
             return not (swap.flush and self._running)
         return not (self._running or self._waiting)
-
-
-def _common_prefix(a: list[int], b: list[int], most: int) -> int:
-    """The number of tokens that both start with, up to `most`, by bisection."""
-    if a[:most] == b[:most]:
-        return most
-    same, different = 0, most
-    while different - same > 1:
-        middle = (same + different) // 2
-        if a[same:middle] == b[same:middle]:
-            same = middle
-        else:
-            different = middle
-    return same
 
 
 def _measure(architecture: Architecture, weights: Weights, limits: Limits) -> Scheme:
