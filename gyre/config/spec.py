@@ -104,6 +104,8 @@ class Elastic(Model):
     """Time after a change before the number is raised; the policy also observes for this long before it asks."""
     down_cooldown_s: Seconds = 300.0
     """Time after a change before the number is lowered."""
+    cores_full: Annotated[float, Field(gt=0)] = 0.9
+    """Share of the machine's cores in use from which on no instance that computes on them is added; above 1 never."""
 
 
 class RoleSpec(Model):
@@ -174,6 +176,9 @@ class FailoverSpec(Model):
     no_step: Budget = Budget(max=1, window_s=86_400)
     """Restarts of the trainer, and then of everything, if every vertex runs and no step comes. A step resets this
     budget."""
+    engine_start: Budget = Budget(max=3, window_s=86_400)
+    """Starts in a row of one instance's engine that may fail. A start that succeeds resets this budget. When it is
+    spent the job ends if no other instance can do the work; otherwise it goes on with the others."""
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
     """Wait before the second restart in a window, doubled for each later one; the first is immediate."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0

@@ -17,6 +17,7 @@ from gyre.data.layouts import Layout, Problem, layout_for
 from gyre.data.sources import Row, read_rows
 from gyre.data.tokenizer import FILES, TextTokenizer
 from gyre.errors import ConfigError
+from gyre.rollouts.samples import OWN_LIMIT, checked_limit
 
 _BLOCK = 1024
 """Rows tokenised at once: enough to keep the library's threads busy."""
@@ -108,8 +109,13 @@ def _problems(block: list[Row], layout: Layout, left_out: Counter[str], *, first
             raise ConfigError(f"row {number}: {error.message}", hint=error.hint) from error
         if problem is None:
             left_out["without an answer"] += 1
-        else:
-            yield problem
+            continue
+        if row.get(OWN_LIMIT) is not None:
+            try:
+                problem.meta[OWN_LIMIT] = checked_limit(row[OWN_LIMIT], f"row {number}")
+            except ValueError as error:
+                raise ConfigError(f"{error}.") from None
+        yield problem
 
 
 def _text(problem: Problem, text: TextTokenizer, recipe: Recipe) -> str:

@@ -11,6 +11,7 @@ This module must not know about Ray, torch or databases: arrays are numpy's, the
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 WIRE_FORMAT = 1
+
+OWN_LIMIT = "max_new_tokens"
+"""The key of a group's `meta` that limits its samples' length, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,30 @@ class Group:
     def token_count(self) -> int:
         return sum(len(sample.token_ids) for sample in self.samples)
 
+    def token_limit(self, most: int) -> int:
+        """The longest that a sample of it may become, in tokens: `most`, or its own limit where that is lower. Raises
+        ValueError where its own limit is no positive integer."""
+        own = self.meta.get(OWN_LIMIT)
+        if own is None:
+            return most
+        return min(most, checked_limit(own, f"group {self.id}"))
+
     @property
     def versions(self) -> tuple[int, int] | None:
         """The oldest and the newest policy version among the group's tokens; None before generation."""
         runs = [run.version for sample in self.samples for run in sample.versions]
         return (min(runs), max(runs)) if runs else None
+
+
+def checked_limit(value: Any, where: str) -> int:
+    """A prompt's own limit of new tokens, which `where` has. Raises ValueError where it is no positive integer."""
+    try:
+        limit = operator.index(value)
+    except TypeError:
+        limit = 0
+    if limit < 1 or isinstance(value, bool):
+        raise ValueError(f"{where}: {OWN_LIMIT} is {value!r:.40}, expected a positive integer")
+    return limit
 
 
 def pack_groups(groups: Sequence[Group]) -> bytes:

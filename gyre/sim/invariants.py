@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gyre.config import TRAINER, Budget, JobSpec
+from gyre.config import Budget, JobSpec
 from gyre.failover import Decision, JobState
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -117,9 +117,9 @@ class Witness:
 
 
 def named_incarnation(event: e.Event) -> tuple[str, int] | None:
-    """The incarnation that an event is about: the trainer's for what it reports."""
+    """The incarnation that an event is about: the reporter's for what it reports."""
     if isinstance(event, e.REPORTED):
-        return (f"{TRAINER}-0", event.incarnation) if event.report else None
+        return (e.reporter_of(event), event.incarnation) if event.report else None
     if isinstance(event, e.VertexStarted | e.VertexStartFailed | e.VertexLost | e.VertexStopped):
         return event.vertex, event.incarnation
     return None

@@ -20,7 +20,7 @@ This file must not know what is in a payload.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -184,19 +184,21 @@ class LedgerStore:
         cursor: int | None = None,
         drop_payloads_through_step: int | None = None,
         forget_digests_from_step: int | None = None,
+        digests: Mapping[int, str] | None = None,
     ) -> None:
         """Upsert everything in one transaction. Fenced if another term is stored.
 
         `cursor` is the next group id to be drawn from the data. `drop_payloads_through_step` forgets the
         payloads of groups trained up to that step, and never of one that no checkpoint covers.
         `forget_digests_from_step` removes the digests of that step and later ones: the trainer went on from it with
-        other weights than the recorded ones.
+        other weights than the recorded ones. `digests` are of steps that are stored, by step.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
         durable = (
             checkpoint is not None
             or drop_payloads_through_step is not None
             or forget_digests_from_step is not None
+            or bool(digests)
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
         )
@@ -215,6 +217,14 @@ class LedgerStore:
                 connection.execute(self._upsert_groups, group_rows)
             if step_rows:
                 connection.execute(self._upsert_steps, step_rows)
+            for step, digest in (digests or {}).items():
+                check_text(f"step {step}", {"digest": digest})
+                steps_table = tables.ledger_steps
+                connection.execute(
+                    update(steps_table)
+                    .where(steps_table.c.job_id == self.job_id, steps_table.c.step == step)
+                    .values(digest=digest)
+                )
             if micro_batches:
                 connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
             if discards:
@@ -424,10 +434,7 @@ class LedgerStore:
             term=head[0] if head else 0,
             cursor=head[1] if head else 0,
             groups=sorted(
-                (
-                    GroupRow(group_id, status, step, low, high, None if payload is None else bytes(payload))
-                    for group_id, status, step, low, high, payload in (*open_rows, *uncovered_rows)
-                ),
+                (_group_row(*row) for row in (*open_rows, *uncovered_rows)),
                 key=lambda group: group.group_id,
             ),
             steps=[
@@ -442,15 +449,41 @@ class LedgerStore:
                 for step, version, digest, ids, metrics, at in step_rows
             ],
             checkpoints=[CheckpointRow(step, path, at) for step, path, at in checkpoint_rows],
-            micro_batches=[
-                MicroBatchRow(
-                    step, position, decode_body(shares, f"micro-batch {position} of step {step}"), bool(last)
-                )
-                for step, position, shares, last in batch_rows
-            ],
+            micro_batches=[_micro_batch_row(*row) for row in batch_rows],
             discards=count or 0,
             replaced={old: new for old, new in replaced if new is not None},
             restores=[RestoreRow(*row) for row in restore_rows],
+        )
+
+    def load_trained(self, *, after: int, through: int) -> tuple[list[GroupRow], list[MicroBatchRow]]:
+        """The groups that the steps after `after` up to `through` trained, and the micro-batches of those steps."""
+        groups, batches = tables.ledger_groups, tables.ledger_micro_batches
+        with self._database.read() as connection:
+            group_rows = connection.execute(
+                select(
+                    groups.c.group_id,
+                    groups.c.status,
+                    groups.c.step,
+                    groups.c.version_min,
+                    groups.c.version_max,
+                    groups.c.payload,
+                )
+                .where(
+                    groups.c.job_id == self.job_id,
+                    _trained,
+                    groups.c.step > after,
+                    groups.c.step <= through,
+                )
+                .order_by(groups.c.group_id)
+            ).all()
+            batch_rows = connection.execute(
+                select(batches.c.step, batches.c.position, batches.c.shares, batches.c.last)
+                .where(batches.c.job_id == self.job_id, batches.c.step > after, batches.c.step <= through)
+                .order_by(batches.c.step, batches.c.position)
+            ).all()
+        return (
+            [_group_row(*row) for row in group_rows],
+            [_micro_batch_row(*row) for row in batch_rows],
         )
 
     def audit(self) -> LedgerAudit:
@@ -475,6 +508,18 @@ class LedgerStore:
             cursor=cursor or 0,
             discarded={reason: int(tokens) for reason, tokens in discarded},
         )
+
+
+def _group_row(
+    group_id: int, status: str, step: int | None, low: int | None, high: int | None, payload: Any
+) -> GroupRow:
+    return GroupRow(group_id, status, step, low, high, None if payload is None else bytes(payload))
+
+
+def _micro_batch_row(step: int, position: int, shares: Any, last: Any) -> MicroBatchRow:
+    return MicroBatchRow(
+        step, position, decode_body(shares, f"micro-batch {position} of step {step}"), bool(last)
+    )
 
 
 # Literals, not parameters, so that the planner sees that a partial index fits.

@@ -6,7 +6,7 @@
     publication.finish().result()         # or do not wait: a thread makes checksums and commits
 
 Invariants:
-- *a bucket at a time*: no tensor is held after its `put`, and nothing is converted twice;
+- *a bucket at a time*: no tensor is held after its `put` (`put_all`), and nothing is converted twice;
 - *the trainer does not wait for receivers*: a publish takes pages that nobody reads, or new ones, and never waits for
   a lock that a transfer holds;
 - *committed last*: receivers find a version only after all its checksums are known;
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_CHUNK_BYTES = 1 << 20
+PIECE_ELEMENTS = 4 << 20
+"""Of a tensor that several threads copy."""
+
 CHUNKS_WANTED = 32
 """Chunks that even a small version is cut into, so that receivers can serve each other while they fetch."""
 
@@ -133,12 +136,14 @@ class Publication:
         self._layout = layout
         self._rounding = rounding
         self._specs = {spec.name: spec for spec in layout.tensors}
+        self._lock = threading.Lock()
         self._due = {spec.offset: spec.nbytes for spec in layout.tensors if spec.nbytes}
         self._missing = [0] * len(files.chunks)
         """Bytes of each chunk that are still missing."""
         self._digests = [""] * len(files.chunks)
         self._full: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._done: Future[WeightManifest] = Future()
+        self._error: BaseException | None = None
         for chunk in files.chunks:
             self._missing[chunk.index] = chunk.nbytes
         self._thread = threading.Thread(target=self._check, name="gyre-publish", daemon=True)
@@ -151,31 +156,60 @@ class Publication:
         """Convert and copy a tensor. Raises WeightMismatch if the layout has no such name or another shape, or if the
         tensor was put before."""
         began = time.monotonic()
+        spec = self._begin(name, tensor)
+        if spec.nbytes:
+            self._copy(spec, tensor.detach(), 0, tensor.numel())
+        self.copy_s += time.monotonic() - began
+
+    def put_all(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Put tensors on as many threads as make checksums, large ones in pieces. Raises like `put`."""
+        began = time.monotonic()
+        with ThreadPoolExecutor(hashing_threads(), thread_name_prefix="gyre-copy") as pool:
+            copies = []
+            for name, tensor in sorted(named.items(), key=lambda item: self._offset(item[0])):
+                spec = self._begin(name, tensor)
+                for first, end in self._pieces(spec, tensor):
+                    copies.append(pool.submit(self._copy, spec, tensor.detach(), first, end))
+            for copy in copies:
+                copy.result()
+        self.copy_s += time.monotonic() - began
+
+    def _offset(self, name: str) -> int:
+        """In the order of the file chunks become full one after another, and their checksums are made meanwhile."""
+        spec = self._specs.get(name)
+        return spec.offset if spec is not None else 0
+
+    def _pieces(self, spec: TensorSpec, tensor: torch.Tensor) -> list[tuple[int, int]]:
+        """The ranges of elements that are copied apart: of what is rounded, or lies elsewhere in no order, one."""
+        count = tensor.numel()
+        step = PIECE_ELEMENTS if tensor.is_contiguous() and self._rounding == "none" else max(1, count)
+        return [(first, min(first + step, count)) for first in range(0, count, step)]
+
+    def _begin(self, name: str, tensor: torch.Tensor) -> TensorSpec:
         spec = self._specs.get(name)
         if spec is None or tuple(tensor.shape) != spec.shape:
             raise WeightMismatch(
                 f"tensor {name} of shape {tuple(tensor.shape)} is not as the layout says: "
                 f"{spec.shape if spec is not None else 'no such name'}."
             )
-        if not spec.nbytes:
-            return
-        if self._due.pop(spec.offset, None) is None:
+        if spec.nbytes and self._due.pop(spec.offset, None) is None:
             raise WeightMismatch(f"tensor {name} was put a second time.")
-        self._copy(spec, tensor)
-        self._filled(0, spec.offset, spec.nbytes)
-        self.copy_s += time.monotonic() - began
+        return spec
 
-    def _copy(self, spec: TensorSpec, tensor: torch.Tensor) -> None:
+    def _copy(self, spec: TensorSpec, source: torch.Tensor, first: int, end: int) -> None:
+        """Copy the elements from `first` to `end`: all of them, or those of a contiguous tensor."""
         import torch
 
         dtype = getattr(torch, spec.dtype)
-        flat = torch.frombuffer(
-            self._files.views[0], dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset
-        )
-        source = tensor.detach()
-        if self._rounding == "fp8" and dtype == torch.bfloat16 and is_rounded(spec.name, spec.shape):
-            source = round_fp8(source)
-        flat.view(spec.shape).copy_(source)
+        offset, count = spec.offset + first * dtype.itemsize, end - first
+        flat = torch.frombuffer(self._files.views[0], dtype=dtype, count=count, offset=offset)
+        if count < source.numel():
+            flat.copy_(source.view(-1)[first:end])
+        else:
+            if self._rounding == "fp8" and dtype == torch.bfloat16 and is_rounded(spec.name, spec.shape):
+                source = round_fp8(source)
+            flat.view(spec.shape).copy_(source)
+        self._filled(0, offset, count * dtype.itemsize)
 
     def _fill(self, file: int, offset: int, content: bytes | memoryview) -> None:
         self._files.views[file][offset : offset + len(content)] = content
@@ -188,8 +222,10 @@ class Publication:
         while offset < end:
             index = first + offset // size
             part = min(end, (offset // size + 1) * size) - offset
-            self._missing[index] -= part
-            if self._missing[index] == 0:
+            with self._lock:
+                self._missing[index] -= part
+                is_full = self._missing[index] == 0
+            if is_full:
                 self._full.put(index)
             offset += part
 
@@ -197,6 +233,11 @@ class Publication:
         """A future of the manifest, done after the commit. It fails with WeightMismatch if tensors were not put."""
         self._full.put(None)
         return self._done
+
+    def give_up(self, error: BaseException) -> None:
+        """The tensors cannot be put: nothing is committed, and the future of `finish` fails with `error`."""
+        self._error = error
+        self._full.put(None)
 
     def _check(self) -> None:
         """The thread's work: checksums of chunks as they become full, then the commit."""
@@ -207,6 +248,8 @@ class Publication:
                     hashed.append(pool.submit(self._hash, index))
                 for one in hashed:
                     one.result()
+            if self._error is not None:
+                raise self._error
             if self._due:
                 names = sorted(spec.name for spec in self._layout.tensors if spec.offset in self._due)
                 raise WeightMismatch(f"{len(names)} tensors were not put, {names[0]} among them.")

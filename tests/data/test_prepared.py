@@ -109,6 +109,14 @@ def test_tokens_are_those_of_the_template_and_answers_go_with_them(folder, model
     assert data.answer_of(said) == "The answer is 6."
 
 
+def test_a_prompt_brings_its_own_limit(tmp_path, model):
+    asked = gsm8k_rows()[:2]
+    rows = write_lines(tmp_path / "rows.jsonl", [{**asked[0], "max_new_tokens": 9}, asked[1]])
+    prepare(rows, tmp_path / "out", model)
+    data = data_of(tmp_path / "out", shuffle=False)
+    assert [data.prompt(index).token_limit(20) for index in range(2)] == [9, 20]
+
+
 def test_the_same_input_has_the_same_digest_and_another_has_another(tmp_path, model, source, folder):
     again = prepare(source, tmp_path / "again", model, Recipe(suffix=" Think."))
     other = prepare(source, tmp_path / "other", model, Recipe())
@@ -131,6 +139,7 @@ def test_what_is_left_out_is_counted(tmp_path, model):
     [
         ({"question": "why"}, "row 3 lacks the column 'answer'"),
         ({"question": None, "answer": "#### 1"}, "row 3: a prompt is None, neither text nor a list"),
+        ({"question": "why", "answer": "#### 1", "max_new_tokens": -1}, "row 3: max_new_tokens is -1"),
     ],
 )
 def test_a_row_that_will_not_do_is_named_and_nothing_is_left(tmp_path, model, row, sentence):

@@ -7,9 +7,10 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import aiohttp
@@ -454,11 +455,24 @@ class ScriptedTrainer:
         await self.wire.send(Publish(version=version, checksum=made.checksum, path=str(path)))
         return made
 
-    async def ask(self, ids: Sequence[int], *, n: int = 1, limit: int = 100, **other: Any) -> None:
+    async def ask(
+        self,
+        ids: Sequence[int],
+        *,
+        n: int = 1,
+        limit: int = 100,
+        own: Mapping[int, int] = MappingProxyType({}),
+        **other: Any,
+    ) -> None:
+        """`own` are the limits of prompts that have one."""
+        groups = [
+            Group(index, np.array([7, 8], np.int32), {"max_new_tokens": own[index]} if index in own else {})
+            for index in ids
+        ]
         fields = {"purpose": "train", "seed": 3, "min_version": 0} | other
         await self.wire.send(
             Request(
-                groups=pack_groups([Group(index, np.array([7, 8], np.int32)) for index in ids]),
+                groups=pack_groups(groups),
                 n=n,
                 sampling={"max_new_tokens": limit},
                 **fields,

@@ -379,6 +379,23 @@ class ReturnsRewards(ExactMatchReward):
         return [1.0 for _ in groups]
 
 
+class SaysItComparesNothing(ExactMatchReward):
+    SCORES_EACH_SAMPLE = True
+
+    def score(self, groups: list[Group]) -> list[Group]:
+        for group in groups:
+            for sample in group.samples:
+                sample.reward = float(len(group.samples))
+        return groups
+
+
+class ComparesSamples(SaysItComparesNothing):
+    """It has a `score` of its own, and so says nothing of it."""
+
+    def score(self, groups: list[Group]) -> list[Group]:
+        return super().score(groups)
+
+
 class WritesIntoTokens(ExactMatchReward):
     def score(self, groups: list[Group]) -> list[Group]:
         groups[0].samples[0].token_ids[:] = 0
@@ -394,6 +411,7 @@ class WritesIntoTokens(ExactMatchReward):
         (Reorders, "return the groups [0, 1, -3] in this order"),
         (DropsTheEmpty, "leave the 5 samples of group 1"),
         (ReturnsRewards, "return the list of groups that it was given; list"),
+        (SaysItComparesNothing, "score each sample by itself"),
         (BaseWorkload, "it lacks score"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -402,6 +420,10 @@ def test_a_reward_that_breaks_a_promise_is_told_which(cls: type, promise: str) -
     with pytest.raises(ContractBroken) as caught:
         check_reward(cls, config=CONFIG)
     assert promise in str(caught.value)
+
+
+def test_a_reward_may_compare_the_samples_of_a_group_whatever_it_is_a_subclass_of() -> None:
+    check_reward(ComparesSamples, config=CONFIG)
 
 
 def test_arrays_are_read_only_in_a_check_as_they_are_in_a_job() -> None:

@@ -19,6 +19,7 @@ from gyre.workloads.protocols import (
     Actor,
     Critic,
     KeepsStates,
+    PublishesInBackground,
     PublishesModel,
     Reference,
     Reward,
@@ -36,6 +37,7 @@ from gyre.workloads.torch.rollout import TorchRollout
 
 ACTORS: list[type[Actor]] = [TorchActor, MegatronActor]
 PUBLISHERS: list[type[PublishesModel]] = [TorchActor, MegatronActor]
+BESIDE_TRAINING: list[type[PublishesInBackground]] = [TorchActor, MegatronActor]
 FETCHERS: list[type[TakesInstanceWeights]] = [TorchActor, MegatronActor]
 IN_BACKGROUND: list[type[WritesInBackground]] = [MegatronActor, MegatronCritic]
 IN_MEMORY: list[type[KeepsStates]] = [MegatronActor, MegatronCritic]

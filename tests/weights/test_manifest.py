@@ -13,6 +13,7 @@ import torch
 
 from gyre.errors import GyreError
 from gyre.weights import TensorSpec, WeightManifest, WeightMismatch, pack_weights, unpack_weights, verify
+from gyre.weights.version.manifest import CHUNK_BYTES, checksum_of_weights
 
 
 def state():
@@ -136,6 +137,12 @@ def test_what_was_packed_is_not_changed_with_the_tensors():
         tensor.fill_(7)
     assert buffer == before
     assert torch.equal(safetensors.torch.load(buffer)["turned"], torch.arange(6.0).view(2, 3).t())
+
+
+def test_the_checksum_can_be_had_without_packing():
+    large = {"large": torch.arange((CHUNK_BYTES >> 2) + 5, dtype=torch.int32), **state()}
+    for named in (state(), large, {}):
+        assert checksum_of_weights(named) == pack_weights(named, version=3, step=4)[0].checksum
 
 
 def test_packing_copies_once():

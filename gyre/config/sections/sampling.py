@@ -19,6 +19,7 @@ class SamplingSettings(Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Divides the logits before a token is drawn; 0 takes the likeliest token."""
     max_new_tokens: PositiveInt = 1024
-    """The longest answer in tokens, the end token included. A longer one is cut off."""
+    """The longest answer in tokens, the end token included. A longer one is cut off. A prompt may bring a lower limit
+    of its own, as `max_new_tokens` in its `meta`."""
     max_rows: PositiveInt = 1024
     """Rows that `TorchRollout` decodes at once. The engines of the rollout plane have `rollouts.max_running`."""

@@ -35,7 +35,7 @@ from gyre.errors import GyreError
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import limits_of, limits_unknown
 from gyre.rollouts.agent.generation import Generation
-from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
@@ -86,6 +86,16 @@ class AgentSettings:
     """The codec of the job's own that this instance may import, as `weights.codec` names it. What only the manager
     names is not imported: weights then come as they are."""
     local: bool = False
+    starts: int | None = ENGINE_STARTS
+    """Starts of the engine in a row that may fail before the agent gives up; None for any number."""
+
+
+@dataclass(slots=True)
+class JobWishes:
+    """What a job wants of its engines, as the manager said at joining."""
+
+    deterministic: bool = False
+    """As `rollouts.deterministic`."""
 
 
 class Agent:
@@ -102,9 +112,12 @@ class Agent:
         on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         connection: ConnectionSettings | None = None,
+        wishes: JobWishes | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`wishes` is filled with what the job wants of its engines, before `command_for` is called."""
         self.settings = settings
+        self.wishes = wishes or JobWishes()
         self.incarnation = uuid.uuid4().hex
         self._endpoint = endpoint
         self._on_progress = on_progress
@@ -146,11 +159,13 @@ class Agent:
             settings.cache,
             serve=self._serve,
             is_serving=lambda: self._host.client is not None,
+            why_disk=lambda: self._host.why_disk,
             send=self._connection.send_soon,
             fetch_timeout_s=settings.fetch_timeout_s,
             bind=settings.bind,
             ports=settings.ports,
             codec=settings.codec,
+            starts=settings.starts,
             monotonic=monotonic,
         )
         self._limits = limits_unknown(
@@ -276,6 +291,7 @@ class Agent:
     def _welcomed(self, frame: Welcome, url: str, token: str) -> None:
         self._weights.settle(frame.plane)
         self._where = (url, token)
+        self.wishes.deterministic = frame.deterministic
         self._interval_s = frame.interval_s
         self._update_mode = frame.update_mode
         self._reports.seq = 0

@@ -11,13 +11,16 @@ This module must not know about samples, frames or the manager.
 from __future__ import annotations
 
 import asyncio
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gyre.engines.errors import EngineError, EngineRefused
+from gyre.engines.errors import EngineError, EngineNotStarted, EngineRefused
 from gyre.engines.http_client import EngineClient
+from gyre.engines.last_words import last_words
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
@@ -72,12 +75,18 @@ class EngineHost:
         self._died = died
         self._now = now
 
+    @property
+    def why_disk(self) -> str:
+        """Why the engine reads versions from the disk; "" while its loader has them, and without an engine."""
+        return self.loader.why_not if self.loader is not None else ""
+
     async def serve(self, folder: Path, version: str, update_mode: str) -> LoadReport | None:
         """Bring the engine to serve this version: start it (and return None), or update it under running samples.
-        Raises EngineError, and EngineRefused if the engine goes on with its earlier version."""
+        Raises EngineNotStarted with the engine's last words, another EngineError if the update failed, and
+        EngineRefused if the engine goes on with its earlier version."""
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode)
-        command = self._command_for(folder, version)
+        command = self._command(folder, version)
         engine = EngineProcess(
             command,
             ready_within_s=self._ready_within_s,
@@ -90,11 +99,14 @@ class EngineHost:
             client = engine.client()
             loader = EngineLoader(client, folder, key=engine.loader_key)
             await loader.arm()  # before the engine has work
-        except BaseException:
+        except BaseException as error:
             if client is not None:
                 await client.close()
             await engine.stop()
             self.engines.remove(engine)
+            if isinstance(error, EngineError | OSError):
+                why = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+                raise _not_started(why, engine.tail) from error
             raise
         self.engine, self.client, self.loader = engine, client, loader
         self.reads_apart = command.reads_apart
@@ -102,6 +114,15 @@ class EngineHost:
         self._watching = asyncio.create_task(self._watch(engine))
         self.model = fingerprint(folder)
         return None
+
+    def _command(self, folder: Path, version: str) -> EngineCommand:
+        """The command of an engine over this folder. Raises EngineNotStarted with the traceback if the job's own
+        function for it raises."""
+        try:
+            return self._command_for(folder, version)
+        except Exception as error:  # it may be the user's, and raise anything
+            why = f"The engine's command could not be made: {type(error).__name__}: {error}"
+            raise _not_started(why, traceback.format_exc()) from error
 
     async def _update(self, loader: EngineLoader, folder: Path, version: str, update_mode: str) -> LoadReport:
         """Update the engine under running samples, which pause only for the load and go on with the new weights."""
@@ -176,3 +197,17 @@ class EngineHost:
     async def close(self) -> None:
         for engine in list(self.engines):
             await engine.stop()
+
+
+def _not_started(why: str, output: str) -> EngineNotStarted:
+    """The error of a failed start, with what the engine said last, which goes to the agent's log, too."""
+    said, text = last_words(output)
+    if text:
+        print(f"the engine did not start; it said last:\n{text}", file=sys.stderr, flush=True)
+    return EngineNotStarted(
+        why,
+        hint="See that the engine, its arguments and its Python are right, and that all it needs is installed here."
+        if text
+        else "It printed nothing: run its command by hand.",
+        details={"said": said, "traceback": text},
+    )

@@ -25,6 +25,7 @@ import numpy as np
 from gyre.engines.dialect import FinishKind, GenerateRequest, StreamChunk
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
+from gyre.rollouts.agent.chunk_size import chunk_tokens
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING
 from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request_id, version_runs
@@ -48,9 +49,12 @@ DEATH_NOTICED_S = 0.2
 STEP_WINDOW_S = 0.5
 """Over this time the engine's step is measured: its tokens come in chunks of some eight steps."""
 
-SAMPLES_PER_REQUEST = 16
-"""Most samples in one request. A connection for each costs more than a short sample does; with more samples, SGLang's
-work at each chunk, for all of a request's streams, would cost more."""
+SAMPLES_PER_REQUEST = 128
+"""Most samples in one request. A connection for each costs more than a short sample does."""
+
+SAMPLES_READ_APART = 16
+"""The same for an engine that reads prompts apart, as SGLang does: with more samples, its work at each chunk, for all
+of a request's streams, would cost more."""
 
 
 class Generation:
@@ -75,6 +79,7 @@ class Generation:
         self.is_closed = False
         """Whether new samples are handed back at once."""
         self.batching = PromptBatching(UNKNOWN_RUNNING)
+        self._chunk_tokens = 0
         self._waiting: deque[HeldSample] = deque()
         """Samples that wait for their batch. Some may have ended meanwhile."""
         self._timer: asyncio.TimerHandle | None = None
@@ -118,8 +123,10 @@ class Generation:
     def _ask_all(self, some: Sequence[HeldSample]) -> None:
         if self._host.client is None:
             return
-        for at in range(0, len(some), SAMPLES_PER_REQUEST):
-            self._ask(list(some[at : at + SAMPLES_PER_REQUEST]), self._host.client)
+        self._chunk_tokens = chunk_tokens(len(self.running) - len(self._waiting))
+        most = SAMPLES_READ_APART if self._host.reads_apart else SAMPLES_PER_REQUEST
+        for at in range(0, len(some), most):
+            self._ask(list(some[at : at + most]), self._host.client)
 
     def _give(self) -> None:
         """Give the engine a batch of those that wait, if it is time to; else look again when it is."""
@@ -193,7 +200,8 @@ class Generation:
         if not held.made:
             held.seen = self._version()  # it may have waited here
         held.asked(self._host.counts_from)
-        return engine_request(held, self._host.loader.cache_key if self._host.loader is not None else "")
+        cache_key = self._host.loader.cache_key if self._host.loader is not None else ""
+        return engine_request(held, cache_key, self._chunk_tokens)
 
     def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
         """Abort one of several samples in a request, whose stream goes on for the others."""

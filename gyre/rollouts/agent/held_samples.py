@@ -140,8 +140,8 @@ def request_id(lease: int) -> str:
     return f"{lease:020d}"
 
 
-def engine_request(held: HeldSample, cache_key: str = "") -> GenerateRequest:
-    """The request for the rest of a sample, after all tokens that it has."""
+def engine_request(held: HeldSample, cache_key: str = "", chunk_tokens: int = 0) -> GenerateRequest:
+    """The request for the rest of a sample, after all tokens that it has; `chunk_tokens` as in GenerateRequest."""
     sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
     sampling["max_new_tokens"] -= held.start + held.made
     sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
@@ -150,6 +150,7 @@ def engine_request(held: HeldSample, cache_key: str = "") -> GenerateRequest:
         input_ids=np.concatenate([held.prompt, held.prior, *held.ids]),
         sampling=SamplingParams(**sampling, sampling_seed=held.seed),
         cache_key=cache_key,
+        chunk_tokens=chunk_tokens,
     )
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config.plugins import ENGINE
+from gyre.engines.compile_caches import cache_variables
 from gyre.engines.process import EngineCommand
 from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.errors import ConfigError, Unauthorized, Unreachable
-from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.engine_limits import UNKNOWN_KV_TOKENS, UNKNOWN_RUNNING
 from gyre.rollouts.protocol.connection import Endpoint, Refused
 
@@ -38,14 +39,15 @@ def engine_commands(
     *,
     max_running: int | None,
     kv_tokens: int | None,
-    deterministic: bool = False,
+    wishes: JobWishes | None = None,
     model: Path | None = None,
     python: str | None = None,
     extra: Sequence[str] = (),
 ) -> Callable[[Path, str], EngineCommand]:
     """A function of model folder and weight version that returns the command of `sglang`, of the `embedded` engine or
     of the user's own. `model` is the folder with the tokenizer and configuration that published folders lack; `extra`
-    may refer to it as `{model}`. Raises ConfigError if the user's engine cannot be loaded."""
+    may refer to it as `{model}`. What the job wishes is read at each start. Raises ConfigError if the user's engine
+    cannot be loaded."""
     given = [part.replace("{model}", str(model or "")) for part in extra]
     own = None if engine in ENGINE.built_in else ENGINE.load(engine)
 
@@ -69,8 +71,9 @@ def engine_commands(
                 folder,
                 python=python or sys.executable,
                 weight_version=version,
-                deterministic=deterministic,
+                deterministic=wishes is not None and wishes.deterministic,
                 extra=[*_option("--max-running-requests", max_running), *given],
+                env=cache_variables(),
             )
         argv = [
             *(python or sys.executable, "-m", "gyre.engines.embedded"),
@@ -93,6 +96,7 @@ async def run_agent(
     endpoint: Endpoint,
     command_for: Callable[[Path, str], EngineCommand],
     *,
+    wishes: JobWishes | None = None,
     notice_file: Path | None = None,
     drain_deadline_s: float = 30.0,
     reach_within_s: float = 60.0,
@@ -100,12 +104,13 @@ async def run_agent(
     say: Callable[[str], None] = lambda text: None,
     on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
 ) -> None:
-    """Work until drained, which SIGTERM, SIGINT, the appearance of `notice_file` or the manager begins. A second signal
-    ends the work at once. Raises NotTaken, Unauthorized, or Unreachable if the manager is away for longer than
-    `reach_within_s`; tokens that have not reached it are lost then."""
+    """`wishes` are those that `command_for` reads. Work until drained, which SIGTERM, SIGINT, the appearance of
+    `notice_file` or the manager begins. A second signal ends the work at once. Raises NotTaken, Unauthorized, or
+    Unreachable if the manager is away for longer than `reach_within_s`; tokens that have not reached it are lost
+    then."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
-        agent = Agent(settings, endpoint, command_for, on_progress=on_progress, tls=tls)
+        agent = Agent(settings, endpoint, command_for, on_progress=on_progress, tls=tls, wishes=wishes)
         work = loop.create_task(agent.run())
 
         def leave(reason: str) -> None:

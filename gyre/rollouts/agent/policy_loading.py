@@ -23,7 +23,7 @@ from typing import Any
 
 from gyre.config import WeightsSpec
 from gyre.config.plugins import CODEC
-from gyre.engines.errors import EngineError, EngineRefused
+from gyre.engines.errors import EngineNotStarted, EngineRefused
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import ConfigError, GyreError
 from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
@@ -34,7 +34,8 @@ from gyre.weights.transfer.fetch import Superseded
 from gyre.weights.transfer.receiver import Fetched
 
 ENGINE_STARTS = 3
-"""Starts in a row that may fail before the agent gives up: the fault is then its machine's."""
+"""Starts in a row that may fail before an agent that is nobody's vertex gives up: the fault is then its machine's. Of a
+vertex the master counts them, and decides."""
 
 
 class Holdings:
@@ -67,8 +68,8 @@ class AgentWeights:
     """The policy versions of one agent.
 
     `serve(folder, weights)` brings the engine to serve a verified folder and returns how, None if it started the
-    engine; `is_serving()` says whether there is an engine; `send(frame)` tells the manager; `cache` holds the folders.
-    """
+    engine; `is_serving()` says whether there is an engine, `why_disk()` why it has no weight loader; `send(frame)`
+    tells the manager; `cache` holds the folders."""
 
     def __init__(
         self,
@@ -76,21 +77,24 @@ class AgentWeights:
         *,
         serve: Callable[[Path, Weights], Awaitable[LoadReport | None]],
         is_serving: Callable[[], bool],
+        why_disk: Callable[[], str],
         send: Callable[[Frame], None],
         fetch_timeout_s: float,
         bind: str | None = None,
         ports: str | None = None,
         codec: str = "",
+        starts: int | None = ENGINE_STARTS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bind` and `ports` are this machine's settings and override the manager's. `codec` is the user's codec that
-        may be imported here."""
+        """`starts` is how many starts of the engine in a row may fail, None for any number. `bind` and `ports` are this
+        machine's settings and override the manager's. `codec` is the user's codec that may be imported here."""
         self.version = -1
         """The version that the engine serves; -1 if none."""
         self.checksum = ""
         self._root = cache
         self._serve = serve
         self._is_serving = is_serving
+        self._why_disk = why_disk
         self._send = send
         self._fetch_timeout_s = fetch_timeout_s
         self._now = monotonic
@@ -100,6 +104,7 @@ class AgentWeights:
         self._wanted: Weights | None = None
         self._holdings: Holdings | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starts = starts
         self._failed_starts = 0
         self._ahead: tuple[int, str, Fetched] | None = None
         """Version and checksum of the weights that were fetched ahead, and how they came."""
@@ -128,8 +133,8 @@ class AgentWeights:
             self._holdings.close()
 
     def load(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
-        """Fetch, verify and load a version, and tell the manager. The awaitable raises EngineError after
-        `ENGINE_STARTS` failed starts, and ConfigError if this machine cannot follow the settings."""
+        """Fetch, verify and load a version, and tell the manager. The awaitable raises EngineNotStarted when too many
+        starts in a row have failed, and ConfigError if this machine cannot follow the settings."""
         self._wanted = weights  # before the lock, so that an older fetch ends
         return self._load(weights, url, token)
 
@@ -177,11 +182,11 @@ class AgentWeights:
             except EngineRefused as error:
                 self._failed(weights, error)
                 return
-            except EngineError as error:
+            except EngineNotStarted as error:
                 self._failed_starts += 1
-                if self._failed_starts >= ENGINE_STARTS:
-                    raise
                 self._failed(weights, error)
+                if self._starts is not None and self._failed_starts >= self._starts:
+                    raise
                 return
             except (GyreError, OSError) as error:
                 self._failed(weights, error)
@@ -196,7 +201,7 @@ class AgentWeights:
                 load_s=round(self._now() - came, 4),
                 pause_s=round(report.pause_s, 4) if report is not None else 0.0,
                 how=report.how if report is not None else "start",
-                note=report.why_disk[:1000] if report is not None else "",
+                note=(report.why_disk if report is not None else self._why_disk())[:1000],
                 fetched=_told(fetched),
                 way=fetched.way,
                 codec=_codec_of(fetched),
@@ -208,7 +213,14 @@ class AgentWeights:
         self._send(Loaded(version=weights.version, checksum=weights.checksum, source=self.source, **known))
 
     def _failed(self, weights: Weights, error: BaseException) -> None:
-        self._send(LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000]))
+        if isinstance(error, EngineNotStarted):
+            said, words = str(error.details["said"]), str(error.details["traceback"])
+            frame = LoadFailed(
+                version=weights.version, error=error.message[:4000], starting=True, said=said, words=words
+            )
+        else:
+            frame = LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000])
+        self._send(frame)
 
     # -- the fetching thread ---------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ that wait are given when the free slots have been idle for as long as the pass w
 of `sqrt(2 f r p)` samples follow, which is the size at which the sum of both costs is smallest (the economic order
 quantity of Harris, 1913).
 
+That weighs slots, not time: the last three samples of a training step, beside two hundred free slots, would wait for
+seconds, and the step with them. So while there is a free slot for all that wait, they wait for at most `PATIENCE`
+passes, which costs those that run at most one part in `PATIENCE` + 1.
+
 This module must not know what a sample is, or how an engine is asked.
 """
 
@@ -13,6 +17,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+
+PATIENCE = 8
+"""The longest wait where there is a slot for all that wait, in passes over prompts."""
 
 _PASSES = 32
 """The shortest of so many passes tells what a pass costs by itself: it read few tokens and waited for no step."""
@@ -33,6 +40,8 @@ class PromptBatching:
         """Slot-seconds since the last batch in which a free slot had a sample waiting for it."""
         self._idle = 0
         self._looked_at = 0.0
+        self._roomy_since = math.inf
+        """Since when there has been a free slot for each sample that waits; `inf` while there is none."""
 
     @property
     def pass_s(self) -> float:
@@ -45,17 +54,21 @@ class PromptBatching:
         """How many of the waiting samples to give to the engine now, with so many running there."""
         self._idle_s += self._idle * max(now - self._looked_at, 0.0)
         self._looked_at = now
-        self._idle = min(max(self.max_running - running, 0), waiting)
-        if not self._idle or self._idle_s < running * self.pass_s:
+        free = max(self.max_running - running, 0)
+        self._roomy_since = min(self._roomy_since, now) if 0 < waiting <= free else math.inf
+        self._idle = min(free, waiting)
+        if not self._idle or self.wait_s(running) > 0.0:
             return 0
-        given, self._idle, self._idle_s = self._idle, 0, 0.0
+        given, self._idle, self._idle_s, self._roomy_since = self._idle, 0, 0.0, math.inf
         return given
 
     def wait_s(self, running: int) -> float:
         """After `due` gave 0: how long until it gives more, if nothing changes until then. `inf` for never."""
         if not self._idle:
             return math.inf
-        return max(running * self.pass_s - self._idle_s, 0.0) / self._idle
+        cost_s = running * self.pass_s - self._idle_s
+        patience_s = self._roomy_since + PATIENCE * self.pass_s - self._looked_at
+        return max(min(cost_s / self._idle, patience_s), 0.0)
 
     def passed(self, seconds: float) -> None:
         """From giving a batch to the first token of one of its samples."""

@@ -35,7 +35,13 @@ from gyre.rollouts.core.quarantine import (
     record_failure,
 )
 from gyre.rollouts.core.report_checks import check_ends
-from gyre.rollouts.core.requests import INDEX_BITS, GroupRequest, InFlightSample, requested_groups
+from gyre.rollouts.core.requests import (
+    INDEX_BITS,
+    GroupRequest,
+    InFlightSample,
+    requested_groups,
+    sampling_of,
+)
 from gyre.rollouts.core.sample_store import SampleStore
 from gyre.rollouts.core.seeds import draw_seeds, seed_of
 from gyre.rollouts.protocol.columns import JoinedColumns
@@ -108,8 +114,9 @@ class OpenGroups:
         opened = []
         for group in new.values():
             prompt = Group(group.id, group.prompt_ids.astype(np.int32), group.meta)
+            sampling = sampling_of(frame, prompt)
             record = RequestRecord(
-                frame.purpose, prompt, frame.n, frame.sampling, frame.seed, frame.min_version, frame.pinned
+                frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
             )
             self._store.write_buffer.open(self._next_number, record)
             opened.append(self._add(self._next_number, record))
@@ -201,6 +208,11 @@ class OpenGroups:
     def queued(self) -> int:
         """The number of samples that wait for room, for their policy, or for an instance to be tried on."""
         return len(self.placement.queue) + len(self._early) + len(self._suspects)
+
+    @property
+    def waiting_for_policy(self) -> int:
+        """The number of those that wait because their policy is not served yet."""
+        return len(self._early)
 
     # -- instances ----------------------------------------------------------------------------------
 

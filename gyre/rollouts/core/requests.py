@@ -172,11 +172,18 @@ def requested_groups(frame: Request) -> list[Group]:
     if type(limit) is not int or limit < 1:
         raise refuse("invalid", f"request.sampling.max_new_tokens: {limit!r:.40}, expected a positive number")
     for group in groups:
-        _check_group(group)
+        _check_group(group, limit)
     return groups
 
 
-def _check_group(group: Group) -> None:
+def sampling_of(frame: Request, group: Group) -> dict[str, Any]:
+    """How the group's samples are drawn: as the frame says, and no longer than the group's own limit."""
+    sampling: dict[str, Any] = frame.sampling
+    limit = group.token_limit(sampling["max_new_tokens"])
+    return sampling if limit == sampling["max_new_tokens"] else sampling | {"max_new_tokens": limit}
+
+
+def _check_group(group: Group, limit: int) -> None:
     if type(group.id) is not int or not -(2**63) <= group.id < 2**63:  # held-out prompts have negative ids
         raise refuse("invalid", f"request.groups: {group.id!r:.40} is no group's id")
     ids = group.prompt_ids
@@ -186,3 +193,7 @@ def _check_group(group: Group) -> None:
         )
     if int(ids.min()) < 0 or int(ids.max()) >= 2**31:
         raise refuse("invalid", f"request.groups: group {group.id} has a token id out of range")
+    try:
+        group.token_limit(limit)
+    except ValueError as error:
+        raise refuse("invalid", f"request.groups: {error}") from None

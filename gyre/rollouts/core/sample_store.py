@@ -102,6 +102,8 @@ class SampleStore:
         self._note(sample, kind)
         if not sample.request.left:
             self.write_buffer.complete.append(sample.request.number)
+        else:
+            self.write_buffer.finished.append(sample.key)
 
     def note_record(self, sample: InFlightSample) -> None:
         """What the sample answers for."""

@@ -36,6 +36,8 @@ class Fleet:
     busy: int
     queued_tokens: float
     rate_tokens_s: float
+    cores_busy: float | None = None
+    """Share of the cores in use since the last look, where the instances compute on those of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class Autoscaler:
         self._last: Pulse | None = None
         self._at = 0.0
         self._idle_s = self._serving_s = self._local_s = 0.0
-        self._stepped = False
+        self._cores_s = self._cores_busy_s = 0.0
+        self._steps = 0
+        self._steps_since: float | None = None
         self._step_at: float | None = None
         self._step_s = 0.0
         self._asked: tuple[int, int] | None = None
@@ -73,7 +77,7 @@ class Autoscaler:
 
     def step_done(self, now: float) -> None:
         """Note that a step ended: a policy was published."""
-        self._stepped = True
+        self._steps += 1
         if self._step_at is not None:
             self._step_s = now - self._step_at
         self._step_at = now
@@ -89,6 +93,9 @@ class Autoscaler:
         self._serving_s += fleet.serving * passed
         self._idle_s += max(0, fleet.serving - fleet.busy) * passed
         self._local_s += passed if window_open else 0.0
+        if fleet.cores_busy is not None:
+            self._cores_s += passed
+            self._cores_busy_s += fleet.cores_busy * passed
         wanted = last.wanted
         urgent = not wanted and not fleet.others and fleet.queued_tokens > 0
         outside = not self._policy.settings.min <= wanted <= self._policy.settings.max
@@ -100,19 +107,21 @@ class Autoscaler:
         if self._asked is not None and self._asked[0] == wanted and now - self._asked_at < ASK_AGAIN_S:
             return None
         scale = self._policy.decide(observation, now)
-        if scale is None or scale.target == wanted:
+        if scale is None:
             return None
-        self._asked, self._asked_at = (wanted, scale.target), now
+        if scale.target != wanted:
+            self._asked, self._asked_at = (wanted, scale.target), now
         return Advice(wanted, scale.target, scale.reason, observation)
 
     def _begin(self, now: float) -> None:
-        self._first, self._at, self._stepped = self._last, now, False
-        self._idle_s = self._serving_s = self._local_s = 0.0
+        self._first, self._at = self._last, now
+        self._steps, self._steps_since = 0, self._step_at
+        self._idle_s = self._serving_s = self._local_s = self._cores_s = self._cores_busy_s = 0.0
 
     def _is_whole(self, observed_s: float) -> bool:
         if observed_s < self._shortest_s or observed_s <= 0:
             return False
-        return self._stepped or observed_s >= max(NO_STEP_S, 2.0 * self._step_s)
+        return self._steps > 0 or observed_s >= max(NO_STEP_S, 2.0 * self._step_s)
 
     def _observation(self, fleet: Fleet, first: Pulse, last: Pulse) -> Observation:
         observed_s = max(last.at_s - first.at_s, 1e-9)
@@ -128,4 +137,12 @@ class Autoscaler:
             idle_share=round(self._idle_s / self._serving_s, 4) if self._serving_s > 0 else 0.0,
             queued_tokens=round(fleet.queued_tokens, 1),
             rate_tokens_s=round(fleet.rate_tokens_s, 1),
+            step_s=round(self._mean_step_s(), 4),
+            cores_busy=round(self._cores_busy_s / self._cores_s, 4) if self._cores_s > 0 else None,
         )
+
+    def _mean_step_s(self) -> float:
+        """From the end of the last step before the observation to the end of its last one."""
+        if not self._steps or self._step_at is None or self._steps_since is None:
+            return 0.0
+        return (self._step_at - self._steps_since) / self._steps

@@ -6,7 +6,9 @@ Invariants:
 - *asked again, answered again*: a trainer lays aside what it did not ask for; it gets it once more when it does;
 - *delivered in full*: a group that no frame can hold goes in several, one after another;
 - *a window*: no more is on its way than the trainer reads; what is complete beyond it waits here, as it does in the
-  manager's ledger.
+  manager's ledger;
+- *ahead, and again*: a trainer that wants it is told of samples that are in the ledger before their groups are whole.
+  That is for its scoring alone: they are delivered with their groups all the same.
 
 This module must not know who generated a group.
 """
@@ -14,12 +16,12 @@ This module must not know who generated a group.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gyre.rollouts.core.requests import GroupRequest
+from gyre.rollouts.core.requests import GroupRequest, InFlightSample
 from gyre.rollouts.manager.sessions import Connection
-from gyre.rollouts.protocol.frames import Done
+from gyre.rollouts.protocol.frames import Done, Finished, FinishedSample
 from gyre.rollouts.samples import Group, Sample, pack_groups
 
 GROUPS_PER_FRAME = 64
@@ -49,6 +51,7 @@ class Delivery:
     def __init__(self, open_requests: dict[int, GroupRequest]) -> None:
         self._requests = open_requests
         self._trainer: Connection | None = None
+        self._samples_ahead = False
         self._ready: dict[str, dict[int, GroupRequest]] = defaultdict(dict)
         """Complete groups in the ledger that the trainer has not taken, by purpose and group."""
         self._outbox: dict[int, GroupRequest] = {}
@@ -57,9 +60,11 @@ class Delivery:
         self._parts: deque[_Portion] = deque()
         """The rest of a group that is too large for one frame; nothing else is sent before it."""
 
-    def attached(self, trainer: Connection | None) -> None:
-        """Another trainer has attached, which was sent nothing yet; or None: the trainer left."""
+    def attached(self, trainer: Connection | None, *, samples_ahead: bool = False) -> None:
+        """Another trainer has attached, which was sent nothing yet; or None: the trainer left. `samples_ahead`: it
+        wants to be told of finished samples."""
         self._trainer = trainer
+        self._samples_ahead = samples_ahead
         if trainer is not None:
             self._outbox, self._sent, self._parts = {}, set(), deque()
 
@@ -69,6 +74,25 @@ class Delivery:
         for request in open_ones:
             self._ready[request.purpose][request.group.id] = request
         self._deliver(open_ones)
+
+    def finished(self, samples: Iterable[InFlightSample]) -> None:
+        """The ledger has these samples, finished. Those whose groups are not complete are told ahead, if the trainer
+        reads as fast as it is told: it can do without."""
+        trainer = self._trainer
+        if trainer is None or not self._samples_ahead:
+            return
+        by_purpose: dict[str, list[FinishedSample]] = defaultdict(list)
+        for sample in samples:
+            if sample.request.left and sample.finish:
+                tokens = sample.tokens()[0].astype("<i4").tobytes()
+                told = FinishedSample(
+                    group=sample.request.group.id, index=sample.index, tokens=tokens, finish=sample.finish
+                )
+                by_purpose[sample.request.purpose].append(told)
+        for purpose, told_samples in by_purpose.items():
+            for portion in _portions_of(told_samples):
+                if trainer.waiting_bytes < WINDOW_BYTES:
+                    trainer.send(Finished(purpose=purpose, samples=portion))
 
     def holds(self, purpose: str) -> bool:
         """Whether anything of it is complete and not taken."""
@@ -126,6 +150,19 @@ class Delivery:
             if len(groups) == GROUPS_PER_FRAME:
                 break
         return _Portion(purpose, groups) if groups else None
+
+
+def _portions_of(samples: Iterable[FinishedSample]) -> Iterator[list[FinishedSample]]:
+    portion: list[FinishedSample] = []
+    size = 0
+    for sample in samples:
+        portion.append(sample)
+        size += len(sample.tokens)
+        if size >= PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 def _parts_of(purpose: str, group: Group) -> list[_Portion]:

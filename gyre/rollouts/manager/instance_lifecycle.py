@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gyre.engines.weight_loading import NO_LOADER
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.device_sharing import DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
@@ -50,6 +51,9 @@ in the ledger, and a thousand instances would each read several a second. Others
 
 DEATHS = frozenset(("connection_lost", "silent", "replaced"))
 """Ways to leave that a sample may be to blame for."""
+
+OTHERS_TOLD = 16
+"""Names of other instances at work that are told with an engine that does not start."""
 
 DRAIN_GRACE_S = 1.0
 """Beyond the deadline that an instance was given to drain: its last report may be under way."""
@@ -135,7 +139,7 @@ class InstanceLifecycle:
         instance.version = version
         session.resting = "asleep" if frame.asleep else ""
         if before is not None and back:
-            session.refused = before.refused
+            session.take_over(before)
         weights = self._versions.served
         if weights is not None and (
             version == weights.version
@@ -151,6 +155,7 @@ class InstanceLifecycle:
                 keep=keep,
                 weights=self._policies.with_sources(weights) if weights is not None else None,
                 update_mode=self._settings().update_mode,  # type: ignore[arg-type]
+                deterministic=self._settings().deterministic,
                 plane=self._settings().weights,
             )
         )
@@ -270,6 +275,15 @@ class InstanceLifecycle:
                 "note": frame.note,
             },
         )
+        if frame.how:
+            before, session.loaded = session.loaded, frame
+            if frame.note not in ("", NO_LOADER) and (before is None or before.note != frame.note):
+                what = "weights are loaded from the disk"
+                self._on_event("SlowerWay", {"instance": session.name, "what": what, "why": frame.note})
+        if frame.how == "start":
+            self._policies.started(session)
+            told = {"instance": session.name, "version": frame.version, "seconds": frame.load_s}
+            self._on_event("EngineStarted", told)
         chosen = self._versions.way_changed(session.name, frame, self._now())
         if chosen is not None:
             self._on_event("TransferChosen", chosen)
@@ -279,27 +293,44 @@ class InstanceLifecycle:
         self._dispatch.soon()
 
     def _limited(self, session: AgentSession, frame: EngineLimits) -> None:
-        session.limits = frame
+        known, session.limits = session.limits, frame
         self._groups.resize(session.name, max_running=frame.max_running, kv_tokens=frame.kv_tokens)
-        self._on_event(
-            "EngineLimited",
-            {
-                "instance": session.name,
-                "max_running": frame.max_running,
-                "kv_tokens": frame.kv_tokens,
-                "why": frame.why,
-            },
-        )
+        if frame != known:  # else it only dialled again
+            self._on_event(
+                "EngineLimited",
+                {
+                    "instance": session.name,
+                    "max_running": frame.max_running,
+                    "kv_tokens": frame.kv_tokens,
+                    "why": frame.why,
+                },
+            )
         self._dispatch.soon()
 
     def _load_failed(self, session: AgentSession, frame: LoadFailed) -> None:
         self._policies.refused(session, frame.version)
-        self._on_event(
-            "WeightsRefused",
-            {"instance": session.name, "version": frame.version, "error": frame.error[:4000]},
-        )
+        told = {"instance": session.name, "version": frame.version, "error": frame.error[:4000]}
+        if frame.starting:
+            self._policies.not_started(session)
+            others = sorted(one.name for one in self._sessions.values() if self._works(one))
+            self._on_event(
+                "EngineStartFailed",
+                {
+                    **told,
+                    "said": frame.said[:500],
+                    "words": frame.words[:4000],
+                    "others": others[:OTHERS_TOLD],
+                },
+            )
+        else:
+            self._on_event("WeightsRefused", told)
         self._trainer.give_up_pinned(frame)
         self._dispatch.soon()
+
+    def _works(self, session: AgentSession) -> bool:
+        """Whether the instance has an engine that serves a version."""
+        here = session.connection is not None and not session.draining
+        return here and self._groups.instances[session.name].version >= 0
 
     def _engine_died(self, session: AgentSession, frame: EngineDied) -> None:
         self._windows().engine_died(session)

@@ -4,7 +4,8 @@ Invariants:
 - *published means durable*, *pinned waits*: see `policy_versions`, which says what may be served;
 - *the newest is enough*: an instance that is still fetching an older version goes on with the newer one; a local one
   loads only within a window, and fetches ahead before;
-- *not for ever*: a version that an instance cannot load is told again after ever longer pauses.
+- *not for ever*: a version that an instance cannot load is told again after ever longer pauses, and so is any version
+  to one whose engine does not start.
 
 This module must not know about sockets, samples or how a version is fetched.
 """
@@ -24,6 +25,10 @@ from gyre.rollouts.protocol.frames import Weights
 RELOAD_FIRST_S, RELOAD_MAX_S = 0.5, 60.0
 """Pause before an instance is told to load a version again that it could not load, doubled each time. Each try costs a
 row in the journal, and what failed often will most likely fail again."""
+
+START_FIRST_S, START_MAX_S = 2.0, 60.0
+"""Pause before an engine that did not start is started again, doubled each time. What stood in its way, such as memory
+of the device that a dying process still holds, may be gone by then."""
 
 SOURCES_TOLD = 16
 """Of those who have a version; more find each other."""
@@ -93,6 +98,16 @@ class PolicyPush:
         count = session.refused[version].count + 1 if version in session.refused else 1
         pause_s = min(RELOAD_MAX_S, RELOAD_FIRST_S * 2 ** (count - 1))
         session.refused = {version: RefusedVersion(count, self._now() + pause_s)}
+
+    def not_started(self, session: AgentSession) -> None:
+        """The instance's engine did not start: no version is told again before a pause, longer each time in a row."""
+        session.failed_starts += 1
+        pause_s = min(START_MAX_S, START_FIRST_S * 2 ** min(session.failed_starts - 1, 16))
+        session.start_at = self._now() + pause_s
+
+    def started(self, session: AgentSession) -> None:
+        """The instance's engine has started."""
+        session.failed_starts, session.start_at = 0, 0.0
 
     def with_sources(self, weights: Weights) -> Weights:
         """Instances that have it serve it as well: the publisher may be gone."""

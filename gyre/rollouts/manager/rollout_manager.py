@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import socket
 import ssl
 import sys
 import time
@@ -31,6 +32,7 @@ from aiohttp import WSMsgType, web
 
 from gyre.errors import GyreError
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
 from gyre.rollouts.manager.delivery import Delivery
 from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, DeviceSharing
@@ -41,7 +43,7 @@ from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
-from gyre.rollouts.manager.status import groups_status, instance_status
+from gyre.rollouts.manager.status import groups_status, instance_status, underway
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, unpack
 from gyre.rollouts.protocol.fields import FrameError, refuse
@@ -99,6 +101,7 @@ class RolloutManager:
             self.groups, lambda name, error: self.instances.report_refused(name, error)
         )
         self._autoscaler = Autoscaler(self.settings.elastic) if self.settings.elastic is not None else None
+        self._cores = CoreUsage() if self._autoscaler is not None and self.settings.on_cores else None
         self._delivery = Delivery(self.groups.requests)
         self.dispatch = Dispatch(
             self.groups,
@@ -129,6 +132,7 @@ class RolloutManager:
             self._commits,
             self._autoscaler,
             windows=lambda: self.windows,
+            underway=lambda: underway(self.groups, self.sessions.values(), now()),
             on_event=on_event,
             now=now,
         )
@@ -367,6 +371,8 @@ class RolloutManager:
             self.dispatch.committed_seq = batch.deltas[-1].seq
         self.instances.committed(batch)
         complete = [one for number in batch.complete if (one := self.groups.requests.get(number)) is not None]
+        finished = [self.groups.sample(key) for key in batch.finished]
+        self._delivery.finished(sample for sample in finished if sample is not None)
         self._delivery.complete(complete)
         if self.weights.committed(batch.counters) or any(request.pinned for request in complete):
             self.policies.promote()
@@ -399,6 +405,7 @@ class RolloutManager:
             busy=sum(bool(one.held) for one in serving),
             queued_tokens=placement.queue.tokens,
             rate_tokens_s=placement.load.rate_tokens_s,
+            cores_busy=self._cores_busy(here),
         )
         advice = self._autoscaler.look(fleet, now, window_open=self.windows.is_open)
         if advice is not None:
@@ -412,6 +419,13 @@ class RolloutManager:
                     "observed": asdict(advice.observed),
                 },
             )
+
+    def _cores_busy(self, sessions: list[AgentSession]) -> float | None:
+        """Share of the cores in use, where all engines compute on those of this machine."""
+        own = socket.gethostname()
+        if self._cores is None or any(session.hello.node != own for session in sessions):
+            return None
+        return self._cores.look()
 
     # -- HTTP ---------------------------------------------------------------------------------------
 

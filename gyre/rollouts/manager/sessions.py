@@ -19,7 +19,7 @@ from aiohttp import web
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.protocol.codec import encode
-from gyre.rollouts.protocol.frames import EngineLimits, Frame, Hello
+from gyre.rollouts.protocol.frames import EngineLimits, Frame, Hello, Loaded
 
 AT_ONCE_BYTES = 16 << 10
 """Largest frame that its sender writes itself if nothing is queued: a quarter of what a transport holds before it asks
@@ -117,6 +117,8 @@ class AgentSession:
     heard_at: float
     limits: EngineLimits | None = None
     """What its engine takes at once, as it last said."""
+    loaded: Loaded | None = None
+    """How its version came, as it said when it had fetched and loaded one."""
     source: str = ""
     """host:port at which others can fetch its version."""
     lost_at: float | None = None
@@ -138,6 +140,10 @@ class AgentSession:
     """Frames that wait until the ledger's delta of this number is committed, in order."""
     refused: dict[int, RefusedVersion] = field(default_factory=dict)
     """Versions that this incarnation could not load."""
+    failed_starts: int = 0
+    """Starts of its engine in a row that failed."""
+    start_at: float = 0.0
+    """When its engine may be started again."""
     not_admitted: NotAdmitted | None = NotAdmitted.NO_POLICY
     """Why it gets no samples, as of the last dispatch; None if it is admitted."""
 
@@ -146,9 +152,14 @@ class AgentSession:
         return self.hello.instance
 
     def waits_to_reload(self, version: int, now: float) -> bool:
-        """Whether it could not load this version, and must not try again yet."""
+        """Whether it could not load this version, or start an engine over any, and must not try again yet."""
         refused = self.refused.get(version)
-        return refused is not None and now < refused.retry_at
+        return now < self.start_at or (refused is not None and now < refused.retry_at)
+
+    def take_over(self, before: AgentSession) -> None:
+        """Go on where an earlier session of the same agent stood."""
+        self.refused, self.limits, self.loaded = before.refused, before.limits, before.loaded
+        self.failed_starts, self.start_at = before.failed_starts, before.start_at
 
 
 class AgentSessions(dict[str, AgentSession]):

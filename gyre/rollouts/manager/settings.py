@@ -31,9 +31,13 @@ class ManagerSettings:
     load_timeout_s: float = 600.0
     """For fetching and loading a version, the start of an engine with it included."""
     update_mode: str = "in_place"
+    deterministic: bool = False
+    """Whether engines are to be deterministic: instances hear of it when they join."""
     weights: WeightsSpec = field(default_factory=WeightsSpec)
     role: str = "rollout"
     """Of the instances that Gyre places: they are named by it and their rank."""
     elastic: ElasticSettings | None = None
     """How many of them there are to be; None leaves that to people."""
+    on_cores: bool = False
+    """Whether engines compute on cores, which those of one machine share, and not on devices of their own."""
     rebalance_every_s: float = 1.0

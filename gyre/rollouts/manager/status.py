@@ -5,10 +5,13 @@ This module must not know how any of it came about, and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gyre.rollouts.core.admission import NotAdmitted
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.sessions import AgentSession
+from gyre.rollouts.protocol.frames import Loaded, Underway
 from gyre.rollouts.scheduling.fleet import Instance
 
 
@@ -28,6 +31,40 @@ def groups_status(groups: OpenGroups) -> dict[str, Any]:
         "samples_set_aside": account.samples_quarantined,
         "samples_given_up": len(groups.given_up),
     }
+
+
+def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -> Underway:
+    """What becomes of the samples that have not ended, for the trainer."""
+    here = [one for one in sessions if one.connection is not None and not one.draining]
+    generating = at_engine = 0
+    for session in here:
+        held = len(groups.instances[session.name].held)
+        running = min(held, session.running)
+        generating += running
+        at_engine += held - running
+    waits = groups.queued
+    early = min(waits, groups.waiting_for_policy)
+    rest = {_queued_for(groups, here, now): waits - early}
+    return Underway(
+        generating=generating,
+        at_engine=at_engine,
+        **(rest | {"for_weights": rest.get("for_weights", 0) + early}),
+    )
+
+
+def _queued_for(groups: OpenGroups, here: Sequence[AgentSession], now: float) -> str:
+    """What queued samples wait for whose policy is served, as a field of `Underway`."""
+    if any(session.not_admitted is None for session in here):
+        return "for_place"
+    if any(
+        groups.instances[session.name].version < 0 and (session.loading is not None or now < session.start_at)
+        for session in here
+    ):
+        return "for_engine"
+    away = (NotAdmitted.NO_WINDOW, NotAdmitted.ASLEEP, NotAdmitted.GATHERING)
+    if here and all(session.not_admitted in away for session in here):
+        return "for_devices"
+    return "for_weights" if here else "for_instance"
 
 
 def instance_status(
@@ -54,7 +91,20 @@ def instance_status(
         "kv_used_tokens": session.used_tokens,
         "kv_tokens": instance.kv_tokens,
         "limits_why": session.limits.why if session.limits is not None else "",
+        **_ways(session.loaded),
         "silent_s": round(now - session.heard_at, 2),
+    }
+
+
+def _ways(loaded: Loaded | None) -> dict[str, str]:
+    """How weights come to the instance: into its engine (`loads`: loader, disk, or the engine's start) and over the
+    network, and why not otherwise."""
+    return {
+        "loads": loaded.how if loaded is not None else "",
+        "loads_why": loaded.note if loaded is not None else "",
+        "transport": loaded.way if loaded is not None else "",
+        "codec": loaded.codec if loaded is not None else "",
+        "transfer_why": loaded.why if loaded is not None else "",
     }
 
 

@@ -36,6 +36,7 @@ from gyre.rollouts.protocol.frames import (
     ReclaimDevices,
     Request,
     Taken,
+    Underway,
 )
 from gyre.rollouts.protocol.progress import Report
 from gyre.rollouts.samples import unpack_groups
@@ -47,8 +48,8 @@ MESSAGE_CHARS = 60_000
 
 
 class TrainerSession:
-    """`windows()` has the windows of the trainer's devices; `autoscaler` is None where people decide how many instances
-    there are."""
+    """`windows()` has the windows of the trainer's devices, `underway()` says what becomes of samples; `autoscaler` is
+    None where people decide how many instances there are."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class TrainerSession:
         autoscaler: Autoscaler | None,
         *,
         windows: Callable[[], DeviceSharing],
+        underway: Callable[[], Underway],
         on_event: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
     ) -> None:
@@ -77,6 +79,7 @@ class TrainerSession:
         self._commits = commits
         self._autoscaler = autoscaler
         self._windows = windows
+        self._underway = underway
         self._on_event = on_event
         self._now = now
         self._failures_told: set[int] = set()
@@ -91,7 +94,7 @@ class TrainerSession:
             self.connection.close()
         self._windows().trainer_attached(self._now(), other=first.term != self.term)
         self.connection, self.term = connection, first.term
-        self._delivery.attached(connection)
+        self._delivery.attached(connection, samples_ahead=first.samples_ahead)
         self._failures_told = set()
 
     def left(self, connection: Connection) -> None:
@@ -154,6 +157,7 @@ class TrainerSession:
         elif isinstance(frame, ReclaimDevices):
             self._windows().reclaim(frame.window, self._now())
         elif isinstance(frame, Pulse):
+            connection.send(self._underway())
             if self._autoscaler is not None:
                 self._autoscaler.pulse(frame, self._now())
         else:

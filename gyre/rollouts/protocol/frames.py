@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 5
+PROTOCOL = 9
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -113,6 +113,8 @@ class Welcome(Frame):
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
     plane: WeightsSpec = field(default_factory=WeightsSpec)
     """The job's settings of the weight plane."""
+    deterministic: bool = False
+    """The job's `rollouts.deterministic`: engines are started so."""
 
 
 class Work(Frame):
@@ -179,8 +181,8 @@ class Loaded(Frame):
     """A version is loaded and its checksums are right.
 
     The engine was paused for `pause_s` of the `load_s`. `how` is `start` if the engine was started with it, `loader`
-    for Gyre's loader, or `disk`; `note` says why the loader was not used. "" if nothing was loaded anew.
-    """
+    for Gyre's loader, or `disk`; `note` says why the loader was not, or will not be, used. "" if nothing was loaded
+    anew."""
 
     version: Version
     checksum: Name
@@ -211,8 +213,14 @@ class WeightsTrouble(Frame):
 
 
 class LoadFailed(Frame):
+    """A version could not be loaded. `starting`: because no engine could be started over it, whose last words are
+    `said`, one line, and `words`, the lines around it."""
+
     version: Version
     error: Text
+    starting: bool = False
+    said: Text = ""
+    words: Text = ""
 
 
 class Draining(Frame):
@@ -231,10 +239,12 @@ class EngineDied(Frame):
 
 
 class Attach(Frame):
-    """A trainer's first frame. `term` is its incarnation: an older one is refused."""
+    """A trainer's first frame. `term` is its incarnation: an older one is refused. `samples_ahead`: it wants to be told
+    of finished samples before their groups are complete."""
 
     protocol: int
     term: Count
+    samples_ahead: bool = False
 
 
 class Request(Frame):
@@ -278,6 +288,20 @@ class Pulse(Frame):
     at_s: Seconds
     waited_s: Seconds
     wanted: Annotated[int, Meta(ge=0, le=1 << 20)]
+
+
+class Underway(Frame):
+    """What becomes of the samples that the trainer has asked for and that have not ended, in answer to a Pulse: how
+    many are being generated, wait at an engine that has them, wait for a place at one that is full, for weights to be
+    loaded, for an engine to start, for devices that are not lent, or for an instance to come."""
+
+    generating: Count = 0
+    at_engine: Count = 0
+    for_place: Count = 0
+    for_weights: Count = 0
+    for_engine: Count = 0
+    for_devices: Count = 0
+    for_instance: Count = 0
 
 
 class LendDevices(Frame):
@@ -353,6 +377,23 @@ class Done(Frame):
     its samples. Its prompt and meta come with its first samples only."""
 
 
+class FinishedSample(Frame):
+    """Sample `index` of a group has finished, with these tokens (int32), for the reason `finish`."""
+
+    group: int
+    index: Count
+    tokens: bytes
+    finish: Name
+
+
+class Finished(Frame):
+    """Samples that are finished while others of their groups are not, to be scored ahead. They come again with their
+    groups, which alone count. Nobody is told twice, or may count on being told."""
+
+    purpose: Name
+    samples: Annotated[list[FinishedSample], Meta(max_length=MAX_LIST)]
+
+
 class Failed(Frame):
     """These groups cannot be generated: a sample of each failed on every instance and with every seed."""
 
@@ -382,6 +423,7 @@ KINDS: dict[str, type[Frame]] = {
     "taken": Taken,
     "publish": Publish,
     "pulse": Pulse,
+    "underway": Underway,
     "lend": LendDevices,
     "reclaim": ReclaimDevices,
     "window_news": WindowStatus,
@@ -391,5 +433,6 @@ KINDS: dict[str, type[Frame]] = {
     "wake": Wake,
     "awake": Awake,
     "done": Done,
+    "finished": Finished,
     "failed": Failed,
 }

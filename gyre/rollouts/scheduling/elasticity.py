@@ -2,14 +2,16 @@
 
 The policy asks for more while the trainer's GPUs do anything but train, and for fewer while instances are idle. It
 computes the number from the share of a step to be gained or given back, and the rate of one instance. It compares the
-expected gain of an earlier raise with the real one: if the longest sample or the trainer bounds the step, further
-instances cost and gain nothing.
+expected gain of an earlier raise with the real one: if the longest sample, the trainer or the machine bounds the step,
+further instances cost and gain nothing, and are given back.
 
 Invariants:
 - *within bounds*: a target is between min and max, and is given at once when the number is not;
 - *no flapping*: otherwise a target is given only after several observations in a row agree, not within a cool-down, and
   never so low that the same observation would ask for more again;
-- *explained*: each target comes with one sentence for the journal.
+- *no instance against another*: where instances compute on cores, none is added while all cores are in use;
+- *what does not help goes*: a raise after which steps are not faster is taken back, and not repeated for a while;
+- *explained*: each target comes with one sentence for the journal, and so does a raise that is wanted and not made.
 
 This module must not know how instances are started, nor read the time: `now` is an argument.
 """
@@ -17,6 +19,8 @@ This module must not know how instances are started, nor read the time: `now` is
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -38,6 +42,8 @@ class ElasticSettings:
     """Share of the expected gain from which on a raise was worth it."""
     plateau_s: float = 1800.0
     """How long the policy remembers a number beyond which nothing was gained."""
+    cores_full: float = 0.9
+    """Share of the cores in use from which on another instance only takes from those that are there."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max or self.max < 1:
@@ -64,21 +70,34 @@ class Observation:
     """Predicted tokens of samples that no instance has."""
     rate_tokens_s: float = 0.0
     """Tokens/s of all instances together."""
+    step_s: float = 0.0
+    """Mean length of the steps that ended in it; 0: none did."""
+    cores_busy: float | None = None
+    """Share of the cores in use, where instances compute on the cores of one machine; else None."""
+
+    @property
+    def lack(self) -> float:
+        """Share of the time in which the trainer's devices did not train."""
+        return self.trainer_wait_share + self.local_share
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     target: int
+    """The number that there should be; the present one if a raise is wanted and cannot help."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Raise:
-    """An earlier raise, kept to measure its gain."""
+    """An earlier raise, kept to measure its gain: how things stood before it, and are expected to stand after it."""
 
+    before: int
     after: int
     lack: float
     expected_lack: float
+    step_s: float
+    expected_step_s: float
 
 
 class ElasticPolicy:
@@ -88,12 +107,15 @@ class ElasticPolicy:
         """The direction of the last observations."""
         self._in_a_row = 0
         self._scaled_at = -math.inf
+        self._recent: deque[Observation] = deque(maxlen=settings.evidence)
+        """Observations of the present number, since it settled."""
         self._raised: _Raise | None = None
         self._plateau: int | None = None
         self._plateau_at = -math.inf
+        self._told_full = False
 
     def decide(self, observation: Observation, now: float) -> Scale | None:
-        """The number that there should be; None if it should not change."""
+        """The number that there should be; None if it should not change, or if that was said already."""
         settings, count = self.settings, observation.instances
         if count < settings.min or count > settings.max:
             self._changed(now)
@@ -103,8 +125,10 @@ class ElasticPolicy:
             self._changed(now)
             return Scale(1, "No instance is there, and samples wait.")
 
-        self._check_last_raise(observation, now)
-        lack = observation.trainer_wait_share + observation.local_share
+        back = self._take_back(observation, now)
+        if back is not None:
+            return back
+        lack = observation.lack
         target = self._target(observation, lack)
         says = (target > count) - (target < count)
         self._in_a_row = self._in_a_row + 1 if says == self._says else 1
@@ -113,6 +137,8 @@ class ElasticPolicy:
         if not says or self._in_a_row < settings.evidence or now - self._scaled_at < cooldown_s:
             return None
         if says > 0:
+            if observation.cores_busy is not None and observation.cores_busy >= settings.cores_full:
+                return self._held_by_cores(observation, lack)
             return self._up(observation, lack, target, now)
         self._changed(now)
         return Scale(
@@ -143,35 +169,87 @@ class ElasticPolicy:
         """Whether the queue is long, so that only some instances were idle, or only for a moment."""
         return observation.queued_tokens > observation.rate_tokens_s * self.settings.up_cooldown_s
 
+    def _held_by_cores(self, observation: Observation, lack: float) -> Scale | None:
+        """Said once, until something changes."""
+        if self._told_full:
+            return None
+        self._told_full = True
+        return Scale(
+            observation.instances,
+            f"The trainer did not train for {lack:.0%} of the time, but {observation.cores_busy:.0%} of the machine's"
+            " cores are in use: another instance would only take from those that are there.",
+        )
+
     def _up(self, observation: Observation, lack: float, target: int, now: float) -> Scale:
         count, others = observation.instances, observation.others
+        recent = list(self._recent) or [observation]
         self._changed(now)
         gain = (target + others) / (count + others)
-        self._raised = _Raise(target, lack, max(1.0 - (1.0 - lack) * gain, 0.0))
+        step_s = _mean_step_s(recent)
+        self._raised = _Raise(
+            before=count,
+            after=target,
+            lack=lack,
+            expected_lack=max(1.0 - (1.0 - lack) * gain, 0.0),
+            step_s=step_s,
+            expected_step_s=step_s * max(1.0 - lack, 1.0 / gain),
+        )
         return Scale(
             target,
             f"The trainer did not train for {lack:.0%} of the time (it waited {observation.trainer_wait_share:.0%} and"
             f" generated {observation.local_share:.0%}); {target} instances instead of {count} make up for it.",
         )
 
-    def _check_last_raise(self, observation: Observation, now: float) -> None:
-        """Compare the last raise with its expected gain, after the new instances had time to show it."""
+    def _take_back(self, observation: Observation, now: float) -> Scale | None:
+        """Compare the last raise with its expected gain, once as many observations as a decision needs were made of the
+        new instances, after the cool-down in which they start and warm up."""
         if self._plateau is not None and now - self._plateau_at >= self.settings.plateau_s:
             self._plateau = None
         raised = self._raised
-        if raised is None or observation.starting or now - self._scaled_at < self.settings.up_cooldown_s:
-            return
+        if observation.starting or (
+            raised is not None and now - self._scaled_at < self.settings.up_cooldown_s
+        ):
+            self._recent.clear()
+            return None
+        self._recent.append(observation)
+        if raised is None or len(self._recent) < self.settings.evidence:
+            return None
+        if observation.instances != raised.after:
+            self._raised = None
+            return None  # the instances never came, or somebody else has changed the number
+        step_s = _mean_step_s(self._recent)
+        lack = sum(one.lack for one in self._recent) / len(self._recent)
+        if sum(one.idle_share for one in self._recent) / len(self._recent) > self.settings.idle_share:
+            self._raised = None
+            return None  # something else makes steps long; whether the instances are needed is decided by that share
+        if raised.step_s and step_s:
+            expected, gained = raised.step_s - raised.expected_step_s, raised.step_s - step_s
+            found = f"A step took {raised.step_s:.3g} s with {raised.before} and {step_s:.3g} s with {raised.after}"
+        else:
+            expected, gained = raised.lack - raised.expected_lack, raised.lack - lack
+            found = (
+                f"The trainer did not train for {raised.lack:.0%} of the time with {raised.before} instances, and for"
+                f" {lack:.0%} with {raised.after}"
+            )
         self._raised = None
-        if observation.instances < raised.after:
-            return  # the instances never came
-        lack = observation.trainer_wait_share + observation.local_share
-        if raised.lack - lack < self.settings.worth * (raised.lack - raised.expected_lack):
-            self._plateau, self._plateau_at = raised.after, now
+        if gained >= self.settings.worth * expected:
+            return None
+        self._plateau, self._plateau_at = raised.before, now
+        self._changed(now)
+        return Scale(raised.before, f"{found}: the added instances do not help, and are given back.")
 
     def _changed(self, now: float) -> None:
         self._scaled_at = now
         self._in_a_row = 0
         self._raised = None
+        self._recent.clear()
+        self._told_full = False
+
+
+def _mean_step_s(observations: Iterable[Observation]) -> float:
+    """0 where no step ended in any of them."""
+    lengths = [one.step_s for one in observations if one.step_s]
+    return sum(lengths) / len(lengths) if lengths else 0.0
 
 
 def _are(count: int) -> str:

@@ -51,6 +51,8 @@ class WriteBatch:
     """Instances that reported a sample's end."""
     complete: list[int]
     """Groups that may be delivered once this is committed."""
+    finished: list[int]
+    """The keys of samples that finished before their groups, which may be told once this is committed."""
 
     def encoded(self) -> list[tuple[int, bytes]]:
         """The deltas as they are stored. The thread that writes encodes them, not the loop."""
@@ -69,6 +71,7 @@ class WriteBuffer:
         self.retention = Retention()
         self.next_seq = 1
         self.complete: list[int] = []
+        self.finished: list[int] = []
         self._opened: dict[int, bytes] = {}
         self._closed: list[int] = []
         self._forgotten: list[int] = []
@@ -92,9 +95,11 @@ class WriteBuffer:
             sessions=self._sessions,
             ended=self._ended,
             complete=self.complete,
+            finished=self.finished,
         )
         self._opened, self._closed, self._forgotten = {}, [], []
-        self._sessions, self._ended, self.complete = {}, set(), []
+        self._sessions, self._ended = {}, set()
+        self.complete, self.finished = [], []
         self._deltas = []
         return batch
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
+from numpy.typing import NDArray
 
 from gyre.errors import Fenced, GyreError, Unauthorized
 from gyre.rollouts.protocol.codec import checked
@@ -34,6 +36,8 @@ from gyre.rollouts.protocol.frames import (
     DevicesReturned,
     Done,
     Failed,
+    Finished,
+    FinishedSample,
     Frame,
     LendDevices,
     Publish,
@@ -41,6 +45,7 @@ from gyre.rollouts.protocol.frames import (
     ReclaimDevices,
     Request,
     Taken,
+    Underway,
     WindowStatus,
 )
 from gyre.rollouts.protocol.progress import Progress
@@ -63,6 +68,16 @@ class CannotGenerate(GyreError):
     """A sample of the groups `details["ids"]` of `details["purpose"]` failed wherever it was tried."""
 
     code = "rollouts.cannot_generate"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleAhead:
+    """A sample that has finished before its group: `token_ids` is int32 `[t]`."""
+
+    group_id: int
+    index: int
+    token_ids: NDArray[np.int32]
+    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +106,19 @@ class RolloutClient:
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[GyreError], None],
         on_window: Callable[[DevicesReturned | WindowStatus], None] = lambda frame: None,
+        on_finished: Callable[[str, list[SampleAhead]], None] | None = None,
+        on_underway: Callable[[Underway], None] = lambda frame: None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         connection: ConnectionSettings | None = None,
     ) -> None:
-        """`tls`, asked before each dial of an https URL: what to trust; None for the machine's own authorities."""
+        """`on_finished(purpose, samples)`, on the client's thread, if samples are wanted before their groups are whole.
+        `on_underway` gets the answer to each pulse, on that thread, too. `tls`, asked before each dial of an https URL:
+        what to trust; None for the machine's own authorities."""
         self._on_groups = on_groups
         self._on_error = on_error
         self._on_window = on_window
+        self._on_finished = on_finished
+        self._on_underway = on_underway
         self._tls = tls
         self._lent: LendDevices | ReclaimDevices | None = None
         """Devices that the plane has, or is to give back."""
@@ -116,7 +137,7 @@ class RolloutClient:
         self._connection = ManagerConnection(
             endpoint,
             "trainer",
-            first_frame=lambda: Attach(protocol=PROTOCOL, term=term),
+            first_frame=lambda: Attach(protocol=PROTOCOL, term=term, samples_ahead=on_finished is not None),
             welcome=Attached,
             welcomed=self._attached,
             talk=self._write,
@@ -151,6 +172,12 @@ class RolloutClient:
                 "too_long",
                 f"max_new_tokens is {longest}; a sample has at most {LONGEST_SAMPLE_TOKENS} tokens",
             )
+        if isinstance(longest, int):
+            for group in groups:
+                try:
+                    group.token_limit(longest)
+                except ValueError as error:
+                    raise refuse("invalid", f"{error}; the data set brings it") from None
         asked = [Asked(purpose, group, n, sampling, seed, min_version, pinned) for group in groups]
         frames = _requests(asked)
         with self._lock:
@@ -244,8 +271,13 @@ class RolloutClient:
         elif isinstance(frame, Failed):
             details = {"purpose": frame.purpose, "ids": list(frame.ids)}
             self._on_error(CannotGenerate(frame.message, details=details))
+        elif isinstance(frame, Finished):
+            if self._on_finished is not None:
+                self._on_finished(frame.purpose, [_ahead(one) for one in frame.samples])
         elif isinstance(frame, DevicesReturned | WindowStatus):
             self._window_changed(frame)
+        elif isinstance(frame, Underway):
+            self._on_underway(frame)
 
     def _attached(self, frame: Attached, url: str, token: str) -> None:
         """A new connection: everything that is not answered, then the policies. A pinned request goes before them, so
@@ -290,6 +322,14 @@ class RolloutClient:
             for group in groups:
                 self._asked.pop((frame.purpose, group.id), None)
         self._on_groups(frame.purpose, groups)
+
+
+def _ahead(told: FinishedSample) -> SampleAhead:
+    try:
+        token_ids = np.frombuffer(told.tokens, "<i4").astype(np.int32)
+    except ValueError as error:
+        raise refuse("invalid", f"finished.tokens: {error}") from None
+    return SampleAhead(told.group, told.index, token_ids, told.finish)
 
 
 def _requests(asked: Sequence[Asked]) -> list[Frame]:

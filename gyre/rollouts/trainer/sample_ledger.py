@@ -3,8 +3,8 @@
 A group's status is `queued` when its prompt is drawn, `done` when its samples are scored, and `trained` with its step.
 The samples are written before they are trained on, and kept until a committed checkpoint covers their step. So a
 trainer that falls back to a checkpoint is given again what the checkpoint does not cover, in the same batches, and
-never what it covers. A group that is quarantined, or dropped for good, is `set_aside`, and another prompt takes its
-slot.
+never what it covers. Samples outlast one checkpoint more, for the newest may turn out to be damaged (`trained_since`).
+A group that is quarantined, or dropped for good, is `set_aside`, and another prompt takes its slot.
 
 Invariants:
 - *written before trained*: no group reaches the actor before its samples are in the ledger;
@@ -138,12 +138,7 @@ class SampleLedger:
                 groups[row.group_id] = group
                 if row.status == "trained":
                     trained.add(row.group_id)
-        batches: dict[int, list[RecordedBatch]] = {}
-        for batch in rows.micro_batches:
-            shares = tuple(tuple(share) for share in batch.shares)
-            batches.setdefault(batch.step, []).append(
-                RecordedBatch(batch.step, batch.position, shares, batch.last)
-            )
+        batches = _batches_of(rows.micro_batches)
         checkpoint = rows.checkpoints[-1] if rows.checkpoints else None
         return Recovered(
             cursor=rows.cursor,
@@ -227,28 +222,50 @@ class SampleLedger:
         *,
         step: int,
         version: int,
-        digest: str,
+        digest: str | None,
         group_ids: Sequence[int],
         metrics: dict[str, Any],
         now: float,
     ) -> None:
+        """`digest` is None where it is not known yet: `record_digest` tells it before anybody is served the weights."""
         self._store.write(
             self._term,
             groups=[GroupRow(group_id=group_id, status="trained", step=step) for group_id in group_ids],
             steps=[StepRow(step, version, digest, list(group_ids), metrics, now)],
         )
 
+    def record_digest(self, step: int, digest: str) -> None:
+        """The checksum of the weights after a step that is recorded."""
+        self._store.write(self._term, digests={step: digest})
+
     def forget_digests(self, step: int) -> None:
         """From `step` on the weights differ from those whose digests were recorded."""
         self._store.write(self._term, forget_digests_from_step=step)
 
-    def record_checkpoint(self, *, step: int, path: Path, now: float) -> None:
-        """A complete checkpoint of `step` is on disk: the samples that it covers are no longer needed."""
+    def record_checkpoint(self, *, step: int, path: Path, now: float, older: int | None = None) -> None:
+        """A complete checkpoint of `step` is on disk. The samples that the one of step `older` covers, which is kept
+        beside it, are no longer needed; without such a one, those that this one covers."""
         self._store.write(
             self._term,
             checkpoint=CheckpointRow(step, str(path), now),
-            drop_payloads_through_step=step,
+            drop_payloads_through_step=step if older is None else older,
         )
+
+    def trained_since(
+        self, step: int, last: int
+    ) -> tuple[dict[int, Group], dict[int, list[RecordedBatch]]] | None:
+        """The groups that the steps after `step` up to `last` trained, and their micro-batches by step. None where
+        some of it is in the ledger no more."""
+        groups, rows = self._store.load_trained(after=step, through=last)
+        if any(row.payload is None for row in groups):
+            return None
+        found = {row.group_id: unpack_groups(row.payload)[0] for row in groups if row.payload is not None}
+        batches = _batches_of(rows)
+        trained: dict[int, set[int]] = {at: set() for at in range(step + 1, last + 1)}
+        for row in groups:
+            trained.setdefault(row.step or 0, set()).add(row.group_id)
+        listed = {at: {group_id for one in batches.get(at, ()) for group_id in one.ids} for at in trained}
+        return (found, batches) if all(trained.values()) and listed == trained else None
 
     def record_restore(self, restore: Restore) -> None:
         """The state of a restore: written before the ranks are changed, and when it has ended."""
@@ -256,6 +273,15 @@ class SampleLedger:
 
     def account(self) -> PromptAccount:
         return account_of(self._store)
+
+
+def _batches_of(rows: Sequence[MicroBatchRow]) -> dict[int, list[RecordedBatch]]:
+    """By step."""
+    batches: dict[int, list[RecordedBatch]] = {}
+    for row in rows:
+        shares = tuple(tuple(share) for share in row.shares)
+        batches.setdefault(row.step, []).append(RecordedBatch(row.step, row.position, shares, row.last))
+    return batches
 
 
 def _queued(group_id: int, version: int) -> GroupRow:

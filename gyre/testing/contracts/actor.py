@@ -15,7 +15,7 @@ from gyre.testing.contracts.class_under_test import Vertex
 from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
 from gyre.workloads.gang.weight_copy import FetchedCopy
-from gyre.workloads.protocols import Actor, KeepsStates, PublishesModel
+from gyre.workloads.protocols import Actor, KeepsStates, PublishesInBackground, PublishesModel
 
 EXPORTED = ("version", "step", "checksum", "size_bytes")
 PUBLISHED = ("version", "checksum", "size_bytes", "source", "path", "model")
@@ -149,6 +149,16 @@ def _check_publish(check: LearnerCheck, vertex: Vertex) -> None:
         f"have the checksum {told['checksum']} again",
         again["checksum"],
     )
+    if vertex.has("model_published"):
+        vertex.require(PublishesInBackground)
+        begun = vertex.call("publish_model", version=1, offered={"background": True})
+        late = begun or vertex.call("model_published", version=1, timeout_s=FETCH_WITHIN_S)
+        promise(
+            late["checksum"] == told["checksum"],
+            "publish_model(version=1, background=True)",
+            f"have the checksum {told['checksum']} again",
+            late["checksum"],
+        )
     promise(state_of(vertex) == state, "publish_model(…)", "change nothing", state_of(vertex))
     try:
         copy = FetchedCopy(

@@ -174,6 +174,18 @@ async def tokens_come_in_order_with_their_log_probs(client: EngineClient, engine
 
 
 @clause()
+async def a_chunk_has_as_many_tokens_as_the_request_asks_for(
+    client: EngineClient, engine: EngineUnderTest
+) -> None:
+    """Give a request's tokens in chunks of `stream_interval`, but for the first chunk and the last."""
+    asked = replace(request(engine.prompt(8), 40), chunk_tokens=8)
+    async with aclosing(client.generate(asked)) as stream:
+        sizes = [len(chunk.token_ids) async for chunk in stream]
+    expect(sum(sizes) == 40, f"{sum(sizes)} tokens came of 40")
+    expect(len(sizes) <= 7, f"they came in chunks of {sizes}")
+
+
+@clause()
 async def one_token_may_be_all(client: EngineClient, engine: EngineUnderTest) -> None:
     """Answer a request for one token with one token."""
     heard = await listen(client, request(engine.prompt(2), 1))

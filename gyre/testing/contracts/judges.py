@@ -15,7 +15,8 @@ from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.contracts.broken import promise
 from gyre.testing.contracts.class_under_test import Vertex, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, groups_of, ids_of
-from gyre.workloads.protocols import Reference, Reward
+from gyre.workloads.protocols import Reference, Reward, scores_each_sample
+from gyre.workloads.vertex.slim_groups import SlimGroups
 
 ROUNDING = 1e-3
 """A model may compute other groups beside a group, which changes its last bits."""
@@ -48,6 +49,15 @@ def check_reward(
         pairs = zip(backwards[::-1], rewards, strict=True)
         alike = all(np.allclose(one, other, atol=ROUNDING) for one, other in pairs)
         promise(alike, "score(groups)", f"score each group by itself, {rewards}", backwards[::-1])
+        if scores_each_sample(cls):
+            alone = [
+                [_scored(vertex, SlimGroups.of([part]).groups())[0][0] for part in _one_by_one(group)]
+                for group in given
+            ]
+            pairs = zip(alone, rewards, strict=True)
+            alike = all(np.allclose(one, other, atol=ROUNDING) for one, other in pairs)
+            call = "score(groups) of a class with SCORES_EACH_SAMPLE"
+            promise(alike, call, f"score each sample by itself, {rewards}", alone)
 
 
 def check_reference(
@@ -116,7 +126,7 @@ def check_same_samples(call: str, given: Sequence[Group], answered: Sequence[Gro
         )
         for sample, its in zip(group.samples, other.samples, strict=True):
             same = np.array_equal(sample.token_ids, its.token_ids) and np.array_equal(
-                sample.logprobs, its.logprobs
+                sample.logprobs, its.logprobs, equal_nan=True
             )
             promise(same, call, f"leave the tokens and log-probs of group {group.id}", "they differ")
 
@@ -154,6 +164,10 @@ def _scored(vertex: Vertex, groups: list[Group]) -> list[list[float]]:
             kept = isinstance(reward, int | float | np.number) and math.isfinite(float(reward))
             promise(kept, "score(groups)", f"set a finite reward on every sample of group {group.id}", reward)
     return [[float(sample.reward) for sample in group.samples] for group in answered]
+
+
+def _one_by_one(group: Group) -> list[Group]:
+    return [Group(group.id, group.prompt_ids, group.meta, [sample]) for sample in group.samples]
 
 
 def _unjudged(groups: list[Group]) -> list[Group]:

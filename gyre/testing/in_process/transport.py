@@ -61,7 +61,7 @@ class InProcessTransport:
                 return host.call_with_weights(self._term, unpack(bundle.packed), method, *given, **named)
             return host.call(self._term, method, *given, **named)
 
-        out = self._send(vertex, incarnation, call)
+        out = self._send(vertex, incarnation, call, beside=control)
         self._moments.reached(vertex, method, "sent")
         return out
 
@@ -79,7 +79,9 @@ class InProcessTransport:
         call: Callable[[InProcessHost], Outcome],
         *,
         at_once: bool = False,
+        beside: bool = False,
     ) -> Future[Outcome]:
+        """`at_once`: in this thread. `beside`: on a thread of the call's own."""
         out: Future[Outcome] = Future()
         with self._lock:
             if self._closed:
@@ -100,7 +102,8 @@ class InProcessTransport:
             else:
                 self._end(out, value=unpack(inner.result()))
 
-        found.submit(lambda: _sendable(call(found.host))).add_done_callback(finish)
+        run = found.control if beside else found.submit
+        run(lambda: _sendable(call(found.host))).add_done_callback(finish)
         return out
 
     def share(self, value: Any) -> Shared:

@@ -266,6 +266,34 @@ def pack_weights(
     return describe(files, [buffer], version=version, step=step, base=base, tensors=layout.tensors), buffer
 
 
+def checksum_of_weights(state: Mapping[str, torch.Tensor]) -> str:
+    """The checksum of the version that `pack_weights` makes of these tensors. They are not copied, and hashing lets
+    other threads of the process run."""
+    import torch
+
+    layout, own = layout_of(state)
+    digests: list[str] = []
+    hasher, room = xxhash.xxh3_64(), CHUNK_BYTES
+
+    def add(view: memoryview) -> None:
+        nonlocal hasher, room
+        while len(view):
+            hasher.update(view[:room])
+            view, room = view[room:], max(0, room - len(view))
+            if not room:
+                digests.append(hasher.hexdigest())
+                hasher, room = xxhash.xxh3_64(), CHUNK_BYTES
+
+    add(memoryview(layout.header))
+    for spec in sorted(layout.tensors, key=lambda spec: spec.offset):
+        if spec.name in own and spec.nbytes:
+            flat = own[spec.name].detach().cpu().contiguous().view(-1)
+            add(memoryview(flat.view(torch.uint8).numpy().data))
+    if room < CHUNK_BYTES:
+        digests.append(hasher.hexdigest())
+    return checksum_of((FileSpec(TENSOR_FILE, layout.size_bytes),), CHUNK_BYTES, digests)
+
+
 def describe(
     files: Sequence[FileSpec],
     contents: Sequence[bytes | bytearray | memoryview],

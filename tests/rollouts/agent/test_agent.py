@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ import pytest
 import torch
 
 from gyre.engines.dialect import StreamChunk
+from gyre.engines.errors import EngineNotStarted
 from gyre.engines.process import EngineCommand
+from gyre.engines.weight_loading import NO_LOADER
 from gyre.errors import Unauthorized, Unreachable
-from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.held_samples import HeldSample
-from gyre.rollouts.agent.join import NotTaken, run_agent
+from gyre.rollouts.agent.join import NotTaken, engine_commands, run_agent
+from gyre.rollouts.manager import policy_push
 from gyre.rollouts.manager import rollout_manager as manager_module
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
@@ -146,13 +151,22 @@ def bits(groups: dict[int, Group]) -> dict[int, list[tuple[bytes, bytes, Any, st
     }
 
 
-async def undisturbed(crew: Crew, trainer: ScriptedTrainer, limit: int) -> dict[int, Any]:
-    await trainer.ask([0, 1, 2], n=2, limit=limit, purpose="calm")
-    return bits(await all_groups(trainer, 3, "calm"))
+async def undisturbed(
+    crew: Crew, trainer: ScriptedTrainer, limit: int, own: Mapping[int, int] = MappingProxyType({})
+) -> dict[int, Any]:
+    await trainer.ask([0, 1, 2], n=2, limit=limit, own=own, purpose="calm")
+    groups = await all_groups(trainer, 3, "calm")
+    for index, group in groups.items():
+        assert {len(sample.token_ids) for sample in group.samples} == {own.get(index, limit)}
+    return bits(groups)
 
 
 @pytest.mark.parametrize(
-    "hurt", ["engine dies", "cut", "manager dies", "manager and engine die", "requests fail"]
+    "hurt",
+    [
+        *("engine dies", "cut", "manager dies", "manager and engine die"),
+        pytest.param("requests fail", marks=pytest.mark.slow),
+    ],
 )
 async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: Crew, hurt: str) -> None:
     plane = crew.plane
@@ -160,11 +174,11 @@ async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: C
     await trainer.publish(0)
     agent = crew.start("a")
     await crew.serving("a")
-    calm = await undisturbed(crew, trainer, 100)
+    calm = await undisturbed(crew, trainer, 100, own={1: 90})
     incarnation = agent.incarnation
     crew.hold("a", 2 + 80)
-    await trainer.ask([0, 1, 2], n=2, limit=100)
-    await crew.generated(6 * 100 + 60)
+    await trainer.ask([0, 1, 2], n=2, limit=100, own={1: 90})
+    await crew.generated(6 * 100 - 20 + 60)
     match hurt:
         case "engine dies":
             crew.tell("a", "die")
@@ -190,7 +204,7 @@ async def test_whatever_dies_the_samples_are_those_of_an_undisturbed_run(crew: C
             await asyncio.sleep(0.2)
             await plane.start()
             trainer = await plane.trainer(term=2)
-            await trainer.ask([0, 1, 2], n=2, limit=100)
+            await trainer.ask([0, 1, 2], n=2, limit=100, own={1: 90})
             await until(lambda: len(plane.told("InstanceJoined")) == 2)
             plane.end_restart_grace()
     crew.go_on("a")
@@ -353,9 +367,12 @@ async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Cr
     assert [run.version for run in group.samples[0].versions] == [0, 1]
 
 
-async def test_an_engine_that_did_not_start_is_forgotten(crew: Crew) -> None:
+async def test_an_engine_that_did_not_start_is_told_with_its_last_words_and_forgotten(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_push, "START_FIRST_S", 0.01)
     trainer = await crew.plane.trainer()
-    broken = [EngineCommand((sys.executable, "-c", "raise SystemExit(3)"))]
+    broken = [EngineCommand((sys.executable, "-c", "import no_such_engine"))]
     works = crew.command("a", 0.01)
     agent = Agent(
         crew.settings("a"),
@@ -367,6 +384,60 @@ async def test_an_engine_that_did_not_start_is_forgotten(crew: Crew) -> None:
     await crew.serving("a")
     assert not broken
     assert [engine.death for engine in agent._host.engines] == [None], "the one that runs, and no other"
+    (told,) = crew.plane.told("EngineStartFailed")
+    assert (told["instance"], told["version"], told["others"]) == ("a", 0, [])
+    assert told["said"] == "ModuleNotFoundError: No module named 'no_such_engine'"
+    assert told["words"].startswith("Traceback (most recent call last):")
+    assert "exit status 1" in told["error"]
+    (told,) = crew.plane.told("EngineStarted")
+    assert told["instance"] == "a"
+    assert crew.plane.manager.sessions["a"].failed_starts == 0
+
+
+async def test_engines_are_started_as_the_job_wishes_whoever_started_the_agent(crew: Crew) -> None:
+    crew.plane.change(deterministic=True)
+    trainer = await crew.plane.trainer()
+    wishes, made = JobWishes(), []
+    commands = engine_commands("sglang", max_running=None, kv_tokens=None, wishes=wishes)
+    works = crew.command("a", 0.01)
+
+    def command(folder: Path, version: str) -> EngineCommand:
+        made.append(commands(folder, version).argv)
+        return works(folder, version)
+
+    agent = Agent(crew.settings("a"), crew.endpoint, command, wishes=wishes)
+    crew.tasks["a"] = asyncio.create_task(agent.run())
+    await trainer.publish(0)
+    await crew.serving("a")
+    assert "--enable-deterministic-inference" in made[0]
+    (status,) = crew.plane.manager.status()["instances"]
+    assert (status["loads"], status["loads_why"]) == ("start", NO_LOADER)
+    assert not crew.plane.told("SlowerWay"), "this engine has none to use"
+
+
+@pytest.mark.parametrize("starts", [2, None])
+async def test_an_agent_that_is_nobodys_vertex_gives_up_with_the_last_words(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, starts: int | None
+) -> None:
+    monkeypatch.setattr(policy_push, "START_FIRST_S", 0.01)
+    monkeypatch.setattr(policy_push, "RELOAD_FIRST_S", 0.01)
+    trainer = await crew.plane.trainer()
+
+    def command(folder: Path, version: str) -> EngineCommand:
+        raise LookupError("no engine today")
+
+    settings = replace(crew.settings("a"), starts=starts)
+    crew.tasks["a"] = asyncio.create_task(Agent(settings, crew.endpoint, command).run())
+    await trainer.publish(0)
+    await until(
+        lambda: len(crew.plane.told("EngineStartFailed")) == 4 if starts is None else crew.tasks["a"].done()
+    )
+    if starts is None:
+        assert not crew.tasks["a"].done()
+    else:
+        with pytest.raises(EngineNotStarted, match="LookupError: no engine today") as caught:
+            crew.tasks["a"].result()
+        assert caught.value.details["said"] == "LookupError: no engine today"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ class SilentEngine:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.aborted: list[str] = []
+        self.chunk_tokens: list[int] = []
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
         self.asked.append(request.rid)
@@ -34,6 +35,7 @@ class SilentEngine:
         self, requests: Sequence[GenerateRequest]
     ) -> AsyncGenerator[tuple[int, StreamChunk], None]:
         self.asked += [request.rid for request in requests]
+        self.chunk_tokens += [request.chunk_tokens for request in requests]
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
 
@@ -115,3 +117,10 @@ async def test_nothing_is_sent_after_the_end(generation: Generation, engine: Sil
     generation.finish(generation.samples[1], "stop", "")
     await asyncio.sleep(3 * PASS_S)
     assert len(engine.asked) == 2
+
+
+async def test_many_samples_come_in_larger_chunks(generation: Generation, engine: SilentEngine) -> None:
+    generation.batching = PromptBatching(512)
+    generation.begin([given(key) for key in range(10, 310)])
+    await until(lambda: len(engine.chunk_tokens) >= 300)
+    assert set(engine.chunk_tokens[-290:]) == {302 // 16}

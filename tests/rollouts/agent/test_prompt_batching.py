@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gyre.rollouts.agent.prompt_batching import PromptBatching
+from gyre.rollouts.agent.prompt_batching import PATIENCE, PromptBatching
 
 SLOTS, STEP_S, PASS_S = 256, 0.010, 0.020
 MEAN_TOKENS = 256
@@ -64,13 +64,23 @@ def test_a_full_engine_gets_nothing() -> None:
 
 def test_a_batch_goes_when_the_idle_slots_have_cost_as_much_as_the_pass_will() -> None:
     some = batching()
-    running, idle = 200, 20
+    running, idle = 200, 50
     due_after = running * PASS_S / idle
     assert some.due(0.0, running, waiting=idle) == 0
     assert some.wait_s(running) == pytest.approx(due_after)
     assert some.due(due_after * 0.99, running, waiting=idle) == 0
     assert some.due(due_after * 1.01, running, waiting=idle) == idle
     assert some.due(due_after * 1.02, running + idle, waiting=idle) == 0, "it begins anew"
+
+
+def test_the_last_samples_of_a_step_do_not_wait_for_company() -> None:
+    """Thirteen beside hundreds of free slots: that nobody else needs these does not make the step end sooner."""
+    some = batching()
+    assert some.due(0.0, running=200, waiting=13) == 0
+    assert some.due(0.1, running=180, waiting=13) == 0
+    assert some.wait_s(180) == pytest.approx(PATIENCE * PASS_S - 0.1)
+    assert some.due(PATIENCE * PASS_S, running=180, waiting=13) == 13
+    assert some.due(PATIENCE * PASS_S + 0.01, running=193, waiting=1) == 0, "the next one begins to wait"
 
 
 def test_the_rule_is_as_good_as_the_best_fixed_size_and_better_than_one_by_one() -> None:

@@ -94,6 +94,9 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
         (Group(0, np.array([1.5], np.float32)), {"max_new_tokens": 4}),
         (Group(0, np.array([1], np.int32)), {"max_new_tokens": 0}),
         (Group(0, np.array([1], np.int32)), {}),
+        (Group(0, np.array([1], np.int32), {"max_new_tokens": 0}), {"max_new_tokens": 4}),
+        (Group(0, np.array([1], np.int32), {"max_new_tokens": True}), {"max_new_tokens": 4}),
+        (Group(0, np.array([1], np.int32), {"max_new_tokens": "9"}), {"max_new_tokens": 4}),
     ],
 )
 def test_a_request_that_nobody_can_generate_is_refused_whole(group: Group, sampling: dict[str, Any]) -> None:

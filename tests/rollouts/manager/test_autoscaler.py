@@ -125,3 +125,14 @@ def test_machines_that_joined_by_themselves_are_counted_and_not_given_back() -> 
     assert world.wanted == 0
     world.run(60, replace(joined, queued_tokens=10.0))
     assert world.wanted == 0  # the others do it
+
+
+def test_steps_are_measured_and_cores_that_are_in_use_are_told_once() -> None:
+    world = World()
+    for _ in range(12):
+        world.step(8.0, 8.0, replace(WORKING, cores_busy=1.0))
+    assert [(advice.seen, advice.count) for advice in world.advices] == [(2, 2)]
+    observed = world.advices[0].observed
+    assert observed.step_s == 16.0
+    assert observed.cores_busy is not None
+    assert observed.cores_busy > 0.9

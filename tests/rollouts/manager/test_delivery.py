@@ -12,7 +12,7 @@ from gyre.rollouts.manager import delivery as delivery_module
 from gyre.rollouts.protocol import connection as connection_module
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
+from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient, SampleAhead
 from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
 
 
@@ -60,17 +60,75 @@ async def test_a_group_larger_than_a_frame_arrives_in_parts(
         assert group.meta == {"answer": index}
 
 
-def test_a_sample_larger_than_a_frame_cannot_be_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("longest", "meta", "sentence"),
+    [
+        (LONGEST_SAMPLE_TOKENS + 1, {}, "max_new_tokens is"),
+        (8, {"max_new_tokens": 0}, "group 0: max_new_tokens is 0, expected a positive integer"),
+    ],
+)
+def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
+    longest: int, meta: dict[str, int], sentence: str
+) -> None:
     client = RolloutClient(lambda: None, term=1, on_groups=lambda *_: None, on_error=lambda error: None)
     try:
-        with pytest.raises(FrameError, match="max_new_tokens"):
+        with pytest.raises(FrameError, match=sentence):
             client.request(
                 "train",
-                [Group(0, np.array([1], np.int32))],
+                [Group(0, np.array([1], np.int32), meta)],
                 n=1,
-                sampling={"max_new_tokens": LONGEST_SAMPLE_TOKENS + 1},
+                sampling={"max_new_tokens": longest},
                 seed=1,
                 min_version=0,
             )
     finally:
         client.close()
+
+
+async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_delivered_all_the_same(
+    tmp_path: Path,
+) -> None:
+    ahead: list[tuple[str, SampleAhead]] = []
+    came: dict[int, Group] = {}
+
+    def on_finished(purpose: str, samples: list[SampleAhead]) -> None:
+        ahead.extend((purpose, one) for one in samples)
+
+    def on_groups(purpose: str, groups: list[Group]) -> None:
+        came.update({group.id: group for group in groups})
+
+    async with live_plane(tmp_path) as plane:
+        client = RolloutClient(
+            lambda: (plane.url, TOKEN),
+            term=1,
+            on_groups=on_groups,
+            on_error=lambda error: None,
+            on_finished=on_finished,
+        )
+        try:
+            folder = small_folder(tmp_path / "v0", 0)
+            client.publish(0, folder.checksum, folder.path)
+            agent = await plane.working("a", max_running=64)
+            group = Group(7, np.array([7, 8], np.int32), {})
+            client.request("train", [group], n=3, sampling={"max_new_tokens": 9}, seed=1, min_version=0)
+            samples = await agent.work(3)
+            index = {sample.work.row: sample.work.key & 0xFFFF for sample in samples}
+            first, second, third = (sample.work.row for sample in samples)
+            await agent.report({first: 5, second: 2}, {first: "stop"})
+            await until(lambda: len(ahead) == 1)
+            assert came == {}
+            ((purpose, told),) = ahead
+            assert (purpose, told.group_id, told.index, told.finish_reason) == (
+                "train",
+                7,
+                index[first],
+                "stop",
+            )
+            assert told.token_ids.tolist() == [1, 2, 3, 4, 5]
+            await agent.report({second: 1, third: 4}, {second: "length", third: "stop"})
+            await until(lambda: came.keys() == {7})
+            await asyncio.sleep(0.1)  # who comes with the whole group is not told ahead
+        finally:
+            await asyncio.to_thread(client.close)
+    assert len(ahead) == 1
+    assert came[7].samples[told.index].token_ids.tolist() == [1, 2, 3, 4, 5]

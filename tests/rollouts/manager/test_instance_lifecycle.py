@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from gyre.rollouts.protocol.frames import Assign, Cancel, Draining, EngineLimits, Reject
+from gyre.engines.weight_loading import NO_LOADER
+from gyre.rollouts.protocol.frames import (
+    Assign,
+    Cancel,
+    Draining,
+    EngineLimits,
+    Loaded,
+    Pulse,
+    Reject,
+    Underway,
+)
 from tests.rollouts.frames import empty_progress
 from tests.rollouts.plane import Plane, ScriptedAgent, live_plane, until, within
 
@@ -25,8 +36,64 @@ async def test_an_engine_that_says_it_can_do_more_gets_more(plane: Plane) -> Non
     await agent.wire.nothing(Assign)
     (told,) = plane.told("EngineLimited")
     assert (told["instance"], told["max_running"], told["why"]) == ("a", 5, "it says so")
+    await agent.back(max_running=5)
+    await agent.wire.send(EngineLimits(max_running=5, kv_tokens=1 << 20, why="it says so"))
+    await agent.wire.echo()
+    assert len(plane.told("EngineLimited")) == 1, "it only dialled again"
     (status,) = plane.manager.status()["instances"]
     assert (status["max_running"], status["kv_tokens"], status["limits_why"]) == (5, 1 << 20, "it says so")
+
+
+async def test_a_faster_way_that_cannot_be_taken_is_told_once_with_its_reason(plane: Plane) -> None:
+    plane.change(deterministic=True)
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    agent = await plane.agent("a")
+    assert (await agent.back()).deterministic, "it is told how engines are to be started"
+    await agent.load()
+    for note in (NO_LOADER, "Invalid argument", "Invalid argument"):
+        assert agent.weights is not None
+        await agent.wire.send(
+            Loaded(
+                version=0,
+                checksum=agent.weights.checksum,
+                fetch_s=0.0,
+                load_s=0.1,
+                how="disk",
+                note=note,
+                way="tcp",
+                codec="delta",
+                why="the link is slow",
+            )
+        )
+    await agent.wire.echo()
+    (told,) = plane.told("SlowerWay")
+    assert told == {"instance": "a", "what": "weights are loaded from the disk", "why": "Invalid argument"}
+    (status,) = plane.manager.status()["instances"]
+    assert (status["loads"], status["loads_why"]) == ("disk", "Invalid argument")
+    ways = {"transport": "tcp", "codec": "delta", "transfer_why": "the link is slow"}
+    assert status.items() >= ways.items()
+
+
+async def test_the_trainer_hears_what_becomes_of_its_samples(plane: Plane) -> None:
+    trainer = await plane.trainer()
+
+    async def underway() -> dict[str, int]:
+        await trainer.wire.send(Pulse(at_s=0.0, waited_s=0.0, wanted=1))
+        told = msgspec.structs.asdict(await trainer.wire.expect(Underway))
+        return {what: count for what, count in told.items() if count}
+
+    await trainer.ask(range(4))
+    assert await underway() == {"for_weights": 4}  # none is published
+    await trainer.publish(0)
+    await until(lambda: plane.manager.groups.served_version == 0)
+    assert await underway() == {"for_instance": 4}
+    agent = await plane.agent("a", max_running=2)
+    assert await underway() == {"for_engine": 4}
+    await agent.load()
+    await agent.work(3)  # two, and one so that no slot waits
+    plane.manager.sessions["a"].running = 2  # as it reports every quarter of a second
+    assert await underway() == {"generating": 2, "at_engine": 1, "for_place": 1}
 
 
 async def test_a_short_cut_moves_nothing(plane: Plane) -> None:

@@ -296,6 +296,32 @@ async def test_a_failed_load_is_told_and_given_again_after_a_while(
     await agent.work(1)
 
 
+async def test_no_version_is_given_to_whose_engine_does_not_start_before_a_while(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_push, "START_FIRST_S", 3600.0)
+    monkeypatch.setattr(policy_push, "START_MAX_S", 3600.0)
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    works = await plane.working("b")
+    agent = await plane.agent("a")
+    if agent.weights is None:
+        await agent.wire.expect(Weights)
+    await agent.wire.send(
+        LoadFailed(version=0, error="exit status 1.", starting=True, said="x", words="y\nx")
+    )
+    await until(lambda: plane.told("EngineStartFailed"))
+    assert plane.told("EngineStartFailed")[0]["others"] == ["b"]
+    assert not plane.told("WeightsRefused")
+    await trainer.publish(1)
+    assert (await works.wire.expect(Weights)).version == 1
+    assert (await agent.back(version=-1, checksum="")).weights is None  # not by a redial either
+    await agent.wire.nothing(Weights)
+    plane.manager.sessions["a"].start_at = 0.0  # the while is over
+    plane.manager.sessions["a"].refused[0].retry_at = 0.0
+    assert (await agent.wire.expect(Weights)).version == 1
+
+
 async def test_a_newer_version_is_given_at_once_to_who_could_not_load_the_last(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.publish(0)

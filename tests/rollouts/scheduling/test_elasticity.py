@@ -99,12 +99,62 @@ def test_after_a_change_there_is_a_cool_down() -> None:
     assert told(policy, replace(LACKING, instances=6), 4, start=300.0) == [None] * 4
 
 
-def test_a_number_beyond_which_nothing_was_won_is_not_exceeded_for_a_while() -> None:
+def test_a_raise_that_did_not_help_is_taken_back_and_not_repeated_for_a_while() -> None:
     policy = ElasticPolicy(replace(SETTINGS, plateau_s=2000.0))
-    assert told(policy, LACKING)[-1] is not None
+    raised = told(policy, LACKING)[-1]
+    assert raised is not None
+    assert raised.target == 6
     bound_by_the_tail = replace(LACKING, instances=6)
-    assert told(policy, bound_by_the_tail, 20, start=300.0) == [None] * 20
-    assert any(told(policy, bound_by_the_tail, 10, start=2300.0))
+    back = told(policy, bound_by_the_tail, 3, start=300.0)[-1]
+    assert back == Scale(
+        4,
+        "The trainer did not train for 40% of the time with 4 instances, and for 40% with 6: the added instances do"
+        " not help, and are given back.",
+    )
+    assert told(policy, LACKING, 19, start=600.0) == [None] * 19
+    assert any(told(policy, LACKING, 10, start=2600.0))
+
+
+def test_whether_a_raise_helped_is_told_by_the_length_of_steps() -> None:
+    """Instances that take the cores from each other and from the trainer: it waits less, for it is slower too."""
+    policy = ElasticPolicy(SETTINGS)
+    assert told(policy, replace(LACKING, step_s=1.6))[-1] is not None
+    slower = replace(FINE, instances=6, trainer_wait_share=0.05, step_s=1.9)
+    back = told(policy, slower, 3, start=300.0)[-1]
+    assert back is not None
+    assert back.target == 4
+    assert back.reason.startswith("A step took 1.6 s with 4 and 1.9 s with 6: ")
+
+    policy = ElasticPolicy(SETTINGS)
+    assert told(policy, replace(LACKING, step_s=1.6))[-1] is not None
+    assert told(policy, replace(slower, step_s=1.3), 9, start=300.0) == [None] * 9
+
+
+def test_instances_that_are_idle_are_not_blamed_for_long_steps() -> None:
+    """A reward that became slow."""
+    policy = ElasticPolicy(SETTINGS)
+    assert told(policy, replace(LACKING, step_s=1.6))[-1] is not None
+    idle = replace(FINE, instances=6, idle_share=0.6, step_s=9.0)
+    back = next(one for one in told(policy, idle, 9, start=400.0) if one)
+    assert back.reason.startswith("Instances were idle for 60% of the time")
+
+
+def test_nothing_is_added_on_cores_that_are_all_in_use() -> None:
+    policy = ElasticPolicy(SETTINGS)
+    full = replace(LACKING, cores_busy=0.97)
+    assert told(policy, full, 9) == [
+        None,
+        None,
+        Scale(
+            4,
+            "The trainer did not train for 40% of the time, but 97% of the machine's cores are in use: another"
+            " instance would only take from those that are there.",
+        ),
+        *[None] * 6,  # it was said
+    ]
+    raised = policy.decide(replace(full, cores_busy=0.6), 1000.0)
+    assert raised is not None
+    assert raised.target == 6
 
 
 def test_bounds_that_contradict_each_other_are_refused() -> None:
@@ -124,7 +174,7 @@ def test_in_a_world_that_stays_the_same_the_number_settles(
     work_s: float, train_s: float, tail_s: float, first: int, noise: float
 ) -> None:
     """`work_s` is what one instance alone would need. Generation and training overlap."""
-    policy, count, now = ElasticPolicy(SETTINGS), first, 0.0
+    policy, count, now = ElasticPolicy(replace(SETTINGS, plateau_s=1e9)), first, 0.0
     targets = [count]
     for at in range(60):
         generated_s = max(work_s / count, tail_s) * (1 + noise * (-1) ** at)
@@ -136,6 +186,7 @@ def test_in_a_world_that_stays_the_same_the_number_settles(
                 trainer_wait_share=1 - train_s / step_s,
                 idle_share=1 - work_s / count / step_s if step_s > work_s / count else 0.0,
                 rate_tokens_s=1000.0 * count,
+                step_s=step_s,
             ),
             now,
         )

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gyre.errors import Fenced
 from gyre.rollouts.samples import Group, Sample, VersionRun, pack_groups
-from gyre.rollouts.trainer.sample_ledger import SampleLedger, account_of
+from gyre.rollouts.trainer.sample_ledger import RecordedBatch, SampleLedger, account_of
 from gyre.store import open_store
 
 BATCH = 4
@@ -103,6 +103,20 @@ def test_samples_beyond_the_checkpoint_are_kept_when_it_is_written(store, ledger
     train(ledger, 1)
     ledger.record_checkpoint(step=1, path=Path("/c/1"), now=2.0)
     assert list(SampleLedger(store, 2).open().groups) == batch(2)
+
+
+def test_samples_outlast_one_checkpoint_more_for_the_newest_may_be_damaged(store, ledger):
+    for step in (1, 2, 3):
+        draw_and_finish(ledger, step)
+        ledger.record_batch(RecordedBatch(step, 0, (tuple(batch(step)), ()), last=True))
+        train(ledger, step)
+        ledger.record_checkpoint(step=step, path=Path(f"/c/{step}"), now=2.0, older=step - 1 or None)
+    assert SampleLedger(store, 2).open().groups == {}, "they are not loaded without need"
+    groups, batches = ledger.trained_since(2, 3)
+    assert list(groups) == batch(3)
+    assert all(found.samples for found in groups.values())
+    assert batches == {3: [RecordedBatch(3, 0, (tuple(batch(3)), ()), last=True)]}
+    assert ledger.trained_since(1, 3) is None, "step 2 is covered by both that are kept"
 
 
 def test_the_versions_of_the_tokens_are_in_the_rows(store, ledger):

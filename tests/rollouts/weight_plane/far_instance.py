@@ -53,6 +53,7 @@ class Far:
             tmp_path / "instance",
             serve=self._serve,
             is_serving=lambda: False,
+            why_disk=lambda: "",
             send=self.frames.append,
             fetch_timeout_s=gives_up_s,
             codec=imports,

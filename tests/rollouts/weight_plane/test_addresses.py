@@ -73,6 +73,7 @@ def test_a_machine_that_joins_has_its_own_address_and_ports(tmp_path: Path) -> N
         tmp_path,
         serve=lambda folder, weights: None,  # type: ignore[arg-type, return-value]
         is_serving=lambda: False,
+        why_disk=lambda: "",
         send=lambda frame: None,
         fetch_timeout_s=1.0,
         bind="127.0.0.1",
