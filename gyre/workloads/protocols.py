@@ -93,7 +93,8 @@ class Learner(Protocol):
         again.
 
         Called on any rank after `setup()`, whatever its state; the same calls from there give the same weights, bit by
-        bit. Raises if the folder is missing or incomplete; the step is then -1, or the state as it was.
+        bit. Raises if the folder is missing or incomplete; the step is then -1, or the state as it was. If all ranks
+        raise `gyre.workloads.torch.errors.CheckpointMismatch`, they are given the checkpoint before it.
         """
         ...
 
@@ -123,13 +124,32 @@ class Actor(Learner, Protocol):
 class PublishesModel(Protocol):
     """An actor beside the default rollout plane, whose instances fetch weights themselves."""
 
-    def publish_model(self, *, version: int) -> dict[str, Any]:
+    def publish_model(self, *, version: int) -> dict[str, Any] | None:
         """Publish the weights for instances to fetch, in the layout that engines load.
 
         *First rank alone*, after every step, and after a restore. The rollout manager's address is in the job's
         directory. Returns what the manager needs: `version`, `checksum`, `size_bytes`, `source` (host:port), `path` and
         `model`, as `gyre.workloads.gang.weight_source.WeightSource.publish` does. The second time the checksum is the
-        same. The version stays fetchable until two newer ones are published.
+        same. The version stays fetchable until two newer ones are published. It returns None only as
+        `PublishesInBackground` says.
+        """
+        ...
+
+
+class PublishesInBackground(PublishesModel, Protocol):
+    """An actor that makes its weights ready while the next step's micro-batches are trained: `publish_model` names the
+    parameter."""
+
+    def publish_model(self, *, version: int, background: bool = False) -> dict[str, Any] | None:
+        """As `PublishesModel.publish_model`. With `background` it may return None as soon as the next step may change
+        the weights, and go on publishing them as they were."""
+        ...
+
+    def model_published(self, *, version: int, timeout_s: float) -> dict[str, Any]:
+        """What `publish_model` returns, once the version is published, which it was begun to be.
+
+        *First rank alone*, and an operator with `control=True`: it runs beside `accumulate`. The second time it returns
+        the same. Raises what kept the version from being published, and after `timeout_s`; the gang is then replaced.
         """
         ...
 
@@ -138,7 +158,8 @@ class WritesInBackground(Protocol):
     """A learner that goes on training while its checkpoint is written: `checkpoint` names the parameter."""
 
     def checkpoint(self, path: Path, *, background: bool = False) -> bool | None:
-        """As `Learner.checkpoint`. With `background` it may copy the state, return True, and go on writing."""
+        """As `Learner.checkpoint`. With `background` it may copy the state, return True, and go on writing. Called
+        again before that is written, it gives the first up."""
         ...
 
     def checkpoint_written(self, *, wait: bool) -> bool:
@@ -248,7 +269,14 @@ class Rollout(Protocol):
 
 
 class Reward(Protocol):
-    """The reward, which scores samples."""
+    """The reward, which scores samples.
+
+    It gets whole groups, so it may compare the samples of one. A class with the attribute `SCORES_EACH_SAMPLE = True`
+    says that it scores each sample by itself: by the group's id, prompt and meta, the sample's tokens and its
+    `finish_reason`. It is then given samples as soon as they have finished, together with others that have, as groups
+    that lack the rest; their log-probs are NaN and their versions -1. A subclass with a `score` of its own says so
+    anew.
+    """
 
     def score(self, groups: list[Group]) -> list[Group]:
         """The same groups in the same order with the same samples, `reward` set on each: a finite number.
@@ -277,13 +305,29 @@ REQUIRED: Mapping[str, type] = MappingProxyType(
 
 OPTIONAL: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
-        "actor": (PublishesModel, WritesInBackground, KeepsStates, TakesInstanceWeights),
+        "actor": (
+            PublishesModel,
+            PublishesInBackground,
+            WritesInBackground,
+            KeepsStates,
+            TakesInstanceWeights,
+        ),
         "critic": (WritesInBackground, KeepsStates, TakesPolicy),
         "reference": (TakesPolicy,),
     }
 )
 """Protocols that a role's class may have besides. An actor beside the default rollout plane must have
 `PublishesModel`."""
+
+
+def scores_each_sample(cls: type) -> bool:
+    """Whether a reward's class says so of its own `score`; see `Reward`."""
+    for base in cls.__mro__:
+        if "SCORES_EACH_SAMPLE" in vars(base):
+            return bool(vars(base)["SCORES_EACH_SAMPLE"])
+        if "score" in vars(base):
+            return False
+    return False
 
 
 def methods_of(protocol: type) -> Iterator[str]:

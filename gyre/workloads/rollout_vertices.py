@@ -26,7 +26,7 @@ from typing import Any
 
 from gyre.config import Elastic, RolloutsSpec, WeightsSpec
 from gyre.engines.process import EngineCommand
-from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
@@ -53,7 +53,11 @@ JOURNALLED = frozenset(
         "InstanceJoined",
         "InstanceLeft",
         "InstanceDraining",
+        "EngineStarted",
+        "EngineStartFailed",
         "EngineDied",
+        "EngineLimited",
+        "SlowerWay",
         "WindowClosed",
         "MemoryNotReleased",
         "SampleSetAside",
@@ -153,9 +157,11 @@ class RolloutManagerVertex(BaseWorkload):
                 silence_timeout_s=spec.silence_timeout_s,
                 reconnect_grace_s=spec.reconnect_grace_s,
                 update_mode=spec.update_mode,
+                deterministic=spec.deterministic,
                 rebalance_every_s=spec.rebalance_every_s,
                 weights=WeightsSpec.model_validate(self.context.weights),
                 elastic=_elastic(self.context.elastic),
+                on_cores=spec.engine == "embedded",
             ),
             on_event=self._tell,
             on_fatal=self._loop.fail,
@@ -236,6 +242,7 @@ class RolloutInstance(BaseWorkload):
                 engine=spec.engine,
                 ready_within_s=spec.ready_timeout_s,
                 local=self.context.local,
+                starts=None,  # the master counts them, over all agents that this vertex has had
                 codec=WeightsSpec.model_validate(self.context.weights).codec,
             ),
             lambda: read_endpoint(self.context.directory),
@@ -273,6 +280,7 @@ def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
         max=elastic.max,
         up_cooldown_s=elastic.up_cooldown_s,
         down_cooldown_s=elastic.down_cooldown_s,
+        cores_full=elastic.cores_full,
     )
 
 
@@ -284,7 +292,7 @@ def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,
-        deterministic=spec.deterministic,
+        wishes=JobWishes(deterministic=spec.deterministic),
         python=spec.engine_python or None,
         extra=[*context, *saver, *spec.engine_args],
     )

@@ -115,6 +115,7 @@ def test_calls_that_come_again_or_wrong_change_nothing(pool: RankPool, layout: s
         assert told["state"]["trained"] == [[0, 4]]
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_learn_by_float32_ones(pool: RankPool) -> None:
     """Steps too small for bfloat16 add up: after six of them weights move that no single one would have moved."""
     steps = [[random_groups(at * 4, 4)] for at in range(6)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.megatron import work
+from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
@@ -23,10 +26,13 @@ def written(pool: RankPool, layout: str, folder: Path, *, background: bool = Tru
     return pool.run(work_of, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
 
 
-@pytest.mark.many_cases(quick=2)
-@pytest.mark.parametrize("layout", ["tp2", "alone", "dp2", "pp2", "dp2-whole"])
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize(
+    "layout", ["tp2-memory", "alone", "dp2", "pp2", "dp2-whole", "tp2", "dp2-whole-memory"]
+)
 def test_a_restored_checkpoint_goes_on_bit_by_bit(pool: RankPool, layout: str, tmp_path: Path) -> None:
-    """It was written while two more steps were trained, and they are trained again from it."""
+    """It was written while two more steps were trained, and they are trained again from it. With host memory it is
+    written from there, while the states of those steps are kept, too."""
     folder = tmp_path / "checkpoint"
     first = written(pool, layout, folder)
     again = pool.run(work.restore_and_train, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
@@ -44,8 +50,8 @@ def from_tp2(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, written(pool, "tp2-dp2", folder, background=False)[0]
 
 
-@pytest.mark.many_cases(quick=2)
-@pytest.mark.parametrize("layout", ["alone", "dp2", "tp2-pp2", "pp2", "tp2-sequence"])
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize("layout", ["tp2-pp2", "alone", "dp2", "pp2", "tp2-sequence"])
 def test_it_is_loaded_in_any_layout(
     pool: RankPool, from_tp2: tuple[Path, dict[str, Any]], layout: str
 ) -> None:
@@ -57,6 +63,94 @@ def test_it_is_loaded_in_any_layout(
         assert mine == pytest.approx(theirs, rel=2e-5, abs=1e-5)
     for name, expected in was["after"]["weights"].items():
         np.testing.assert_allclose(came["after"]["weights"][name], expected, atol=1e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_replicas_become_shares_of_a_layer(pool: RankPool, tmp_path: Path, dtype: str) -> None:
+    """Each replica wrote a share of the weights, and a range of the optimizer's state."""
+    config = config_of("dp2")
+    config["megatron"]["dtype"] = dtype
+    was = pool.run(partial(work.train_and_checkpoint, background=False), 2, config, STEPS, tmp_path)[0]
+    config = config_of("tp2")
+    config["megatron"]["dtype"] = dtype
+    came = pool.run(work.restore_and_train, 2, config, STEPS, tmp_path)[0]
+    assert came["at"] == was["at"]
+    for mine, theirs in zip(came["after"]["metrics"], was["after"]["metrics"], strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-5 if dtype == "float32" else 2e-2, abs=1e-3)
+
+
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    config, whole, cut = config_of("tp2"), tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    calm = pool.run(work.train, 2, config, STEPS)
+    with pytest.raises(AssertionError, match="rank 1 died"):
+        pool.run(work.checkpoint_and_die, 2, config, STEPS, whole, cut)
+    assert (cut / "rank_00001.state").exists()
+    assert not (cut / "rank_00001.json").exists()
+    assert not (cut / "actor.json").exists()
+    for was, came in zip(calm, pool.run(work.restore_in_turn, 2, config, STEPS, [cut, whole]), strict=True):
+        assert "no whole checkpoint" in came["refusals"][0]
+        assert came["after"] == {"metrics": was["metrics"][1:], "state": was["state"]}
+
+
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize("harm", ["flipped", "short", "missing"])
+def test_a_damaged_checkpoint_is_refused_by_all_ranks_which_can_take_another(
+    pool: RankPool, from_tp2: tuple[Path, dict[str, Any]], tmp_path: Path, harm: str
+) -> None:
+    """Also by those whose own part is whole; nothing is changed before that is known."""
+    folder, was = from_tp2
+    harmed = tmp_path / "harmed"
+    shutil.copytree(folder, harmed)
+    state = harmed / "rank_00002.state"
+    if harm == "flipped":
+        content = bytearray(state.read_bytes())
+        content[len(content) // 2] ^= 1
+        state.write_bytes(content)
+    elif harm == "short":
+        os.truncate(state, state.stat().st_size - 1)
+    else:
+        state.unlink()
+    found = pool.run(work.restore_in_turn, 2, config_of("tp2"), STEPS, [harmed, folder])
+    for one in found:
+        before, refused, after = one["states"]
+        assert before == refused
+        assert "is damaged" in one["refusals"][0]
+        assert after == was["at"]
+
+
+def test_the_checkpoint_of_the_first_model_has_no_weights_and_takes_them_from_where_they_were(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    model = work.write_folder(tmp_path / "model", FAMILIES["qwen3-tied"])
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    config = config_of("dp2")
+    config["megatron"]["model_path"] = str(model)
+    was = pool.run(work.checkpoint_first_model, 2, config, STEPS, folder)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 50_000
+    came = pool.run(work.restore_first_model, 2, config, STEPS, folder)
+    assert came == was
+    config["megatron"] |= {"tensor_parallel": 2}
+    assert pool.run(work.restore_first_model, 2, config, STEPS[:1], folder)[0]["first"] == was[0]["first"]
+    (told,) = pool.run(work.exported, 1, [str(folder), str(tmp_path / "out")])
+    assert told[0] == 0, told[2]
+    work.write_folder(model, FAMILIES["qwen3-tied"], seed=1)
+    assert "not those that were written" in pool.run(work.refused_restore, 2, config, folder)[0]
+    shutil.rmtree(model)
+    (told,) = pool.run(work.exported, 1, [str(folder), str(tmp_path / "again")])
+    assert told[0] == 1, told
+
+
+def test_without_room_for_a_copy_training_stands_until_it_is_written(pool: RankPool, tmp_path: Path) -> None:
+    (was,) = pool.run(work.checkpoint_without_room, 1, config_of("alone"), STEPS, tmp_path)
+    assert "would leave less than" in was["health"]["trouble"]
+    (came,) = pool.run(work.restore_in_turn, 1, config_of("alone"), STEPS, [tmp_path])
+    assert came["states"][-1] == was["state"]
 
 
 def test_what_is_not_whole_or_not_what_was_written_is_refused(

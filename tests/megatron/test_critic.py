@@ -84,7 +84,7 @@ def small(policy: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("layout", ["pp2", "tp2-sequence", "dp2"])
 def test_values_and_steps_are_plain_torchs(
     pool: RankPool, policy: Any, small: dict[str, Any], layout: str
@@ -110,6 +110,7 @@ def test_so_are_those_of_a_model_from_a_folder(
     same(pool.run(learner_work.train_critic, LAYOUTS[layout][0], config, STEPS[:2]), expected)
 
 
+@pytest.mark.slow
 def test_a_restored_critic_goes_on_bit_by_bit_and_in_another_layout(pool: RankPool, tmp_path: Path) -> None:
     config = config_of("tp2", **PPO)
     was = pool.run(learner_work.checkpoint_and_go_on, 2, config, STEPS[:2], tmp_path)

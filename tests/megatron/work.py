@@ -41,6 +41,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2-dp2": (4, {"tensor_parallel": 2}),
     "tp2-pp2": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}),
     "pp2-dp2": (4, {"pipeline_parallel": 2}),
+    "tp2-memory": (2, {"tensor_parallel": 2, "memory_checkpoint_share": 1.0}),
+    "dp2-whole-memory": (2, {"distributed_optimizer": False, "memory_checkpoint_share": 1.0}),
     "recompute": (2, {"pipeline_parallel": 2, "recompute": True}),
 }
 """By name: how many ranks, and what `config.megatron` says."""
@@ -244,17 +246,17 @@ def train_and_checkpoint(
     from gyre.workloads.megatron.checkpoints import on_disk
 
     trained = threading.Event()
-    write = on_disk._written
+    write = on_disk._write_files
 
-    def late(*args: Any) -> Any:
+    def late(*args: Any) -> None:
         assert trained.wait(60)
-        return write(*args)
+        write(*args)
 
     with actor_on(rank, ranks, port, config) as actor:
         actor.warm_start()
         take_step(actor, steps[0])
         if background:
-            on_disk._written = late
+            on_disk._write_files = late
             assert actor.checkpoint(folder, background=True)
             assert not actor.checkpoint_written(wait=False)
         else:
@@ -265,8 +267,9 @@ def train_and_checkpoint(
         assert not (folder / "actor.json").exists() or not background, "it was whole before it was written"
         trained.set()
         assert actor.checkpoint_written(wait=True)
-        on_disk._written = write
+        on_disk._write_files = write
         after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
+        actor.forget_memory()
         return {"at": state, "after": after}
 
 
@@ -280,7 +283,98 @@ def restore_and_train(
         state = actor.state()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
         after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
+        actor.forget_memory()
         return {"at": state, "after": after, "warm": actor.warm_start()}
+
+
+def checkpoint_and_die(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, whole: Path, cut: Path
+) -> None:
+    """A checkpoint after the first step, and one after the second, in the midst of whose writing rank 1 is killed."""
+    import os
+    import signal
+
+    from gyre.workloads.gang import state_files
+
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        take_step(actor, steps[0])
+        actor.checkpoint(whole)
+        take_step(actor, steps[1])
+        state_files.CHUNK_BYTES = 4 * state_files.PAGE_BYTES
+        write_at, count = state_files._write_at, 0
+
+        def write(*args: Any) -> None:
+            nonlocal count
+            count += 1
+            write_at(*args)
+            if rank == 1 and count >= 5:  # several threads count
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        state_files._write_at = write
+        assert actor.checkpoint(cut, background=True)
+        actor.checkpoint_written(wait=True)
+
+
+def restore_in_turn(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folders: list[Path]
+) -> dict[str, Any]:
+    """The folders one after another, until one is taken: what was said of the others, the state before and after each
+    of them, and the steps from there."""
+    from gyre.workloads.torch.errors import CheckpointMismatch
+
+    with actor_on(rank, ranks, port, {**config, "seed": 99}) as actor:
+        refusals, states = [], [actor.state()]
+        for folder in folders:
+            try:
+                actor.restore(folder)
+                states.append(actor.state())
+                break
+            except CheckpointMismatch as error:
+                refusals.append(str(error))
+                states.append(actor.state())
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[actor.step :]]
+        after = {"metrics": metrics, "state": actor.state()}
+        return {"refusals": refusals, "states": states, "after": after}
+
+
+def checkpoint_first_model(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """A checkpoint before the first step, and what training comes to from there."""
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        actor.checkpoint(folder)
+        first = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+        return {"first": first, "metrics": metrics, "state": actor.state()}
+
+
+def restore_first_model(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """A gang that has trained other groups goes back to the first model."""
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        take_step(actor, [random_groups(100, 4)])
+        actor.restore(folder)
+        first = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+        return {"first": first, "metrics": metrics, "state": actor.state()}
+
+
+def checkpoint_without_room(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    with actor_on(rank, ranks, port, config) as actor:
+        take_step(actor, steps[0])
+        actor._writer._buffer._available = lambda: (0, 1 << 40)
+        actor.checkpoint(folder, background=True)
+        assert not actor._writer._thread.is_alive(), "what is written is the state itself"
+        state = actor.state()
+        take_step(actor, steps[1])
+        assert actor.checkpoint_written(wait=True)
+        return {"state": state, "health": actor.health()["checkpoint"]}
 
 
 def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 from gyre.workloads.base import operator
 from gyre.workloads.gang.weight_copy import WeightCopy
+from gyre.workloads.torch.errors import CheckpointMismatch
 from tests.workloads.toy_policy import ToyActor
 
 KEPT: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
@@ -88,3 +91,41 @@ class ServingActor(KeepingActor):
     @operator(kind="control")
     def state(self) -> dict[str, Any]:
         return ToyActor.state(self)
+
+
+class RefusingActor(ToyActor):
+    """Its checkpoint of step 4 looks whole, and is not."""
+
+    @operator(kind="control")
+    def restore(self, path: Path) -> None:
+        if path.name == "step_00000004":
+            raise CheckpointMismatch(f"{path}: a bit is wrong")
+        super().restore(path)
+
+
+class SlowWriter(ToyActor):
+    """It writes its checkpoint when it is asked for the second time whether that is written."""
+
+    def setup(self) -> None:
+        super().setup()
+        self._path: Path | None = None
+        self._asked = 0
+        self._copy: dict[str, Any] = {}
+
+    @operator(kind="control")
+    def checkpoint(self, path: Path, *, background: bool = False) -> bool:
+        self._path, self._asked = path, 0
+        self._copy = {name: getattr(self, name) for name in ("weights", "step", "trained", "metrics", "warm")}
+        self._copy = {name: copy(value) for name, value in self._copy.items()}
+        return background or not self.checkpoint_written(wait=True)
+
+    @operator(kind="control")
+    def checkpoint_written(self, *, wait: bool) -> bool:
+        self._asked += 1
+        if self._path is not None and (wait or self._asked > 1):
+            now = {name: getattr(self, name) for name in self._copy}
+            vars(self).update(self._copy)
+            super().checkpoint(self._path)
+            vars(self).update(now)
+            self._path = None
+        return self._path is None

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.rollouts.trainer.plane_client import CannotGenerate
+from gyre.rollouts.trainer.plane_client import CannotGenerate, SampleAhead
 from gyre.workloads import rollout_vertices
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.trainer import rollout_requests
 from tests.waits import GENEROUS_S
-from tests.workloads.toy_policy import TOKENS, ToyActor, mix
+from tests.workloads.toy_policy import TOKENS, ToyActor, ToyReward, mix
 
 Key = tuple[str, int]
 
@@ -44,6 +44,8 @@ class ToyPlane:
     seed: int = 0
     poison: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
+    lies: bool = False
+    """Whether what it tells ahead of a group begins anew before the group is delivered."""
 
     def __post_init__(self) -> None:
         self.weights: dict[int, list[int]] = {}
@@ -100,7 +102,7 @@ class ToyPlane:
         self._deliver(client, again)
 
     def ask(self, purpose: str, asked: list[Asked]) -> None:
-        again, late = [], []
+        again, late, ahead = [], [], []
         with self._changed:
             for one in asked:
                 key = (purpose, one.group.id)
@@ -115,6 +117,8 @@ class ToyPlane:
                     continue
                 if one.group.id in self.held:
                     one.begun_with = self.newest
+                    if purpose == "train" and self.newest >= 0:
+                        ahead.append(self._generate(one, self.newest))
                 if key in self.delivered:
                     again.append((key, self.delivered[key]))
                 else:
@@ -123,6 +127,8 @@ class ToyPlane:
             client = self.client
         if client is None:
             return
+        for group in ahead:
+            self._tell_ahead(client, group)
         if again:
             self._deliver(client, again)
         for key in late:
@@ -185,8 +191,18 @@ class ToyPlane:
                 continue
             if whole is None:
                 client.fail(key)
-            else:
-                self._deliver(client, [(key, whole)])
+                continue
+            if key[0] == "train" and self._dice.random() < 0.5:
+                self._tell_ahead(client, whole)
+            self._deliver(client, [(key, whole)])
+
+    def _tell_ahead(self, client: ToyClient, group: Group) -> None:
+        if client.on_finished is not None:
+            told = [
+                SampleAhead(group.id, index, sample.token_ids + self.lies, sample.finish_reason)
+                for index, sample in enumerate(group.samples[:-1])
+            ]
+            client.on_finished("train", told)
 
     def _generate(self, one: Asked, version: int) -> Group:
         weights = self.weights[version]
@@ -210,6 +226,7 @@ class ToyClient:
     """In the place of `RolloutClient`."""
 
     plane: ToyPlane
+    connected = True
 
     def __init__(
         self,
@@ -218,9 +235,11 @@ class ToyClient:
         term: int,
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[Any], None],
+        on_finished: Callable[[str, list[SampleAhead]], None] | None = None,
         **others: Any,
     ) -> None:
         self.term, self.on_groups, self.on_error = term, on_groups, on_error
+        self.on_finished = on_finished
         self.plane.attach(self)
 
     def fail(self, key: Key, why: str = "sample 0 failed: the engine's last words") -> None:
@@ -264,9 +283,26 @@ DIVERGES: set[tuple[str, int]] = set()
 """Ranks, by vertex and incarnation, whose weights of a version are not what they were."""
 
 
+READY = threading.Event()
+READY.set()
+
+
 class PlaneActor(ToyActor):
+    """It publishes in the background, on whose side `READY` stands: clear it, and nothing gets published."""
+
     @operator(kind="weights")
-    def publish_model(self, *, version: int) -> dict[str, Any]:
+    def publish_model(self, *, version: int, background: bool = False) -> dict[str, Any] | None:
+        self._told = self._published(version)
+        return None if background else self._told
+
+    @operator(kind="weights", control=True)
+    def model_published(self, *, version: int, timeout_s: float) -> dict[str, Any]:
+        if not READY.wait(GENEROUS_S):
+            raise TimeoutError(version)
+        assert self._told["version"] == version
+        return self._told
+
+    def _published(self, version: int) -> dict[str, Any]:
         EXPORTED[version] = list(self.weights)
         source = f"{self.role}-{self.rank}.{self.context.incarnation}"
         diverged = (source, version) in DIVERGES
@@ -274,9 +310,25 @@ class PlaneActor(ToyActor):
         return {"version": version, "checksum": told, "size_bytes": 8, "source": source}
 
 
+SCORED: list[list[tuple[int, tuple[int, ...]]]] = []
+"""Of each call of a `SampleReward`: the group and the tokens of each sample."""
+
+
+class SampleReward(ToyReward):
+    SCORES_EACH_SAMPLE = True
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        samples = [(group.id, sample) for group in groups for sample in group.samples]
+        SCORED.append([(group_id, tuple(sample.token_ids.tolist())) for group_id, sample in samples])
+        assert all(np.isnan(sample.logprobs).all() for group_id, sample in samples if group_id >= 0)
+        return super().score(groups)
+
+
 def install(plane: ToyPlane, monkeypatch: Any) -> None:
     """Trainers that are started from now on meet this plane."""
     EXPORTED.clear()
+    SCORED.clear()
     monkeypatch.setattr(ToyClient, "plane", plane, raising=False)
     monkeypatch.setattr(rollout_requests, "RolloutClient", ToyClient)
     monkeypatch.setattr(rollout_vertices, "RolloutInstance", ToyVertex)

@@ -32,11 +32,13 @@ Outcome = tuple[str, Any]
 
 
 class GangLost(Exception):
-    """The gang cannot go on as it is. `blamed` is None where a rank died: the master knows of that by itself."""
+    """The gang cannot go on as it is. `blamed` is None where a rank died: the master knows of that by itself. `ended`
+    is whether every rank lives and has left the call, so that another may be made."""
 
-    def __init__(self, blamed: tuple[Member, str, Failure] | None = None) -> None:
+    def __init__(self, blamed: tuple[Member, str, Failure] | None = None, *, ended: bool = False) -> None:
         super().__init__(blamed)
         self.blamed = blamed
+        self.ended = ended
 
 
 def operator_failed(member: Member, operator: str, failure: Failure) -> dict[str, Any]:
@@ -84,8 +86,10 @@ class Gang:
 
     def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Rank 0 alone: for what is equal on every rank."""
-        future = self.transport.submit(*self.members[0], method, *args, **kwargs)
-        return self.gather(method, [future], timeout_s=timeout_s)[0]
+        return self.gather(method, [self.submit_rank0(method, *args, **kwargs)], timeout_s=timeout_s)[0]
+
+    def submit_rank0(self, method: str, *args: Any, **kwargs: Any) -> Future[Outcome]:
+        return self.transport.submit(*self.members[0], method, *args, **kwargs)
 
     def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
         """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to
@@ -126,7 +130,8 @@ class Gang:
         if all(failure.collective or not failure.user_code for _, _, failure in failures):
             self._await_a_death()
         # A rank with an error of its own explains more than one that only lost its peer.
-        raise GangLost(min(failures, key=lambda found: found[2].collective))
+        blamed = min(failures, key=lambda found: found[2].collective)
+        raise GangLost(blamed, ended=None not in outcomes)
 
     def _await_a_death(self) -> None:
         deadline = time.monotonic() + SETTLE_S

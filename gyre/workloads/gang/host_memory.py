@@ -12,6 +12,8 @@ Invariants:
 - *bytes before record*: a slot gets its record after all its bytes are there and hashed, and loses it before the first
   byte is written anew. A process that is killed in between leaves the other slot, and nothing torn;
 - *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
+- *held while read*: a slot that somebody reads is not written; then `save` writes the other one again and again, and
+  the one that is held is whole meanwhile;
 - *pinned while mapped*: a slot is unpinned before it is unmapped;
 - *one owner*: the owner holds a lock, which the kernel releases however its owner dies;
 - *room or nothing*: space is taken before it is mapped, and not the machine's last;
@@ -46,6 +48,7 @@ from torch import Tensor
 
 from gyre.errors import GyreError
 from gyre.weights.owned_dirs import default_root
+from gyre.workloads.gang.state_files import padded
 
 PREFIX = "gyre-state-"
 FORMAT = 1
@@ -127,7 +130,7 @@ class HostMemory:
         self._pin = pin
         self._unpin: dict[int, Callable[[], None]] = {}
         """The functions that unpin the pinned slots, by slot."""
-        self._available = available or _available
+        self._available = available or available_memory
         _sweep(root, but=self._home)
         self._lock: int | None = self._claim(lock_within_s)
         self._views: dict[int, Tensor] = {}
@@ -135,7 +138,8 @@ class HostMemory:
         self._seal_error: OSError | None = None
         found = self.records()
         self._newest = found[0].slot if found else 1
-        """The slot that the next `save` leaves alone."""
+        """The slot that the next `save` leaves alone, unless the other one is held."""
+        self._held: int | None = None
         self.hold_s = 0.0
         """Seconds that the last `save` took of its caller's time."""
 
@@ -180,6 +184,8 @@ class HostMemory:
             raise error
         spans, size = plan(tensors)
         slot = 1 - self._newest
+        if slot == self._held:
+            slot = self._newest
         self._record_path(slot).unlink(missing_ok=True)
         view = self._map(slot, size)
         for span, (_, tensor) in zip(spans, tensors, strict=True):
@@ -210,6 +216,16 @@ class HostMemory:
         except OSError as error:  # the next `save` raises it; the slot has no record, and counts for nothing
             self._seal_error = error
             self._newest = 1 - slot  # the other one stays whole
+
+    def hold(self) -> memoryview:
+        """The bytes of the last copy, as `plan` places them. They stay until `release`."""
+        assert self._held is None, "a slot is held already"
+        self._held = self._newest
+        return memoryview(self._views[self._newest].numpy().data)
+
+    def release(self) -> None:
+        """Nobody reads the held slot any more. From any thread; the second time it does nothing."""
+        self._held = None
 
     def settle(self) -> None:
         """Wait until the last copy counts."""
@@ -377,14 +393,14 @@ class HostMemory:
 
 
 def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
-    """The place of each tensor in a slot, and the slot's size."""
+    """The place of each tensor in a slot, and the slot's size, which is of whole pages."""
     spans = []
     offset = 0
     for name, tensor in tensors:
         span = TensorSpan(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
         spans.append(span)
         offset += -(-span.size_bytes // ALIGNMENT) * ALIGNMENT
-    return spans, max(offset, ALIGNMENT)
+    return spans, padded(max(offset, ALIGNMENT))
 
 
 def _at(view: Tensor, span: TensorSpan) -> Tensor:
@@ -396,7 +412,7 @@ def _digest(view: Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(view.numpy().data)
 
 
-def _available() -> tuple[int, int]:
+def available_memory() -> tuple[int, int]:
     """Available and total memory, of the machine or of its container if that has a lower limit."""
     memory = psutil.virtual_memory()
     return min([(memory.available, memory.total), *allowed()])

@@ -2,6 +2,7 @@
 
 Invariants:
 - *the trainer waits for nobody*: see `gyre.weights.publisher`;
+- *one after another*: a version is staged after the one before it was committed, on whichever thread;
 - *taken over*: a restarted actor of the same job on the same machine finds the versions published before it.
 
 This module must not know what is trained, or who fetches it.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from gyre.rollouts.protocol.endpoint import read_endpoint
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.rollouts.weight_peer import WeightPeer
 from gyre.weights.owned_dirs import default_root
-from gyre.weights.publisher import Publisher
+from gyre.weights.publisher import Publication, Publisher
 from gyre.weights.version.manifest import layout_of
 from gyre.weights.version.model_folder import config_bytes, fingerprint_of
 
@@ -53,6 +55,7 @@ class WeightSource:
         )
         self.arena, self.server = self.peer.arena, self.peer.server
         self.publisher = Publisher(self.arena, self.server, chunk_bytes=self._settings.chunk_bytes)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="gyre-weights")
         if self._settings.codec in ("delta", "fp8"):
             self.server.encoded.steps.asked()  # deltas will be asked for: the first step is kept too
 
@@ -64,9 +67,34 @@ class WeightSource:
         self, named: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, version: int, step: int
     ) -> dict[str, Any]:
         """Publish the tensors as a version. Returns `{"version", "checksum", "path", "source", "model", "size_bytes",
-        "copy_s", "seconds"}`: the manager's fields, and the trainer's waiting time. A tensor is copied once, in its own
-        dtype unless the settings say another."""
+        "copy_s", "seconds"}`: the manager's fields, the time of the copy, and of all of it. A tensor is copied once, in
+        its own dtype unless the settings say another."""
+        return self.begin(named, config, version=version, step=step).result()
+
+    def begin(
+        self,
+        named: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        *,
+        version: int,
+        step: int,
+        lasting: bool = False,
+    ) -> Future[dict[str, Any]]:
+        """Begin to publish the tensors; the future has what `publish` returns. With `lasting` they stay as they are
+        until it is done, and are copied on a thread of this source; otherwise they are copied when this returns, and
+        what is left to the thread is the checksums and the commit."""
         began = time.monotonic()
+        if lasting:
+            return self._worker.submit(
+                lambda: self._finish(self._copied(named, config, version, step), config, version, began)
+            )
+        self._worker.submit(int).result()  # nothing, after all that was begun before
+        publication = self._copied(named, config, version, step)
+        return self._worker.submit(lambda: self._finish(publication, config, version, began))
+
+    def _copied(
+        self, named: Mapping[str, torch.Tensor], config: Mapping[str, Any], version: int, step: int
+    ) -> Publication:
         fp8 = self._settings.codec == "fp8"
         layout, own = layout_of(
             named, floats="bfloat16" if fp8 or self._settings.dtype == "bfloat16" else None
@@ -78,8 +106,16 @@ class WeightSource:
             files={"config.json": config_bytes(config)},
             rounding="fp8" if fp8 else "none",
         )
-        for name, tensor in own.items():
-            publication.put(name, tensor)
+        try:
+            publication.put_all(own)
+        except BaseException as error:
+            publication.give_up(error)
+            raise
+        return publication
+
+    def _finish(
+        self, publication: Publication, config: Mapping[str, Any], version: int, began: float
+    ) -> dict[str, Any]:
         manifest = publication.finish().result()
         return {
             "version": version,
@@ -97,6 +133,7 @@ class WeightSource:
         self.peer.unlink()
 
     def close(self) -> None:
+        self._worker.shutdown(cancel_futures=True)
         self.peer.close()
 
 

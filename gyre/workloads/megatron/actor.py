@@ -11,6 +11,7 @@ This module imports Megatron when it is set up, not before: naming the class cos
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from gyre.models.modules import Decoder
 from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
-from gyre.weights.version.manifest import pack_weights
+from gyre.weights.version.manifest import checksum_of_weights, pack_weights
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
@@ -44,7 +45,18 @@ class MegatronActor(MegatronLearner, TorchActor):
     def setup(self) -> None:
         self.takes_snapshots = True
         """Set it False where weights are read from the device, by `hugging_face.export_weights`."""
+        self._snapshot: Snapshot | None = None
         super().setup()
+
+    def build(self) -> None:
+        from gyre.workloads.megatron.model.snapshot_buffers import SnapshotBuffers
+
+        super().build()
+        self._buffers = SnapshotBuffers(self.device)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self._buffers.close()
 
     # -- the supervised start ------------------------------------------------------------------------
 
@@ -97,9 +109,9 @@ class MegatronActor(MegatronLearner, TorchActor):
 
         super()._changed()
         started = time.monotonic()
-        self._snapshot: Snapshot | None = None  # before the next one, which can then have its memory
+        self._snapshot = None  # before the next one, which then has its memory unless it is being published
         if self.takes_snapshots:
-            self._snapshot = Snapshot.take(self.policy)
+            self._snapshot = Snapshot.take(self.policy, buffers=self._buffers)
         self.timings["snapshot"] = time.monotonic() - started
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -123,12 +135,13 @@ class MegatronActor(MegatronLearner, TorchActor):
     ) -> None:
         """See `TorchActor.restore_weights`; the layout may be any."""
         from gyre.models.safetensors_folder import SafetensorsFolder
-        from gyre.workloads.megatron.checkpoints.on_disk import begin_optimizer_anew
+        from gyre.workloads.megatron.checkpoints.parts import begin_optimizer_anew
 
         self.policy.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
         begin_optimizer_anew(self.policy)
         self.ranks.sum([0.0])  # nobody takes a folder away that others may have linked, or still fetch
         self.let_go()
+        self._is_first_model = False
         if self._memory is not None:
             self._memory.drop()  # of the same steps, and of another history
         self._take({"step": version, "trained": trained, "metrics": {}, "warm": {"steps": 0}})
@@ -136,15 +149,16 @@ class MegatronActor(MegatronLearner, TorchActor):
     @operator(kind="weights")
     def export_weights(self, *, version: int) -> tuple[dict[str, Any], bytes]:
         """The weights as policy `version`: the manifest as a dict, and its buffer. The first rank has them."""
-        named = self.weights()
-        if self.small_architecture is not None:
-            named = from_names(named, self.small_architecture)
-        manifest, buffer = pack_weights(named, version=version, step=self.step)
+        manifest, buffer = pack_weights(self._exported(self.weights()), version=version, step=self.step)
         return manifest.to_dict(), buffer
 
     def servable(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """See `TorchActor.servable`. The first rank has the weights."""
         return self.weights(), self.hugging_face_config
+
+    def lasts(self, named: Mapping[str, torch.Tensor]) -> bool:
+        """See `TorchActor.lasts`; a subclass may serve something else than the snapshot."""
+        return self._snapshot is not None and named is self._snapshot.tensors
 
     @operator(kind="weights")
     def save_model(self, path: Path) -> None:
@@ -156,10 +170,22 @@ class MegatronActor(MegatronLearner, TorchActor):
         beside = Path(self.layout.model_path) if self.layout.model_path else None
         save_model_folder(path, self.hugging_face_config, self.weights(), beside=beside)
 
+    def _later_digest(self) -> Callable[[], str | None]:
+        if self._known_digest is not None or self._snapshot is None or self.rank != 0:
+            return super()._later_digest()
+        named = self._exported(self._snapshot.tensors)  # nothing changes them
+        return lambda: checksum_of_weights(named)
+
     def checksum(self) -> str:
         """The checksum of what `export_weights` gives."""
         from gyre.workloads.megatron.model.snapshot import Snapshot
 
         if self._snapshot is None:
-            self._snapshot = Snapshot.take(self.policy)
-        return str(self.export_weights(version=0)[0]["checksum"]) if self.rank == 0 else ""
+            self._snapshot = Snapshot.take(self.policy, buffers=self._buffers)
+        return checksum_of_weights(self._exported(self._snapshot.tensors)) if self.rank == 0 else ""
+
+    def _exported(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights by the names that `export_weights` has."""
+        if self.small_architecture is not None:
+            return from_names(named, self.small_architecture)
+        return named

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gyre.config.sections import WorkloadSettings
 from gyre.data.prepared import PreparedData
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, GyreError
 from gyre.models.architecture import config_of, read_config
 from gyre.models.first_weights import first_weights
 from gyre.models.modules import Decoder
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
     from gyre.workloads.algorithms.losses import LossSum
     from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+    from gyre.workloads.megatron.checkpoints.on_disk import CheckpointWriter
     from gyre.workloads.megatron.steps.packing import Pass, Row
 
 
@@ -78,6 +79,8 @@ class MegatronLearner(TorchLearner):
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False
         self._known_digest: str | None = None
+        self._is_first_model = True
+        """Whether weights and optimizer are still those that `first_model` gives."""
         self.timings: dict[str, float] = {}
         """Seconds of the last `update`, with the device's work, and of an actor's work after a step."""
         super().setup()
@@ -91,6 +94,9 @@ class MegatronLearner(TorchLearner):
 
     def teardown(self) -> None:
         """Close the rank's parts. Its states in host memory stay for its successor, unless the job ends."""
+        writer: CheckpointWriter | None = getattr(self, "_writer", None)  # none before it is set up
+        if writer is not None:
+            writer.close()  # it may be reading the states
         memory: MemoryCheckpoints | None = getattr(self, "_memory", None)  # none before it is set up
         if memory is not None:
             memory.close(keep=not self.context.job_ends)
@@ -103,8 +109,10 @@ class MegatronLearner(TorchLearner):
             memory.unlink()
 
     def health(self) -> dict[str, Any]:
-        kept = {"memory_checkpoint": self._memory.status()} if self._memory is not None else {}
-        return {**super().health(), **kept}
+        told = {"checkpoint": self._writer.status()}
+        if self._memory is not None:
+            told["memory_checkpoint"] = self._memory.status()
+        return {**super().health(), **told}
 
     def build(self) -> None:
         from gyre.workloads.megatron.model.seam import open_seam
@@ -161,6 +169,15 @@ class MegatronLearner(TorchLearner):
         return architecture, to_names(decoder.state_dict(), self.small_architecture).__getitem__
 
     # -- one optimizer step --------------------------------------------------------------------------
+
+    @operator(kind="control")
+    def begin(self, step: int) -> dict[str, Any]:
+        """See `TorchLearner.begin`; the memory for copies of the state is taken beside the first step."""
+        if self._memory is not None and self._memory.is_on:
+            self._memory.prepare()
+        else:
+            self._writer.prepare()
+        return super().begin(step)
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
@@ -243,6 +260,7 @@ class MegatronLearner(TorchLearner):
         started = time.monotonic()
         norm = self.policy.step(count=count, lr=lr)
         self._spoiled = False
+        self._is_first_model = False
         self._known_digest = None
         self._settle()
         self.timings["update"] = time.monotonic() - started
@@ -278,6 +296,12 @@ class MegatronLearner(TorchLearner):
         """Note that the weights have changed. A collective of all ranks."""
         self._known_digest = None
 
+    def _later_digest(self) -> Callable[[], str | None]:
+        """What gives the checksum of the weights as they are now, later and on any thread; None where the bytes' own
+        checksums must do. Not a collective."""
+        known = self._known_digest
+        return lambda: known
+
     def _digest(self) -> str:
         """The checksum of the weights, the same in every layout. A collective of all ranks unless it is known."""
         if self._known_digest is None:
@@ -298,14 +322,18 @@ class MegatronLearner(TorchLearner):
         """Write the state below `path`; see `checkpoints.on_disk`. It is on the disk when this returns. With
         `background` this may return True before that, and training goes on; `checkpoint_written` says when it is
         whole."""
-        self._writer.abandon()  # a checkpoint of a controller that died before it was written
+        self._writer.abandon()  # a checkpoint of a controller that died before it was written, or gave it up
         path.mkdir(parents=True, exist_ok=True)
+        metadata = self._metadata()
+        is_first_model = self._is_first_model and self.small_architecture is None
+        copied = None
+        if self._memory is not None and not is_first_model:
+            copied = self._memory.copied(self.step, metadata)
         self._writer.begin(
             path,
             {
-                **self._metadata(),
+                **metadata,
                 "policy_version": self.step,
-                "digest": self._digest(),
                 "model": self._model(),
                 "layout": {
                     "ranks": self.world_size,
@@ -313,6 +341,9 @@ class MegatronLearner(TorchLearner):
                     "pipeline_parallel": self.layout.pipeline_parallel,
                 },
             },
+            self._later_digest(),
+            is_first_model=is_first_model,
+            copied=copied,
         )
         return background or not self.checkpoint_written(wait=True)
 
@@ -325,6 +356,7 @@ class MegatronLearner(TorchLearner):
             "decoder": True if self.small_architecture is not None else None,
             "path": str(Path(self.layout.model_path).resolve()) if self.layout.model_path else "",
             "dtype": str(self.dtype).removeprefix("torch."),
+            "seed": self.settings.seed,
         }
 
     def _metadata(self) -> dict[str, Any]:
@@ -361,11 +393,32 @@ class MegatronLearner(TorchLearner):
         """
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
-        metadata = restore(self.policy, self._seam, path)
+        before, self._half_updated = self._half_updated, True  # while a part of it may be loaded
+        try:
+            metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
+        except CheckpointMismatch:
+            self._half_updated = before  # nothing was changed
+            raise
         self._take(metadata)
-        if self._digest() != metadata["digest"]:
+        self._is_first_model = metadata.get("first_model", False)
+        if self._memory is not None:
+            self._memory.changed()
+        if metadata["digest"] not in (None, self._digest()):
             self._half_updated = True  # the weights are of no step
             raise CheckpointMismatch(f"the weights in {path} are not those that were written.")
+
+    def _load_first_model(self) -> None:
+        from gyre.workloads.megatron.checkpoints.parts import begin_optimizer_anew
+
+        try:
+            _, source = self.first_model()
+            self.policy.load(source)
+        except GyreError as error:
+            raise CheckpointMismatch(
+                f"the checkpoint is of the model that training began with, which cannot be read any more: {error}",
+                hint=f"Have the folder {self.layout.model_path} as it was.",
+            ) from error
+        begin_optimizer_anew(self.policy)
 
     @operator(kind="control")
     def state(self) -> dict[str, Any]:
@@ -383,6 +436,7 @@ class MegatronLearner(TorchLearner):
         if metadata is None:
             return None
         self._take(metadata)
+        self._is_first_model = False
         return self.step
 
     @operator(kind="control")

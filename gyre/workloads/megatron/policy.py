@@ -126,7 +126,8 @@ class MegatronPolicy:
         """Take other weights. What the optimizer knows of the old ones stays."""
         with self._seam():
             import_weights(self.module, self.architecture, self.ranks, source, values=self.values)
-            self.optimizer.reload_model_params()
+            if hasattr(self, "optimizer"):
+                self.optimizer.reload_model_params()
 
     # -- one optimizer step ---------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from gyre.workloads.tasks.task import task_of
 class ExactMatchReward(BaseWorkload):
     """Scores finished answers against `meta["answer"]`; a sample cut off by its length is wrong."""
 
+    SCORES_EACH_SAMPLE = True
+
     def setup(self) -> None:
         self.task = task_of(self.config)
 
@@ -44,6 +46,8 @@ class PythonReward(BaseWorkload):
     The function takes the prompt's text, the completion's text and the group's meta, and returns a number. The meta
     also says how the sample ended, as `finish_reason`: `stop`, or `length` where it was cut off.
     """
+
+    SCORES_EACH_SAMPLE = True
 
     def setup(self) -> None:
         self.task = task_of(self.config)

@@ -8,6 +8,8 @@ This module must not know where groups come from or where weights go.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +31,7 @@ from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.gang.weight_source import WeightSource
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.tasks.task import task_of
+from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
 from gyre.workloads.torch.served_policy import load_parameters, small_architecture
 from gyre.workloads.torch.steps.accumulation import Tally
@@ -72,6 +75,8 @@ class TorchActor(TorchLearner):
         check_transports(WeightsSpec.model_validate(self.context.weights))
         self._source: WeightSource | None = None
         self._copy: FetchedCopy | None = None
+        self._publishing: tuple[int, Future[dict[str, Any]]] | None = None
+        """The version that was published last, and what is said of it."""
         super().setup()
 
     def teardown(self) -> None:
@@ -177,15 +182,32 @@ class TorchActor(TorchLearner):
         named = to_names(dict(self.model.named_parameters()), config)
         return named, config_of(config, eos_id=self.task.tokenizer.eos_id)
 
+    def lasts(self, named: Mapping[str, torch.Tensor]) -> bool:
+        """Whether steps leave these tensors, which `servable` returned, as they are."""
+        return False
+
     @operator(kind="weights")
-    def publish_model(self, *, version: int) -> dict[str, Any]:
-        """Put what is servable as policy `version` where instances fetch it: what `WeightSource.publish` says of it."""
+    def publish_model(self, *, version: int, background: bool = False) -> dict[str, Any] | None:
+        """Put what is servable as policy `version` where instances fetch it: what `WeightSource.publish` says of it.
+
+        With `background` this returns None as soon as the next step may change the weights, and `model_published` has
+        the rest."""
         named, config = self.servable()
         if self._source is None:
             self._source = WeightSource(
                 self.context.directory, settings=WeightsSpec.model_validate(self.context.weights)
             )
-        return self._source.publish(named, config, version=version, step=self.step)
+        begun = self._source.begin(named, config, version=version, step=self.step, lasting=self.lasts(named))
+        self._publishing = (version, begun)
+        return None if background else begun.result()
+
+    @operator(kind="weights", control=True)
+    def model_published(self, *, version: int, timeout_s: float) -> dict[str, Any]:
+        """Wait for the version that `publish_model` began, beside other calls. Raises what kept it from being
+        published, and TimeoutError."""
+        if self._publishing is None or self._publishing[0] != version:
+            raise StepGap(f"version {version} is not being published here.")
+        return self._publishing[1].result(timeout=timeout_s)
 
     @operator(kind="weights")
     def export_model(self, *, version: int) -> tuple[dict[str, Any], dict[str, Any], bytes]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -351,7 +352,18 @@ class TorchLearner(BaseWorkload):
         file = _checkpoint_file(path, 0)
         if not file.exists():
             raise CheckpointMismatch(f"there is no checkpoint of {self.role} at {file}.")
-        content = torch.load(file, weights_only=True)
+        try:
+            content = torch.load(file, weights_only=True)
+        except (
+            OSError,
+            RuntimeError,
+            EOFError,
+            pickle.UnpicklingError,
+        ) as error:  # what torch has for a bad file
+            raise CheckpointMismatch(
+                f"{file} cannot be read: {error}",
+                hint="Is its disk failing? The checkpoint before it may be whole.",
+            ) from error
         if content["format"] != CHECKPOINT_FORMAT:
             raise CheckpointMismatch(
                 f"{file} has format {content['format']}, this Gyre reads {CHECKPOINT_FORMAT}."

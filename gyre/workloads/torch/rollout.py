@@ -110,12 +110,16 @@ class TorchRollout(BaseWorkload):
                 f"{self.role}[{self.rank}] was asked for samples before any weights were loaded.",
                 hint="Call load_weights first.",
             )
-        sampling = Sampling(max_new_tokens=self.settings.sampling.max_new_tokens, temperature=temperature)
+        longest = self.settings.sampling.max_new_tokens
         ended: dict[str, RequestUpdate] = {}
         requests = [
             [
                 self._request(
-                    group, index, seed, sampling, lambda update: ended.update({update.request.rid: update})
+                    group,
+                    index,
+                    seed,
+                    Sampling(max_new_tokens=group.token_limit(longest), temperature=temperature),
+                    lambda update: ended.update({update.request.rid: update}),
                 )
                 for index, seed in enumerate(self._seeds(group, n))
             ]

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from gyre.errors import GyreError, VertexLost
 from gyre.rollouts.samples import Group
+from gyre.rollouts.trainer.plane_client import SampleAhead
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall
+from gyre.workloads.trainer.firings.sample_scoring import ScoringCall
 from gyre.workloads.trainer.firings.vertex_firings import VertexCall
 from gyre.workloads.trainer.learning.gang_dispatch import GangCall
+from gyre.workloads.trainer.learning.publishing import Publication
 from gyre.workloads.vertex.membership import Member
 
 
@@ -34,11 +37,35 @@ class GangCallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicationAnswered:
+    """The first rank has answered one of the calls that make a step's weights ready."""
+
+    publication: Publication
+    method: str
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
 class SpreadCallEnded:
     """One rank of a gang has ended its share of a call that is spread over all of them."""
 
     call: SpreadCall
     rank: int
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesFinished:
+    """Samples to train on have finished before their groups."""
+
+    samples: list[SampleAhead]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringEnded:
+    """The scoring of samples one by one returned, raised, or was lost with its vertex."""
+
+    call: ScoringCall
     outcome: Outcome | VertexLost
 
 
@@ -79,7 +106,10 @@ class DevicesRegained:
 Message = (
     VertexCallEnded
     | GangCallEnded
+    | PublicationAnswered
     | SpreadCallEnded
+    | SamplesFinished
+    | ScoringEnded
     | GroupsDelivered
     | RolloutsFailed
     | EvaluationScored

@@ -5,13 +5,19 @@ This module must not know of vertices, calls, the ledger or time.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from gyre.config import JobSpec
 from gyre.graph import compile_job
 from gyre.graph.elements import Dispatch, EdgeKind, Operator
 from gyre.graph.flow import Firing, Flow
+from gyre.workloads.protocols import scores_each_sample
+from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.learning.learners import learners_of
+
+_MODELS = ("gyre.workloads.torch", "gyre.workloads.megatron")
+"""The modules of Gyre's reward models. They get whole groups, and to import them only to learn that takes seconds."""
 
 _MAKES_GROUPS = (Dispatch.ONE, Dispatch.SPREAD, Dispatch.PLANE)
 
@@ -50,6 +56,19 @@ class JobGraph:
 
     def takes_weights(self, operator: Operator) -> bool:
         return any(edge.kind is EdgeKind.WEIGHTS for edge in self.dcg.into(operator.ref))
+
+    def scores_each_sample(self, spec: JobSpec) -> bool:
+        """Whether the class of the reward scores each sample by itself (`gyre.workloads.protocols.Reward`). Of a class
+        that cannot be imported here, or stands in a script, that is not known, and it gets whole groups."""
+        operator = self.operators.get(SCORE)
+        entrypoint = spec.roles[operator.role].entrypoint if operator is not None else None
+        if entrypoint is None or entrypoint.file is not None or entrypoint.module.startswith(_MODELS):
+            return False
+        try:
+            cls = getattr(importlib.import_module(entrypoint.module), entrypoint.name)
+        except Exception:  # a module of the user's may raise anything; the vertex tells what is wrong with it
+            return False
+        return isinstance(cls, type) and scores_each_sample(cls)
 
     def ends_scoring(self, ref: str) -> bool:
         """Whether the operator's results go to the training: what it returns may complete a group."""

@@ -44,12 +44,17 @@ from gyre.workloads.trainer.inbox_messages import (
     GroupsDelivered,
     MembershipChanged,
     Message,
+    PublicationAnswered,
     RolloutsFailed,
+    SamplesFinished,
+    ScoringEnded,
     SpreadCallEnded,
     VertexCallEnded,
 )
 from gyre.workloads.trainer.learning.gang_dispatch import GangCall
+from gyre.workloads.trainer.learning.publishing import Publication
 from gyre.workloads.trainer.training_run import TrainingRun
+from gyre.workloads.trainer.wait_causes import SCORING, Shares, activities
 
 IDLE_POLL_S = 0.25
 """How long the loop waits for a message; it bounds how late a pause or a stop is noticed."""
@@ -134,7 +139,7 @@ class GraphTrainer(BaseTrainer):
         # with their processes: a gang that is lost here costs nothing.
         with contextlib.suppress(GangLost):
             if run.gangs.leader is not None and run.groups.checkpoint_step != run.groups.step:
-                run.gangs.checkpoint(run.gangs.leader)
+                run.gangs.checkpoint_last(run.gangs.leader)
             run.gangs.end()
         result = run.progress.result(run.ledger.account(), stopped=self.runtime.should_stop)
         self._report_progress()
@@ -149,16 +154,24 @@ class GraphTrainer(BaseTrainer):
 
     def _form_gangs(self) -> None:
         run = self._run
-        if run.gangs.leader is None and self._has_devices() and run.gangs.form():
-            run.gang_dispatch.rewind()
+        if run.gangs.leader is None and self._has_devices():
+            with run.waits.doing(run.graph.leader.role, "getting ready"):
+                formed = run.gangs.form()
+            if formed:
+                run.gang_dispatch.rewind()
 
     def _start_firings(self) -> None:
+        run = self._run
         if self.runtime.paused or self.runtime.should_stop:
+            if run.sample_scoring is not None:
+                run.sample_scoring.withdraw()
             return
         now = time.monotonic()
-        self._run.evaluations.send(now)
+        run.evaluations.send(now)
         self._train()
-        self._run.scheduler.start_enabled(now)
+        run.scheduler.start_enabled(now)
+        if run.sample_scoring is not None:
+            run.sample_scoring.pump(now, step=run.groups.step + 1)
         self._raise_on_deadlock()
 
     def _train(self) -> None:
@@ -206,11 +219,20 @@ class GraphTrainer(BaseTrainer):
                     if run.gang_dispatch.is_current(call):
                         self._raise_if_lost(call.gang, rank, outcome)
                         self._gang_call_ended(call)
+                case PublicationAnswered(publication, method, outcome):
+                    if run.policies.is_current(publication):
+                        self._publication_answered(publication, method, outcome)
                 case SpreadCallEnded(call, rank, outcome):
                     call.outcomes[rank] = outcome
                     if run.spread_firings.is_current(call):
                         self._raise_if_lost(call.gang, rank, outcome)
                         run.spread_firings.rank_ended(call)
+                case SamplesFinished(samples):
+                    if run.sample_scoring is not None:
+                        run.sample_scoring.finished(samples)
+                case ScoringEnded(call, outcome):
+                    if run.sample_scoring is not None:
+                        run.sample_scoring.ended(call, outcome)
                 case GroupsDelivered(purpose, groups):
                     run.plane_firings.delivered(purpose, groups)
                 case RolloutsFailed(error):
@@ -242,14 +264,35 @@ class GraphTrainer(BaseTrainer):
         if call.batch is not None:
             run.gang_dispatch.micro_batch_taken(call.gang.role, call.batch)
         elif call.firing.operator == run.graph.apply_op.ref:
-            run.steps.leader_stepped(call.gang, values[0])
+            # The ledger has the step while the rank makes its weights ready, and before anybody is told of them.
+            run.policies.begin(call.gang, run.groups.step + 1, call.firing)
+            run.steps.leader_stepped(values[0])
+            run.gangs.settle_checkpoint()
             run.gang_dispatch.begin_step()
-            run.flow.complete(call.firing)
-            run.gangs.step_succeeded()
-            run.gangs.checkpoint_if_due(call.gang)
         else:
             run.steps.auxiliary_stepped(call.gang.role, values[0])
             run.flow.complete(call.firing)
+
+    def _publication_answered(
+        self, publication: Publication, method: str, outcome: Outcome | VertexLost
+    ) -> None:
+        """Handle an answer of the first rank. When the step's weights are out, the step is done. Raises GangLost and
+        Fenced."""
+        run, gang = self._run, publication.gang
+        if isinstance(outcome, VertexLost):
+            self.runtime.membership.doubt(*gang.members[0])
+            raise GangLost
+        prepared = run.policies.answered(publication, method, outcome)
+        if prepared is None:
+            return
+        run.steps.publish(gang, prepared)
+        run.flow.complete(publication.firing)
+        run.gangs.step_succeeded()
+        if not (self.runtime.paused or self.runtime.should_stop):
+            # Instances wait for requests from now on; a checkpoint waits for micro-batches that the gang has.
+            run.scheduler.start_enabled(time.monotonic(), optimizer=False)
+        with run.waits.doing(gang.role, "writing a checkpoint"):
+            run.gangs.checkpoint_if_due(gang, settled=True)
 
     # -- gangs and progress -------------------------------------------------------------------------
 
@@ -259,6 +302,7 @@ class GraphTrainer(BaseTrainer):
         try:
             self._run.gang_dispatch.check_failed(now)
             self._run.spread_firings.check_failed(now)
+            self._run.policies.check_late(now)
         except GangLost as lost:
             self._drop_gangs(lost)
 
@@ -269,7 +313,7 @@ class GraphTrainer(BaseTrainer):
 
     def _report_progress(self) -> None:
         run = self._run
-        run.waits.observe(run.flow, run.graph.operators, time.monotonic())
+        run.waits.observe(self._activities)
         if run.plane is not None:
             run.plane.observe(
                 run.flow,
@@ -277,4 +321,17 @@ class GraphTrainer(BaseTrainer):
                 wanted=self.runtime.membership.wanted("rollout"),
                 could_train=run.gang_dispatch.could_train,
             )
-        run.progress.report(run.waits.shares())
+        run.progress.report(run.waits.times())
+
+    def _activities(self) -> dict[str, Shares]:
+        """What each role does now."""
+        run = self._run
+        held = "the trainer stops" if self.runtime.should_stop else "paused" if self.runtime.paused else ""
+        return activities(
+            run.flow,
+            run.graph.operators,
+            generating=run.plane.generating if run.plane is not None else None,
+            publishing=() if run.gang_dispatch.is_stepping else (run.graph.apply_op.ref,),
+            beside=dict.fromkeys(run.calls.roles_at_work, SCORING),  # samples whose groups are not whole
+            held=held,
+        )

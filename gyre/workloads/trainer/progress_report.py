@@ -13,6 +13,8 @@ from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
+from gyre.workloads.trainer.wait_causes import Shares
+from gyre.workloads.trainer.wait_stats import waits_in
 
 
 class ProgressReport:
@@ -37,8 +39,8 @@ class ProgressReport:
         self._steps_planned = steps_planned
         self._report_progress = report_progress
 
-    def report(self, waits: Mapping[str, float]) -> None:
-        """`waits` are the shares of time for which a role waited for another."""
+    def report(self, times: Mapping[str, Shares]) -> None:
+        """`times` are the shares of recent time of what each role did."""
         groups, metrics, published = self._groups, self._steps.metrics, self._policies.published
         rows = self._evaluations.rows
         self._report_progress(
@@ -57,7 +59,8 @@ class ProgressReport:
             groups_waiting=len(groups.scored),
             groups_set_aside=groups.replaced_count,
             tokens_discarded=dict(self._tokens_discarded),
-            waits=dict(waits),
+            times={role: dict(shares) for role, shares in times.items()},
+            waits=waits_in(times),
             checkpoint_step=groups.checkpoint_step,
         )
 

@@ -24,14 +24,32 @@ from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-from gyre.rollouts.protocol.frames import DevicesReturned, WindowStatus
+from gyre.rollouts.protocol.frames import DevicesReturned, Underway, WindowStatus
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.starvation import Starvation
+from gyre.workloads.trainer.wait_causes import Shares, plane_shares
 
 TRAIN = "train"
 """The purpose of a request for samples to train on."""
+
+
+UNDERWAY_WORDS = {
+    "generating": "generating",
+    "at_engine": "queued at an engine",
+    "for_place": "queued for a free engine",
+    "for_weights": "loading weights",
+    "for_engine": "starting an engine",
+    "for_devices": "waiting for devices",
+    "for_instance": "waiting for an instance",
+}
+"""The fields of `Underway` in words."""
+
+MANAGER_AWAY = "waiting for the rollout manager"
+
+UNDERWAY_HOLDS_S = 3.0
+"""How long what the manager said counts; it says it twice a second."""
 
 
 def evaluation_of(version: int) -> str:
@@ -74,27 +92,38 @@ class RolloutRequests:
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[GyreError], None],
         on_devices: Callable[[], None],
+        on_finished: Callable[[list[SampleAhead]], None] | None = None,
         last_share: float | None = None,
     ) -> None:
-        """`last_share` is the part of a step's training that can begin only after its last sample is delivered; None
-        where no engine generates on the trainer's devices."""
+        """`on_finished(samples)` is called for samples to train on that have finished before their groups, None if
+        nobody wants them. `last_share` is the part of a step's training that can begin only after its last sample is
+        delivered; None where no engine generates on the trainer's devices."""
         self._settings = WorkloadSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, dict[int, _OpenRequest]] = {}
         """By purpose and group."""
         self._starvation = Starvation()
+        self._underway: tuple[Underway, float] | None = None
+        """What the manager said last of samples that have not ended, and when."""
         self._on_devices = on_devices
         self.lending: DeviceLending | None = None
         if last_share is not None:
             self.lending = DeviceLending(
                 lambda frame: self._client.lend(frame), last_share=last_share, now=time.monotonic()
             )
+
+        def finished(purpose: str, samples: list[SampleAhead]) -> None:
+            if purpose == TRAIN and on_finished is not None:
+                on_finished(samples)
+
         self._client = RolloutClient(
             lambda: read_endpoint(directory),
             term=term,
             on_groups=on_groups,
             on_error=on_error,
             on_window=self._window_changed,
+            on_finished=finished if on_finished is not None else None,
+            on_underway=self._hear,
             tls=lambda: read_trust(directory),
         )
 
@@ -115,6 +144,21 @@ class RolloutRequests:
     def take_back_devices(self) -> bool:
         """Ask for lent devices back. Whether the trainer has its devices."""
         return self.lending is None or self.lending.take_back(time.monotonic())
+
+    # -- what the plane does ------------------------------------------------------------------------
+
+    def _hear(self, frame: Underway) -> None:
+        """On the connection's thread."""
+        self._underway = (frame, time.monotonic())
+
+    @property
+    def generating(self) -> Shares | None:
+        """What the plane does with the samples that it was asked for, as shares; None where it has not said for
+        long."""
+        heard = self._underway
+        if heard is None or time.monotonic() - heard[1] > UNDERWAY_HOLDS_S:
+            return None if self._client.connected else {MANAGER_AWAY: 1.0}
+        return plane_shares({words: getattr(heard[0], field) for field, words in UNDERWAY_WORDS.items()})
 
     # -- requests -----------------------------------------------------------------------------------
 

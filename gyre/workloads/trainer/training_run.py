@@ -11,6 +11,7 @@ This module must not know in which order the loop drives the parts.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -31,7 +32,9 @@ from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
+from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.firings.results import FiringResults
+from gyre.workloads.trainer.firings.sample_scoring import SampleScoring
 from gyre.workloads.trainer.firings.spread_firings import SpreadFirings
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import VertexFirings
@@ -92,10 +95,11 @@ class TrainingRun:
         self.flow = self.graph.flow()
         self.groups = GroupState(ledger, per_step=self.graph.per_step)
         self.arrival = self._arrival_order()
-        self.waits = WaitStats()
+        self.waits = WaitStats(self.graph.leader.role, now=time.monotonic)
         self.retries = Retries()
         self.calls = VertexCalls(self._runtime.membership, self._runtime.transport)
         trainer.context.directory.mkdir(parents=True, exist_ok=True)
+        self._scores_samples = self.graph.scores_each_sample(self.spec)
         self.plane = self._rollout_requests() if self.graph.uses_plane else None
         try:
             self._wire_learning()
@@ -143,6 +147,7 @@ class TrainingRun:
             on_groups=self._posts(inbox_messages.GroupsDelivered),
             on_error=self._posts(inbox_messages.RolloutsFailed),
             on_devices=self._posts(inbox_messages.DevicesRegained),
+            on_finished=self._posts(inbox_messages.SamplesFinished) if self._scores_samples else None,
             last_share=run.groups_per_micro_batch / run.prompts_per_step if local_roles(self.spec) else None,
         )
 
@@ -175,6 +180,7 @@ class TrainingRun:
             plane=self.plane,
             in_calls=graph.weights_in_calls,
             timeout_s=timeout_s,
+            on_answer=self._posts(inbox_messages.PublicationAnswered),
         )
         self.steps = OptimizerSteps(groups, self.policies, report=report)
         checkpoints = Checkpoints(
@@ -260,6 +266,7 @@ class TrainingRun:
             held_out=held_out,
             on_result=self._posts(inbox_messages.VertexCallEnded),
         )
+        self.sample_scoring = self._sample_scoring(results) if self._scores_samples else None
         self.spread_firings = SpreadFirings(
             flow,
             groups,
@@ -295,6 +302,21 @@ class TrainingRun:
             runners,
             step_optimizer=self.gang_dispatch.step_optimizer,
             prompt=self._prompt,
+            own_runners={SCORE: self.sample_scoring} if self.sample_scoring is not None else {},
+        )
+
+    def _sample_scoring(self, results: FiringResults) -> SampleScoring:
+        operator, membership = self.graph.operators[SCORE], self._runtime.membership
+        return SampleScoring(
+            operator,
+            self.flow,
+            self.groups,
+            self.calls,
+            results,
+            self.retries,
+            vertices=lambda: len(membership.members(operator.role)),
+            report_failure=self._report_failure,
+            on_result=self._posts(inbox_messages.ScoringEnded),
         )
 
     # -- what the parts call ------------------------------------------------------------------------

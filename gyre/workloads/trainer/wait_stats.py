@@ -1,46 +1,108 @@
-"""Who waits for whom: the share of the time in which a role had nothing to do, by the role that it waited for."""
+"""Who waits for whom: how each role has spent its recent time, summed up from what `wait_causes` says of each moment.
+
+Invariants:
+- *whole*: the shares of a role add up to 1, whatever was looked at and whenever;
+- *since the look before*: the time up to a look was spent as the look before it found.
+
+This module must not know how a moment is looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-from gyre.graph.elements import Operator
-from gyre.graph.flow import Flow
+from gyre.workloads.trainer.wait_causes import Shares
 
 HALF_LIFE_S = 10.0
 """Half-life of a share's past, so that shares describe the present rather than the whole run."""
 
+LOOK_S = 0.02
+"""Shortest time between two looks; the loop turns more often, and a look costs it up to a millisecond."""
+
+LEAST_WAIT = 0.01
+"""Smallest share of a wait that is told by itself."""
+
+WAITS = "waits for "
+"""What the activities begin with that are waits."""
+
 
 class WaitStats:
-    def __init__(self) -> None:
-        self._at: float | None = None
-        self._waited: dict[str, float] = {}
-        self._total = 0.0
+    """`first` is the role that is told first: the one that the others work for. `now` is the clock, in monotonic
+    seconds."""
 
-    def observe(self, flow: Flow, operators: Mapping[str, Operator], now: float) -> None:
-        """Add the time since the last call to what each idle role waits for. `now` is monotonic seconds."""
-        if self._at is not None:
-            passed = max(0.0, now - self._at)
+    def __init__(self, first: str, *, now: Callable[[], float]) -> None:
+        self._first = first
+        self._now = now
+        self._at: float | None = None
+        self._look: dict[str, Shares] = {}
+        self._is_stale = True
+        """Whether the next look must not be left out."""
+        self._spent: dict[str, dict[str, float]] = {}
+
+    def observe(self, look: Callable[[], dict[str, Shares]]) -> None:
+        """Look what each role does now, unless the last look was a moment ago."""
+        now = self._now()
+        if self._at is not None and now - self._at < LOOK_S and not self._is_stale:
+            return
+        self._settle(now)
+        self._look, self._is_stale = look(), False
+
+    @contextmanager
+    def doing(self, role: str, what: str) -> Iterator[None]:
+        """A block in which the trainer stands still because the role does this; whoever is idle waits for it."""
+        self._settle(self._now())
+        self._look = {
+            other: shares if other != role and _works(shares) else {f"{WAITS}{role} ({what})": 1.0}
+            for other, shares in self._look.items()
+        } | {role: {what: 1.0}}
+        try:
+            yield
+        finally:
+            self._settle(self._now())
+            self._is_stale = True
+
+    def _settle(self, now: float) -> None:
+        """Put the time since the last look down to what it found."""
+        if self._at is not None and now > self._at:
+            passed = now - self._at
             keep = 0.5 ** (passed / HALF_LIFE_S)
-            self._total = self._total * keep + passed
-            self._waited = {key: value * keep for key, value in self._waited.items()}
-            for key in self._idle(flow, operators):
-                self._waited[key] = self._waited.get(key, 0.0) + passed
+            for role, shares in self._look.items():
+                before = self._spent.get(role, {})
+                spent = self._spent[role] = {
+                    what: kept for what, s in before.items() if (kept := s * keep) > 1e-6
+                }
+                for what, share in shares.items():
+                    spent[what] = spent.get(what, 0.0) + share * passed
         self._at = now
 
-    def shares(self) -> dict[str, float]:
-        """`{"actor waits for reward": 0.41, …}`, the largest first."""
-        if self._total <= 0:
-            return {}
-        found = {key: round(value / self._total, 3) for key, value in self._waited.items()}
-        return dict(sorted(((k, v) for k, v in found.items() if v >= 0.01), key=lambda item: -item[1]))
+    def times(self) -> dict[str, Shares]:
+        """`{"actor": {"training": 0.43, "waits for rollout (generating)": 0.57}, …}`: the share of recent time of each
+        activity of each role, the largest first."""
+        return {
+            role: _rounded(self._spent[role])
+            for role in sorted(self._spent, key=lambda role: role != self._first)
+            if any(self._spent[role].values())
+        }
 
-    @staticmethod
-    def _idle(flow: Flow, operators: Mapping[str, Operator]) -> list[str]:
-        idle: dict[str, str] = {}
-        busy = {operator.role for ref, operator in operators.items() if flow.running(ref)}
-        for ref, operator in operators.items():
-            blocker = flow.blocked_by(ref)
-            if operator.role not in busy and operator.role not in idle and blocker:
-                idle[operator.role] = blocker.split(".")[0]
-        return [f"{role} waits for {other}" for role, other in idle.items() if role != other]
+
+def _rounded(spent: Mapping[str, float]) -> Shares:
+    """Seconds as shares of three digits, the largest first; what rounding leaves over is the largest's."""
+    total = sum(spent.values())
+    largest, *others = sorted(spent, key=lambda what: -spent[what])
+    shares = {what: share for what in others if (share := round(spent[what] / total, 3))}
+    return {largest: round(1.0 - sum(shares.values()), 3), **shares}
+
+
+def waits_in(times: Mapping[str, Shares]) -> dict[str, float]:
+    """The waits among the activities of all roles: `{"actor waits for rollout (generating)": 0.57, …}`."""
+    return {
+        f"{role} {what}": share
+        for role, shares in times.items()
+        for what, share in shares.items()
+        if what.startswith(WAITS) and share >= LEAST_WAIT
+    }
+
+
+def _works(shares: Shares) -> bool:
+    return not any(what.startswith(WAITS) for what in shares)

@@ -38,6 +38,7 @@ from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operato
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
+from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
 OUTBOX_LIMIT = 100_000
 """Reports kept for a master that is away; at one a step this is weeks."""
@@ -253,12 +254,14 @@ class VertexHost:
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_` are
-        offered: the method gets those that its signature names. `_gyre_gang_call` is for the host: the gang and the
-        number of a call that every rank gets."""
+        offered: the method gets those that its signature names. Two are for the host: `_gyre_gang_call` is the gang and
+        the number of a call that every rank gets; with `_gyre_added_only` what comes back is not the groups that the
+        method returns but what it added to them. Groups may come as `SlimGroups`."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused
         gang_call = kwargs.pop("_gyre_gang_call", None)
+        added_only = kwargs.pop("_gyre_added_only", False)
         with self._work:
             refused = self._check_term(term)
             if refused is not None:
@@ -269,9 +272,11 @@ class VertexHost:
             failed = True
             try:
                 function = getattr(self._workload, method)
+                args = tuple(one.groups() if isinstance(one, SlimGroups) else one for one in args)
+                before = extras_of(args[0]) if added_only else []
                 value = function(*args, **accepted(function, kwargs))
                 failed = False
-                return "ok", value
+                return "ok", additions(before, value) if added_only else value
             except (Exception, SystemExit) as error:  # reported to the caller, which decides
                 return "error", failure_of(error, module=type(self._workload).__module__)
             finally:

@@ -13,7 +13,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.errors import ConfigError, UserCodeError
+from gyre.errors import ConfigError, GyreError, UserCodeError
 from gyre.workloads.plain_data import plain_text
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -31,6 +31,8 @@ class Failure:
     collective: bool = False
     """Whether a peer of a collective went away: a symptom, whose cause is elsewhere."""
     fenced: bool = False
+    code: str = ""
+    """The stable code of one of Gyre's own errors."""
 
 
 def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
@@ -57,6 +59,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
         user_code=theirs,
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),
+        code=error.code if isinstance(error, GyreError) else "",
     )
 
 

@@ -148,9 +148,9 @@ def test_a_container_has_what_its_groups_allow_it(tmp_path: Path, monkeypatch: p
             (folder / "memory.max").write_text(f"{limit}\n")
     assert host_memory.allowed(own, mounted) == [(4000, 5000)]
     monkeypatch.setattr(host_memory, "allowed", lambda: [(4000, 5000), (6000, 7000)])
-    assert host_memory._available() == (4000, 5000)
+    assert host_memory.available_memory() == (4000, 5000)
     monkeypatch.setattr(host_memory, "allowed", list)
-    assert host_memory._available()[1] == host_memory.psutil.virtual_memory().total
+    assert host_memory.available_memory()[1] == host_memory.psutil.virtual_memory().total
 
 
 def test_so_does_one_of_the_first_version_of_groups(tmp_path: Path) -> None:

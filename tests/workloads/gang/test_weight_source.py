@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
+from gyre.models.safetensors_folder import SafetensorsFolder
+from gyre.weights import publisher
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.receiver import Receiver
 from gyre.weights.version.arena import Arena
+from gyre.weights.version.manifest import WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder
 from gyre.workloads.gang import weight_source
 from gyre.workloads.gang.weight_source import WeightSource
@@ -60,6 +64,49 @@ def test_a_successor_publishes_the_same_version_under_the_same_checksum(job: Pat
     after = second.publish(named(7), CONFIG, version=7, step=7)
     assert (after["checksum"], after["path"]) == (before["checksum"], before["path"])
     second.close()
+
+
+def test_what_is_begun_is_published_as_it_was_and_one_version_after_another(
+    job: Path, tmp_path: Path
+) -> None:
+    """Lasting tensors are copied later, others before `begin` returns; a version that fails is none of the next."""
+    source = WeightSource(job, root=tmp_path / "shm")
+    changing = named(2)
+    futures = [
+        source.begin(named(1), CONFIG, version=1, step=1, lasting=True),
+        source.begin(changing, CONFIG, version=2, step=2),
+    ]
+    changing["model.norm.weight"].zero_()
+    broken = source.begin(
+        {"odd": torch.zeros(4, dtype=torch.complex64)}, CONFIG, version=3, step=3, lasting=True
+    )
+    futures.append(source.begin(named(4), CONFIG, version=4, step=4, lasting=True))
+    for version, future in zip((1, 2, 4), futures, strict=True):
+        tensors = SafetensorsFolder(Path(future.result()["path"])).tensors()
+        assert torch.equal(tensors["model.norm.weight"], named(version)["model.norm.weight"])
+    with pytest.raises(WeightMismatch):
+        broken.result()
+    source.close()
+
+
+def test_a_large_tensor_is_copied_in_pieces_on_several_threads(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "PIECE_ELEMENTS", 1000)
+    monkeypatch.setattr(publisher, "hashing_threads", lambda: 3)
+    source = WeightSource(job, root=tmp_path / "shm", settings=WeightsSpec(dtype="bfloat16"))
+    whole = {
+        "a": torch.randn(333, 71),
+        "b": torch.randn(71, 90).t(),  # in no order: in one piece
+        "c": torch.randint(9, (12_345,)),
+        "d": torch.tensor(7.0),
+    }
+    folder = ModelFolder.read(Path(source.publish(whole, CONFIG, version=1, step=1)["path"]))
+    folder.verify()
+    for name, tensor in SafetensorsFolder(folder.path).tensors().items():
+        given = whole[name]
+        assert torch.equal(tensor, given.bfloat16() if given.is_floating_point() else given), name
+    source.close()
 
 
 def test_a_manager_that_never_says_where_it_is_is_named(

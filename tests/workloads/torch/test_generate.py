@@ -95,6 +95,16 @@ def test_samples_carry_their_version_and_end_where_they_say(exported):
     assert reasons == {"stop", "length"}
 
 
+def test_a_prompt_s_own_limit_is_kept_and_no_higher_one(exported):
+    groups = prompts(0, 3)
+    groups[1].meta["max_new_tokens"], groups[2].meta["max_new_tokens"] = 2, 900
+    longest = [
+        max(len(sample.token_ids) for sample in group.samples)
+        for group in serving(exported, n=16).generate(groups, step=1)
+    ]
+    assert longest == [4, 2, 4]
+
+
 def test_sampling_follows_the_distribution(exported):
     rollout = serving(exported, n=800, max_new_tokens=1, temperature=1.0)
     (group,) = rollout.generate(prompts(0, 1), step=1)

@@ -89,6 +89,15 @@ def test_no_version_is_out_before_its_step_is_in_the_ledger(make_job):
     assert shared == [list(range(1, step + 1)) for step in range(1, 6)]
 
 
+def test_nothing_is_generated_by_the_version_before_one_that_died_on_its_way(make_job, undisturbed):
+    """The step is in the ledger, and its weights are not out: what they license waits for the next gang."""
+    job = make_job()
+    job.on("actor.export_weights", 4, lambda: job.kill("actor-0"))
+    with job:
+        came_to(job, undisturbed)
+    assert job.reports_of("OperatorFailed") == []
+
+
 def test_the_result_does_not_depend_on_how_many_rollouts_or_rewards_there_are(make_job, undisturbed):
     more = {name: {"entrypoint": f"{HERE}:{cls}", "total": 3} for name, cls in SERVERS.items()}
     with make_job(roles=more, device_per_node=16) as job:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +14,9 @@ from gyre.errors import JobFailed
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.gang.weight_copy import WeightCopy
 from gyre.workloads.trainer.learning import lifecycle
+from tests.waits import GENEROUS_S
 from tests.workloads import toy_plane
-from tests.workloads.conftest import steps_of
+from tests.workloads.conftest import digests_of, steps_of
 from tests.workloads.toy_plane import ToyPlane, install
 from tests.workloads.trainer.test_loop import DEADLINE_S, ONE_RESTART
 from tests.workloads.trainer.test_streaming import MODES, batches_of, digests_by_record
@@ -53,6 +56,13 @@ def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
     yield make
     for plane in planes:
         plane.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GENEROUS_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def came_out_right(job: InProcessJob, plane: ToyPlane, *, diverged: bool = False) -> dict[str, Any]:
@@ -179,6 +189,63 @@ def test_a_gang_whose_ranks_live_serves_nothing_again(planed: MakePlaned) -> Non
     assert [version for version, _, _ in plane.published] == list(range(6))
 
 
+def test_a_step_s_weights_are_made_ready_beside_the_next_step(planed: MakePlaned) -> None:
+    """Its micro-batches are trained meanwhile. Its optimizer step waits, the plane hears nothing, and the ledger has no
+    digest before it has the weights' own."""
+    job, plane = planed("wait")
+    seen: list[tuple[list[int], dict[int, Any]]] = []
+    accumulated = threading.Event()
+    known: list[tuple[str | None, str]] = []
+    publish = plane.publish
+
+    def publish_and_look(told: dict[str, Any]) -> None:
+        # There is no row of version 0.
+        known.append((digests_of(job).get(told["version"], told["checksum"]), told["checksum"]))
+        publish(told)
+
+    plane.publish = publish_and_look  # type: ignore[method-assign]
+
+    def look() -> None:
+        seen.append(([version for version, *_ in plane.published], digests_of(job)))
+        accumulated.set()
+
+    job.on_report("StepCompleted", 2, toy_plane.READY.clear, when="before")
+    job.on_report("StepCompleted", 2, lambda: job.on("actor.accumulate", 1, look, when="after"))
+    with job:
+        try:
+            assert accumulated.wait(GENEROUS_S)
+            with pytest.raises(TimeoutError):
+                job.wait_for_report("StepCompleted", nth=3, timeout_s=0.4)
+        finally:
+            toy_plane.READY.set()
+        came_out_right(job, plane)
+    assert len(known) == 6
+    assert all(digest == checksum for digest, checksum in known)
+    ((published, digests),) = seen
+    assert (published, list(digests), digests[2]) == ([0, 1], [1, 2], None)
+
+
+@pytest.mark.parametrize("victim", ["actor-0", "actor-1", "trainer-0"])
+def test_weights_that_died_on_their_way_are_published_by_the_next_gang_or_trainer(
+    planed: MakePlaned, victim: str
+) -> None:
+    job, plane = planed("wait")
+    job.on_report("StepCompleted", 3, toy_plane.READY.clear, when="before")
+
+    def kill() -> None:
+        job.kill(victim)
+        toy_plane.READY.set()
+
+    job.on_report("StepCompleted", 3, lambda: job.on("actor.accumulate", 1, kill, when="after"))
+    with job:
+        came_out_right(job, plane)
+    assert {version for version, *_ in plane.published} == set(range(6))
+    assert len({(version, checksum) for version, checksum, _ in plane.published}) == 6
+    told = [report.body["version"] for report in job.reports_of("WeightsPublished")]
+    assert told == sorted(set(told)), "each once, as far as they were heard before a trainer died"
+    assert set(told) >= {3, 4, 5}
+
+
 @pytest.mark.parametrize("has_copy", [True, False])
 def test_a_version_is_never_served_again_with_other_bytes(
     planed: MakePlaned, monkeypatch: pytest.MonkeyPatch, has_copy: bool
@@ -197,12 +264,65 @@ def test_a_version_is_never_served_again_with_other_bytes(
     assert all("replaying step 3 gave weights of other bytes" in error for error in blamed)
 
 
+EACH_SAMPLE = {"reward": {"entrypoint": f"{HERE}:SampleReward"}}
+
+
+def scored(group_id: int) -> list[tuple[int, ...]]:
+    calls = [*toy_plane.SCORED]
+    return [tokens for call in calls for group, tokens in call if group == group_id]
+
+
+def test_a_sample_is_scored_while_others_of_its_group_are_generated(planed: MakePlaned) -> None:
+    """And once: its score is joined to it when its group comes."""
+    job, plane = planed("streamed", held={11}, roles=EACH_SAMPLE)
+    with job:
+        until(lambda: len(scored(11)) == 1)
+        plane.release()
+        came_out_right(job, plane)
+    assert {len(set(scored(group))) for group in range(40)} == {2}
+    assert {len(scored(group)) for group in range(40)} == {2}, "each sample once"
+
+
+def test_a_score_counts_for_the_tokens_that_it_was_given_for(planed: MakePlaned) -> None:
+    job, plane = planed("streamed", held={11}, lies=True, roles=EACH_SAMPLE)
+    with job:
+        until(lambda: len(scored(11)) == 1)
+        plane.release()
+        came_out_right(job, plane)
+    assert len(scored(11)) == len(set(scored(11))) == 3
+    assert {row.step: row.digest for row in steps_of(job)} == digests_by_record(job)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_reward_that_dies_is_sent_its_samples_again(planed: MakePlaned, when: str) -> None:
+    job, plane = planed("streamed", roles=EACH_SAMPLE)
+    for nth in (1, 4, 5):
+        job.on("reward.score", nth, lambda: job.kill("reward-0", "reward-1"), when=when)
+    with job:
+        came_out_right(job, plane)
+    assert job.reports_of("OperatorFailed") == []
+
+
+def test_a_reward_that_fails_is_blamed_and_asked_again(planed: MakePlaned) -> None:
+    job, plane = planed("streamed", roles=EACH_SAMPLE)
+
+    def fail() -> None:
+        raise RuntimeError("not today")
+
+    job.on("reward.score", 3, fail)
+    with job:
+        came_out_right(job, plane)
+    (told,) = [report.body for report in job.reports_of("OperatorFailed")]
+    assert (told["operator"], told["error"]) == ("reward.score", "RuntimeError: not today")
+
+
 @pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("mode", ["fixed", "streamed", "wait", "drop", "drop, replaced"])
 @pytest.mark.parametrize("seed", range(4))
 def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode: str, seed: int) -> None:
     dice = random.Random(f"{mode}/{seed}")
-    job, plane = planed(mode, seed=seed, poison={dice.randrange(40)}, run={"steps": 6})
+    roles = EACH_SAMPLE if seed % 2 else {}
+    job, plane = planed(mode, seed=seed, poison={dice.randrange(40)}, run={"steps": 6}, roles=roles)
     moments = ["actor.accumulate", "actor.apply", "reward.score", "actor.checkpoint", "actor.publish_model"]
     victims = ["trainer-0", "actor-0", "actor-1", "reward-0", "reference-0"]
     for _ in range(4):

@@ -178,7 +178,8 @@ def test_asynchronous_steps_go_on_without_a_slow_group_as_long_as_its_age_permit
         job.wake("rollout-0")
         result = came_out_right(job)
     assert bool(result["tokens_discarded"]) is (policy == "drop")
-    assert (steps_of(job)[2].metrics["staleness_max"] == 2) is (policy == "wait")
+    if policy == "wait":  # of the slow group; without it others may be as old
+        assert steps_of(job)[2].metrics["staleness_max"] == 2
 
 
 @pytest.mark.parametrize("dropped", ["again", "replace"])

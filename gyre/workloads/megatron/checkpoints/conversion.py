@@ -16,7 +16,7 @@ from gyre.config.sections import MegatronSettings, OptimSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture
 from gyre.models.saving import save_model_folder
-from gyre.weights.version.manifest import pack_weights
+from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.errors import CheckpointMismatch
 
@@ -36,6 +36,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
 
     device = torch.device("cpu")
     seam = open_seam(device)
+    from gyre.models.first_weights import first_weights
     from gyre.models.tensor_names import expected_shapes
     from gyre.workloads.megatron.checkpoints.on_disk import load_weights, read_metadata
     from gyre.workloads.megatron.model.config import architecture_from
@@ -70,7 +71,11 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
             seam=seam,
             trains=False,
         )
-        load_weights(policy, seam, checkpoint)
+
+        def load_first_model() -> None:
+            policy.load(first_weights(Path(model["path"]), architecture, model["seed"], device))
+
+        load_weights(policy, seam, checkpoint, load_first_model=load_first_model)
         tensors = dict(export_weights(policy.module, architecture, ranks))
         if _digest(tensors, architecture, model) != metadata["digest"]:
             raise CheckpointMismatch(f"the weights in {checkpoint} are not those that were written.")
@@ -94,4 +99,4 @@ def _digest(tensors: dict[str, torch.Tensor], architecture: Architecture, model:
 
     if model["decoder"]:
         tensors = from_names(tensors, architecture)
-    return pack_weights(tensors, version=0, step=0)[0].checksum
+    return checksum_of_weights(tensors)

@@ -8,30 +8,34 @@ Invariants:
 - *all or none*: ranks keep states only if each of them has the room, and take one back only if each has that one whole;
 - *one step, one life*: states belong together when they are of one step and of one gang's life (`lineage`). Two gangs
   that made the same step need not have the same bits;
-- *seldom enough*: copies take at most `share` of the time, as the first rank measures it.
+- *seldom enough*: copies take at most `share` of the time, as the first rank measures it, and what a checkpoint on the
+  disk needs is copied besides.
 
-Every method but `close` and `unlink` is a collective of all ranks. This module must not know what a step is made of,
-or where else a state may come from, and must not be imported before `seam.open_seam`.
+Every method but `prepare`, `close` and `unlink` is a collective of all ranks. This module must not know what a step is
+made of, or where else a state may come from, and must not be imported before `seam.open_seam`.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, SlotRecord, plan
-from gyre.workloads.megatron.checkpoints.on_disk import AdamState
+from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, plan
+from gyre.workloads.gang.state_files import PAGE_BYTES, padded
+from gyre.workloads.megatron.checkpoints.on_disk import Copied
+from gyre.workloads.megatron.checkpoints.parts import Part, parts_of, take_random, written_by
 from gyre.workloads.megatron.model.devices import page_locked
 from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 
-_CPU_RANDOM = "random/cpu"
-_CUDA_RANDOM = "random/cuda"
+Named = list[tuple[str, Tensor]]
 
 
 class MemoryCheckpoints:
@@ -46,13 +50,17 @@ class MemoryCheckpoints:
         self._layout = f"{layout}, {policy.dtype}, distributed {policy.settings.distributed_optimizer}: "
         self._lineage = self._layout + self._ranks.from_first(uuid.uuid4().hex)
         self._has_room = False
+        self._making: threading.Thread | None = None
+        self._no_room = ""
+        self._saved: int | None = None
+        """The step whose state the newest slot has."""
         self._next_at = 0.0
         self._memory: HostMemory | None = None
         self.trouble = ""
         """Why there are none, where there are none."""
         problem = ""
         try:
-            pin = page_locked if policy.device.type == "cuda" else None
+            pin = partial(page_locked, device=policy.device) if policy.device.type == "cuda" else None
             self._memory = HostMemory(purpose, self._ranks.rank, pin=pin)
         except (NoHostMemory, OSError) as error:
             problem = str(error)
@@ -68,38 +76,81 @@ class MemoryCheckpoints:
             return {"trouble": self.trouble}
         return {"hold_s": round(self._memory.hold_s, 4)}
 
+    def tensors(self) -> Named:
+        """Everything of this rank that a later step depends on."""
+        return named(parts_of(self._policy))
+
+    def prepare(self) -> None:
+        """Begin to take the memory, so that the first copy need not wait for it."""
+        if self._memory is not None and not self._has_room and self._making is None:
+            self._making = threading.Thread(
+                target=self._make_room,
+                args=(self._memory, self.tensors()),
+                name="gyre-host-room",
+                daemon=True,
+            )
+            self._making.start()
+
+    def _make_room(self, memory: HostMemory, tensors: Named) -> None:
+        try:
+            memory.make_room(tensors)
+        except (NoHostMemory, OSError) as error:
+            self._no_room = str(error)
+
+    def _have_room(self) -> bool:
+        """Whether every rank has room for its states. Where one has none, nobody keeps any from now on."""
+        if not self._has_room and self._memory is not None:
+            self.prepare()
+            self._join()
+            self._has_room = self._together(self._no_room, keep=False)
+        return self._has_room
+
+    def _join(self) -> None:
+        if self._making is not None:
+            self._making.join()  # ends when the kernel and the driver have given the memory
+            self._making = None
+
     def save_if_due(self, step: int, metadata: dict[str, Any]) -> bool:
         """After step `step`, whose `metadata` comes back with it: JSON, the same on every rank. Whether it was due."""
         if self._memory is None:
             return False
         due = self._ranks.rank == 0 and time.monotonic() >= self._next_at
-        if not self._ranks.sum([float(due)])[0]:
+        if not self._ranks.sum([float(due)])[0] or not self._have_room():
             return False
-        tensors = self._tensors()
-        if not self._has_room:
-            problem = ""
-            try:
-                self._memory.make_room(tensors)
-            except (NoHostMemory, OSError) as error:
-                problem = str(error)
-            if not self._together(problem, keep=False):
-                return False
-            self._has_room = True
         # What fails from here on fails on this rank alone: the others keep a state that no gang will agree on.
-        try:
-            self._memory.save(tensors, lineage=self._lineage, step=step, book=metadata)
-        except (NoHostMemory, OSError) as error:
-            print(f"step {step} is not in host memory: {error}", flush=True)
+        self._save(self._memory, step, metadata, self.tensors())
         rest_s = self._memory.hold_s * (1.0 / self._share - 1.0)
         self._next_at = time.monotonic() + rest_s
         return True
+
+    def _save(self, memory: HostMemory, step: int, metadata: dict[str, Any], tensors: Named) -> None:
+        self._saved = None
+        try:
+            memory.save(tensors, lineage=self._lineage, step=step, book=metadata)
+            self._saved = step
+        except (NoHostMemory, OSError) as error:
+            print(f"step {step} is not in host memory: {error}", flush=True)
+
+    def copied(self, step: int, metadata: dict[str, Any]) -> Copied | None:
+        """What this rank writes of the state of `step`, at which it is, for the disk; None where it is not in memory.
+        Later copies leave the slot alone until it is released."""
+        if self._memory is None or not self._have_room():
+            return None
+        memory, parts = self._memory, parts_of(self._policy)
+        if self._saved != step:
+            self._save(memory, step, metadata, named(parts))
+        if self._saved != step:
+            return None
+        return _written_of(memory.hold(), parts, written_by(parts, self._ranks), memory.release)
 
     def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
         """Take the newest state back that every rank has, of a step beyond `newer_than` and up to `at_most`: its
         metadata, or None where there is none, and nothing is changed then."""
         if self._memory is None:
             return None
-        tensors = self._tensors()
+        self._join()
+        parts = parts_of(self._policy)
+        tensors = named(parts)
         spans = tuple(plan(tensors)[0])
         mine = {
             (record.lineage, record.step): record
@@ -112,26 +163,26 @@ class MemoryCheckpoints:
         counts = self._ranks.sum([0.0, *(float(key in mine) for key in offered)])[1:]
         for key, count in zip(offered, counts, strict=True):
             if count == self._ranks.world_size and self._all(self._memory.is_right(mine[key])):
-                return self._load(mine[key], tensors)
+                self._memory.load(mine[key], tensors)
+                take_random(parts)
+                self._saved = mine[key].step
+                return mine[key].book
         return None
 
-    def _load(self, record: SlotRecord, tensors: list[tuple[str, Tensor]]) -> dict[str, Any]:
-        assert self._memory is not None
-        self._memory.load(record, tensors)
-        for name, tensor in tensors:
-            if name == _CPU_RANDOM:
-                torch.set_rng_state(tensor)
-            elif name == _CUDA_RANDOM:
-                torch.cuda.set_rng_state(tensor)
-        return record.book
+    def changed(self) -> None:
+        """The state of this rank was replaced by one from elsewhere. No collective is made of it."""
+        self._saved = None
 
     def drop(self) -> None:
         """The states are of a history that is not gone on with. No collective is made of it."""
+        self._join()
+        self._saved = None
         if self._memory is not None:
             self._memory.drop()
 
     def close(self, *, keep: bool) -> None:
-        """Leave the states to a successor, or remove them."""
+        """Leave the states to a successor, or remove them. Nobody may be reading them."""
+        self._join()
         if self._memory is not None:
             self._memory.close(keep=keep)
             self._memory = None
@@ -156,32 +207,30 @@ class MemoryCheckpoints:
     def _all(self, holds: bool) -> bool:
         return self._ranks.sum([float(not holds)])[0] == 0.0
 
-    # -- what a rank has -----------------------------------------------------------------------------
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        """Everything that a later step depends on, each byte once, in an order that the layout alone decides."""
-        AdamState(self._policy).complete()
-        model = [(f"model/{name}", parameter) for name, parameter in self._policy.module.named_parameters()]
-        known = {parameter.untyped_storage().data_ptr() for _, parameter in model}
-        found: list[tuple[str, Tensor]] = list(model)
-        for at, one in enumerate(self._policy.optimizer.chained_optimizers):
-            optimizer = one.optimizer
-            for group_at, group in enumerate(optimizer.param_groups):
-                for index, parameter in enumerate(group["params"]):
-                    name = f"optimizer/{at}/{group_at}/{index}"
-                    # In float32 the optimizer works on the model's own weights, or on views of them.
-                    if parameter.untyped_storage().data_ptr() not in known:
-                        found.append((f"{name}/weight", parameter))
-                    found += [
-                        (f"{name}/{key}", value)
-                        for key, value in sorted(optimizer.state[parameter].items())
-                        if isinstance(value, Tensor)
-                    ]
-        found.append((_CPU_RANDOM, torch.get_rng_state()))
-        if self._policy.device.type == "cuda":
-            found.append((_CUDA_RANDOM, torch.cuda.get_rng_state()))
-        return found
+def named(parts: Sequence[Part]) -> Named:
+    """The parts as `HostMemory` takes them."""
+    return [(part.name, part.tensor) for part in parts]
 
 
-_CPU_RANDOM = "random/cpu"
-_CUDA_RANDOM = "random/cuda"
+def _written_of(
+    slot: memoryview, parts: Sequence[Part], written: Sequence[Part], release: Callable[[], None]
+) -> Copied:
+    """Those of the parts in a slot that are to be `written`: whole pages of the slot, as few runs as there can be."""
+    wanted = {id(part) for part in written}
+    spans, _ = plan(named(parts))
+    runs: list[tuple[int, int]] = []
+    offsets, before = [], 0
+    for part, span in zip(parts, spans, strict=True):
+        if id(part) not in wanted:
+            continue
+        first, last = span.offset // PAGE_BYTES * PAGE_BYTES, padded(span.offset + span.size_bytes)
+        if runs and first <= runs[-1][1]:
+            first = runs[-1][0]
+            runs[-1] = first, max(last, runs[-1][1])
+        else:
+            before = sum(end - begin for begin, end in runs)
+            runs.append((first, last))
+        offsets.append(before + span.offset - first)
+    pieces = [slot[first:last] for first, last in runs]
+    return Copied(pieces, [part for part in parts if id(part) in wanted], offsets, release)

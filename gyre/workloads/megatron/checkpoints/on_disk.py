@@ -1,99 +1,184 @@
-"""Checkpoints of the actor by `megatron.core.dist_checkpointing`: written beside the training, loaded in any layout.
+"""Checkpoints of Megatron's ranks on the disk: written beside the training, loaded in any layout.
 
 A checkpoint is a folder that its owner (the trainer) makes visible by renaming it when all of it is written:
 
-    actor.json           step, trained ids, metrics, the model and its weights' digest: written last, by the first rank
-    rank_00000.pt …      each rank's random state
-    state/               weights and optimizer, as Megatron shards them: metadata.json, .metadata, common.pt, *.distcp
+    actor.json           step, trained ids, metrics, the model, its layout, its weights' digest: written last, by the
+                         first rank
+    rank_00000.state …   what each rank wrote of the state: see `gyre.workloads.gang.state_files`
+    rank_00000.json …    what is where in it: see `parts`
+
+Training stands while the state is copied to host memory, which is kept from one checkpoint to the next; then a thread
+writes. Where the machine has no room for the copy, training stands until the state is written. The checkpoint of
+weights that were just read from a folder, or drawn from the seed, has no weights in it: it says that they are those.
 
 Invariants:
-- *written from copies*: what is written is what the weights were when the write began, whatever is trained meanwhile;
-- *last is whole*: `actor.json` is there only when every rank's part is on the disk;
-- *what was written comes back*: the digest of the loaded weights is compared with the one that was written.
+- *written from copies*: what is written is what the state was when the write began, whatever is trained meanwhile;
+- *one at a time*: there is one copy, so a write that is not done is waited for, or stopped, before the next begins;
+- *last is whole*: `actor.json` is there only when every rank's part is on the disk, and so are the names in the folder;
+- *verified before used*: every byte is compared with its checksum before any tensor is changed; all ranks refuse
+  together. The digest of the loaded weights is compared with the one that was written besides.
 
-Writing runs on a thread of this process, for Megatron's own way, forked processes that report through a spawned one, is
-no good in a process that has threads and a GPU. Planning, and the last step, are collectives of all ranks.
-
-Megatron 0.16.1 cannot load the state of its distributed optimizer where that is torch's AdamW, which it is without
-Transformer Engine or Apex; `AdamState` says what it takes. This module must not know what a step is made of, and must
-not be imported before `seam.open_seam`.
+Transformer Engine's and Apex's optimizers have states of their own: with them a checkpoint is Megatron's, as all were
+before (`megatron_format`). This module must not know what a step is made of, and must not be imported before
+`seam.open_seam`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
+from gyre.workloads.gang.host_buffer import HostBuffer, placed
+from gyre.workloads.gang.state_files import StateDamaged, write_json, write_state
+from gyre.workloads.megatron.checkpoints import megatron_format
+from gyre.workloads.megatron.checkpoints.parts import (
+    AdamState,
+    Part,
+    parts_of,
+    random_parts,
+    take_random,
+    weights_of,
+    written_by,
+)
+from gyre.workloads.megatron.checkpoints.stored import StoredState, state_path
+from gyre.workloads.megatron.model.devices import page_locked
 from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 from gyre.workloads.torch.errors import CheckpointMismatch
 
-FORMAT = 1
-_STATE = "state"
+FORMAT = 2
 _METADATA = "actor.json"
+_FIRST_MODEL = "first_model"
+
+Seam = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Parts of a state in host memory: the bytes that are written one after another, and where in the file each of the
+    `parts` begins. `release` says that nobody reads them any more."""
+
+    pieces: Sequence[memoryview]
+    parts: Sequence[Part]
+    offsets: Sequence[int]
+    release: Callable[[], None] = lambda: None
 
 
 class CheckpointWriter:
     """One checkpoint on its way to the disk. `begin` and `is_written` are collectives of all ranks."""
 
-    def __init__(self, policy: MegatronPolicy, seam: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, policy: MegatronPolicy, seam: Seam) -> None:
         self._policy = policy
         self._ranks: Ranks = policy.ranks
         self._seam = seam
+        pin = partial(page_locked, device=policy.device) if policy.device.type == "cuda" else None
+        self._buffer = HostBuffer(pin=pin)
+        self._is_prepared = False
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-        self._finish: list[Callable[[], None]] = []
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._finish: Callable[[], None] = lambda: None
+        self._release: Callable[[], None] = lambda: None
         self._path = Path()
         self._metadata: dict[str, Any] = {}
+        self._digest: Callable[[], str | None] = lambda: None
+        self.hold_s = 0.0
+        """Seconds that the last checkpoint took of the training's time."""
 
-    def begin(self, path: Path, metadata: dict[str, Any]) -> None:
+    def status(self) -> dict[str, Any]:
+        """Facts for people: how long the last checkpoint held training up, and why it had to, where it had."""
+        trouble = {"trouble": self._buffer.trouble} if self._buffer.trouble else {}
+        return {"hold_s": round(self.hold_s, 4), **trouble}
+
+    def prepare(self) -> None:
+        """Begin to take the memory for copies, so that the first checkpoint need not wait for it. On a CPU there is
+        nothing to be page-locked, and nothing to be gained."""
+        if not self._is_prepared and self._policy.device.type == "cuda" and AdamState(self._policy).is_all:
+            self._is_prepared = True
+            mine = written_by(parts_of(self._policy), self._ranks)
+            self._buffer.prepare(placed([part.tensor for part in mine])[1])
+
+    def begin(
+        self,
+        path: Path,
+        metadata: dict[str, Any],
+        digest: Callable[[], str | None],
+        *,
+        is_first_model: bool = False,
+        copied: Copied | None = None,
+    ) -> None:
         """Copy what is to be written, and start to write it below `path`, which is there and empty. `metadata` is what
-        the first rank's `actor.json` will hold. One at a time: who begins another has seen this one written."""
+        the first rank's `actor.json` will hold, with what `digest` returns: it is called on a thread. The weights of
+        the first model are not written. `copied` is this rank's state where it is in host memory already. One at a
+        time: who begins another has seen this one written, or has abandoned it."""
         assert self._thread is None, "a checkpoint is being written"
-        self._path, self._metadata = path, metadata
-        state = path / _STATE
-        state.mkdir(exist_ok=True)
-        filesystem_async._results_queue = queue.Queue()  # else a process is spawned to hold one
-        AdamState(self._policy).complete()
-        with self._seam():
-            request = dist_checkpointing.save(
-                sharded_state(self._policy, is_loading=False), str(state), async_sharded_save=True
-            )
-            buckets = request.preload_fn() if request.preload_fn is not None else []
-        if self._policy.device.type == "cpu":
-            buckets = [(file, key, (texts, _copied(tensors))) for file, key, (texts, tensors) in buckets]
-        self._finish = list(request.finalize_fns)
-        transforms = request.async_fn.args[0] if isinstance(request.async_fn, partial) else []
-        random_state = _random_state()
-        self._error = None
+        began = time.monotonic()
+        self._path, self._digest, self._error = path, digest, None
+        self._finish, self._release = lambda: None, lambda: None
+        self._metadata = {"format": FORMAT, **metadata, _FIRST_MODEL: is_first_model}
+        self._stop = threading.Event()
+        at_once = False
+        if is_first_model:
+            write = self._state_write(random_parts(self._policy.device), copy=False)
+        elif not AdamState(self._policy).is_all:
+            self._metadata["format"] = megatron_format.FORMAT
+            write, self._finish = megatron_format.begin_write(self._policy, self._seam, path)
+        elif copied is not None:
+            self._release = copied.release
+            write = self._file_write(copied.pieces, copied.parts, copied.offsets)
+        else:
+            write = self._state_write(written_by(parts_of(self._policy), self._ranks), copy=True)
+            at_once = bool(self._buffer.trouble)
         self._thread = threading.Thread(
-            target=self._write, args=(buckets, transforms, random_state), name="gyre-checkpoint", daemon=True
+            target=self._write, args=(write,), name="gyre-checkpoint", daemon=True
         )
         self._thread.start()
+        if at_once:
+            self._thread.join()  # ends with the disk's write; what is written is the state itself
+        self.hold_s = time.monotonic() - began
 
-    def _write(self, buckets: list[Any], transforms: list[Any], random_state: dict[str, Any]) -> None:
+    def _state_write(self, parts: Sequence[Part], *, copy: bool) -> Callable[[], None]:
+        """What writes the parts: from a copy, or from themselves, which must then stay as they are."""
+        tensors = [part.tensor for part in parts]
+        copied = self._buffer.copy(tensors) if copy else None
+        if copied is not None:
+            return self._file_write([copied[0]], parts, copied[1])
+        return self._file_write(_bytes_of(parts), parts, placed(tensors)[0], threads=1)
+
+    def _file_write(
+        self,
+        pieces: Sequence[memoryview] | Iterator[memoryview],
+        parts: Sequence[Part],
+        offsets: Sequence[int],
+        **options: Any,
+    ) -> Callable[[], None]:
+        content = {
+            "place": self._ranks.tensor_rank,
+            "parts": [
+                [part.key, part.what, _dtype(part), list(part.shape), part.start, part.end, offset]
+                for part, offset in zip(parts, offsets, strict=True)
+            ],
+        }
+        path, stop = state_path(self._path, self._ranks.rank), self._stop
+        return lambda: _write_files(path, pieces, content, stop, options)
+
+    def _write(self, write: Callable[[], None]) -> None:
         try:
-            with open(self._path / f"rank_{self._ranks.rank:05d}.pt", "wb") as file:
-                torch.save(random_state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if buckets:
-                filesystem_async._results_queue.put(_written(buckets, transforms))
+            write()
+            if self._ranks.rank == 0:
+                self._metadata["digest"] = self._digest()
         except Exception as error:  # told to whoever asks whether it is written
             self._error = error
+        finally:
+            self._digest = lambda: None  # it may hold memory that is wanted for the next step's weights
+            self._release()
 
     def is_written(self, *, wait: bool) -> bool:
         """Whether all ranks have written, and the folder is whole. With `wait`, when they have. Raises what went wrong
@@ -105,6 +190,7 @@ class CheckpointWriter:
         writing, failed = self._ranks.sum([self._thread.is_alive(), self._error is not None])
         if writing:
             return False
+        self._thread.join()
         self._thread = None
         if failed:
             raise CheckpointMismatch(
@@ -112,71 +198,112 @@ class CheckpointWriter:
                 + (f": {self._error}" if self._error is not None else " by another rank"),
                 hint="See whether its disk is full.",
             ) from self._error
-        with self._seam():
-            for finish in self._finish:
-                finish()
-        self._finish = []
+        self._finish()
+        problem = ""
         if self._ranks.rank == 0:
-            _write_json(self._path / _METADATA, {"format": FORMAT, **self._metadata})
-        self._ranks.sum([0.0])  # nobody says "written" before the first rank has
+            try:
+                write_json(self._path / _METADATA, self._metadata)
+            except OSError as error:
+                problem = str(error)
+        if self._ranks.sum([float(bool(problem))])[0]:  # nobody says "written" before the first rank has
+            raise CheckpointMismatch(
+                f"the checkpoint at {self._path} could not be written{problem and ': ' + problem}.",
+                hint="See whether its disk is full.",
+            )
         return True
 
     def abandon(self) -> None:
-        """Let go of a checkpoint that nobody waits for. Its folder is not whole, and never will be."""
+        """Stop a write that nobody waits for. Its folder is not whole, and never will be."""
         if self._thread is not None:
-            self._thread.join()  # it must not write into a folder that may be begun anew
+            self._stop.set()
+            self._thread.join()  # after the chunks that are being written: its memory is needed
             self._thread = None
-        self._finish = []
+        self._finish = lambda: None
+
+    def close(self) -> None:
+        """Stop what is being written, and give the memory back. Safe to call twice."""
+        self.abandon()
+        self._buffer.close()
 
 
-def _written(buckets: list[Any], transforms: list[Any]) -> dict[int, Any]:
-    """Write the files one after another, and return Megatron's record of what is where in them."""
-    results: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-    counter: queue.Queue[int] = queue.Queue()
-    found = {}
-    for index, bucket in enumerate(buckets):
-        counter.put(index)
-        FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, results, counter, True)
-        _, found[index] = results.get()
-        if isinstance(found[index], Exception):
-            raise found[index]
-    return found
+def _write_files(
+    path: Path,
+    pieces: Sequence[memoryview] | Iterator[memoryview],
+    content: dict[str, Any],
+    stop: threading.Event,
+    options: dict[str, Any],
+) -> None:
+    """Write a rank's files. A seam for tests, which let it wait."""
+    write_state(path, pieces, content, stop=stop, **options)
+
+
+# -- reading ------------------------------------------------------------------------------------------
 
 
 def restore(
-    policy: MegatronPolicy, seam: Callable[[], AbstractContextManager[Any]], path: Path
+    policy: MegatronPolicy,
+    seam: Seam,
+    path: Path,
+    *,
+    load_first_model: Callable[[], None],
 ) -> dict[str, Any]:
-    """Load weights and optimizer of the checkpoint at `path`, written in whatever layout, and return its metadata. A
-    collective of all ranks. Raises CheckpointMismatch."""
+    """Load weights, optimizer and random state of the checkpoint at `path`, written in whatever layout, and return its
+    metadata. Where it is of the first model, `load_first_model` loads that, with an optimizer that knows of no step. A
+    collective of all ranks. Raises CheckpointMismatch, on all of them, before anything is changed."""
     metadata = read_metadata(path)
-    AdamState(policy).complete()
-    with seam(), torch.no_grad(), _step_stays():
-        found = dist_checkpointing.load(sharded_state(policy, is_loading=True), str(path / _STATE))
-        policy.module.load_state_dict(found["model"])
-        policy.optimizer.load_state_dict(found["optimizer"])
-        AdamState(policy).unshare_step()
-    mine = path / f"rank_{policy.ranks.rank:05d}.pt"
-    if mine.exists():
-        _take_random_state(torch.load(mine, weights_only=True))
+    if metadata["format"] == megatron_format.FORMAT:
+        megatron_format.restore(policy, seam, path)
+        return metadata
+    is_first_model = metadata[_FIRST_MODEL]
+    parts = random_parts(policy.device) if is_first_model else parts_of(policy)
+    stored = _verified(policy, path, metadata, parts)
+    if is_first_model:
+        load_first_model()
+    stored.load(parts)
+    take_random(parts)
     return metadata
 
 
-def load_weights(policy: MegatronPolicy, seam: Callable[[], AbstractContextManager[Any]], path: Path) -> None:
+def load_weights(
+    policy: MegatronPolicy, seam: Seam, path: Path, *, load_first_model: Callable[[], None]
+) -> None:
     """Load the weights of the checkpoint at `path`, written in whatever layout, and nothing else of it: the policy
-    need not have an optimizer. A collective of all ranks."""
-    with seam(), torch.no_grad():
-        model = policy.module.sharded_state_dict(metadata=_metadata())
-        found = dist_checkpointing.load({"model": model}, str(path / _STATE))
-        policy.module.load_state_dict(found["model"])
+    need not have an optimizer. A collective of all ranks. Raises CheckpointMismatch as `restore`."""
+    metadata = read_metadata(path)
+    if metadata["format"] == megatron_format.FORMAT:
+        megatron_format.load_weights(policy, seam, path)
+    elif metadata[_FIRST_MODEL]:
+        load_first_model()
+    else:
+        parts = weights_of(policy)
+        _verified(policy, path, metadata, parts).load(parts)
 
 
-def begin_optimizer_anew(policy: MegatronPolicy) -> None:
-    """It knows of no step, as before the first."""
-    for one in policy.optimizer.chained_optimizers:
-        for state in one.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    value.zero_()
+def _verified(
+    policy: MegatronPolicy, path: Path, metadata: dict[str, Any], parts: Sequence[Part]
+) -> StoredState:
+    """The state at `path`, whose bytes are what was written, with all of the parts. All ranks refuse together."""
+    ranks: Ranks = policy.ranks
+    stored, problem = None, ""
+    try:
+        layout = metadata["layout"]
+        stored = StoredState(
+            path,
+            rank_count=layout["ranks"],
+            tensor_parallel=layout["tensor_parallel"],
+            ranks=ranks,
+            architecture=policy.architecture,
+        )
+        stored.check(parts)
+        problem = stored.problem()
+    except StateDamaged as error:
+        problem = str(error)
+    if ranks.sum([float(bool(problem))])[0] or stored is None:
+        raise CheckpointMismatch(
+            f"the checkpoint at {path} is damaged: {problem or 'another rank says how'}.",
+            hint="Is its disk failing? The checkpoint before it may be whole.",
+        )
+    return stored
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -188,110 +315,22 @@ def read_metadata(path: Path) -> dict[str, Any]:
             f"there is no whole checkpoint at {path}: {error}.",
             hint="Is its disk there? If it is lost for good, run.lost_checkpoint: weights goes on without it.",
         ) from None
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, megatron_format.FORMAT):
         raise CheckpointMismatch(f"{path} has format {metadata.get('format')}, this Gyre reads {FORMAT}.")
     return metadata
-
-
-def sharded_state(policy: MegatronPolicy, *, is_loading: bool) -> dict[str, Any]:
-    """Weights and optimizer as Megatron describes them to itself: which rank has which part of what."""
-    metadata = _metadata()
-    model = policy.module.sharded_state_dict(metadata=metadata)
-    optimizer = policy.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
-    return {"model": model, "optimizer": optimizer}
-
-
-def _metadata() -> dict[str, Any]:
-    return {
-        # Of Megatron's formats the one that goes from any layout to any other, and that keeps the optimizer's step.
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-    }
-
-
-# -- what Megatron lacks ------------------------------------------------------------------------------
-
-
-class AdamState:
-    """torch's AdamW inside Megatron's optimizer.
-
-    Megatron describes an optimizer by the state that it has, and a new one has none; it reads the step from the state
-    of every parameter and gives all of them one and the same tensor back, which AdamW then counts up once for each.
-    """
-
-    def __init__(self, policy: MegatronPolicy) -> None:
-        self._optimizers = [
-            one.optimizer
-            for one in policy.optimizer.chained_optimizers
-            if isinstance(one.optimizer, torch.optim.AdamW)
-        ]
-
-    def _parameters(self) -> Iterable[tuple[dict[Any, Any], torch.Tensor]]:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    yield optimizer.state[parameter], parameter
-
-    def complete(self) -> None:
-        """Make a state of zeros where there is none; before the first step that is what it would be."""
-        for state, parameter in self._parameters():
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-
-    def unshare_step(self) -> None:
-        for state, parameter in self._parameters():
-            if "step" in state:
-                state["step"] = state["step"].detach().clone().to(parameter.device)
-
-
-@contextmanager
-def _step_stays() -> Iterator[None]:
-    """Megatron sets every entry of a parameter's state from what was loaded, and leaves the step out of what it loads:
-    the step was set before, from the groups."""
-    original = DistributedOptimizer._set_main_param_and_optimizer_states
-
-    def with_step(self: Any, parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
-        if "step" not in tensors:
-            known = self._get_main_param_and_optimizer_states(parameter)
-            if "step" in known:
-                tensors = {**tensors, "step": known["step"]}
-        original(self, parameter, tensors)
-
-    DistributedOptimizer._set_main_param_and_optimizer_states = with_step
-    try:
-        yield
-    finally:
-        DistributedOptimizer._set_main_param_and_optimizer_states = original
 
 
 # -- small parts --------------------------------------------------------------------------------------
 
 
-def _copied(tensors: list[tuple[Any, torch.Tensor]]) -> list[tuple[Any, torch.Tensor]]:
-    """Megatron hands out the very weights, which the next step changes; from a GPU they are copies."""
-    return [(item, tensor.detach().clone()) for item, tensor in tensors]
+def _bytes_of(parts: Sequence[Part]) -> Iterator[memoryview]:
+    """The bytes of one part after another, as they are when they are asked for."""
+    import torch
+
+    for part in parts:
+        flat = part.tensor.detach().cpu().contiguous().view(-1)
+        yield memoryview(flat.view(torch.uint8).numpy().data)
 
 
-def _random_state() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
-
-
-def _take_random_state(found: dict[str, Any]) -> None:
-    torch.set_rng_state(found["cpu"])
-    if "cuda" in found and torch.cuda.is_available():
-        torch.cuda.set_rng_state(found["cuda"])
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    partial_ = path.with_suffix(".partial")
-    with open(partial_, "w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial_.rename(path)
+def _dtype(part: Part) -> str:
+    return str(part.tensor.dtype).removeprefix("torch.")

@@ -44,15 +44,18 @@ def dtype_of(layout: MegatronSettings, device: torch.device) -> torch.dtype:
     return found
 
 
-def page_locked(memory: torch.Tensor) -> Callable[[], None]:
-    """Have CUDA page-lock this host memory: devices then copy to and from it without a detour through a buffer of the
-    driver's. What is returned undoes it. Where CUDA refuses, copies take the detour, and nothing else is lost."""
+def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None]:
+    """Have CUDA page-lock this host memory, on whatever thread: `device` then copies to and from it without a detour
+    through a buffer of the driver's. What is returned undoes it. Where CUDA refuses, copies take the detour, and
+    nothing else is lost."""
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, size = memory.data_ptr(), memory.numel() * memory.element_size()
-    status = int(cuda.cudaHostRegister(address, size, 0))
+    with torch.cuda.device(device):  # a thread's own device is the machine's first one
+        status = int(cuda.cudaHostRegister(address, size, 0))
+        if status:
+            with contextlib.suppress(RuntimeError):  # the next kernel would be told of it, whosever it is
+                torch.zeros(1, device=device)
     if status:
-        with contextlib.suppress(RuntimeError):  # the next kernel would be told of it, whosever it is
-            torch.zeros(1, device="cuda")
         print(f"{size} bytes of host memory are not page-locked: CUDA error {status}", flush=True)
         return lambda: None
     return lambda: cuda.cudaHostUnregister(address)

@@ -97,6 +97,47 @@ def export_weights(
         yield from _split(parameter, whole, architecture, ranks.tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldParameter:
+    """A parameter of this rank, as states of any layout know it: `key` is the same on every rank that holds a part."""
+
+    parameter: _Parameter
+    is_copy: bool
+    """Whether it is the last stage's copy of the embedding, which has the embedding's key."""
+
+    @property
+    def key(self) -> str:
+        return self.parameter.parts[0]
+
+
+def held_parameters(
+    model: GPTModel, architecture: Architecture, ranks: Ranks, *, values: bool = False
+) -> dict[str, HeldParameter]:
+    """The parameters of this rank, by Megatron's names for them."""
+    names = {name for name, _ in model.named_parameters()}
+    found = {
+        parameter.name: HeldParameter(parameter, is_copy=False)
+        for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size, values=values)
+        if parameter.stage == _stage(ranks)
+    }
+    if HEAD_PARAMETER in names - found.keys():
+        shape = (model.vocab_size, architecture.hidden)
+        copy = _Parameter(HEAD_PARAMETER, _stage(ranks), "vocab", shape, (EMBEDDING,))
+        found[HEAD_PARAMETER] = HeldParameter(copy, is_copy=True)
+    return found
+
+
+def resharded(held: HeldParameter, shards: list[Tensor], architecture: Architecture, ranks: Ranks) -> Tensor:
+    """This rank's shard of a tensor in a parameter's shape, out of the shards of as many tensor-parallel ranks as there
+    were. What is padding becomes zeros."""
+    parameter = held.parameter
+    whole = shards[0]
+    if parameter.kind != "whole" and len(shards) > 1:
+        whole = torch.cat(shards, dim=1 if parameter.kind == "row" else 0)
+    parts = [part for _, part in _split(parameter, whole, architecture, len(shards))]
+    return _slice(parameter, _joined(parameter, architecture, ranks.tensor, parts), ranks)
+
+
 HEAD_PARAMETER = "output_layer.weight"
 _VALUE_BIAS_PARAMETER = "output_layer.bias"
 _LAYER = "decoder.layers.{}."

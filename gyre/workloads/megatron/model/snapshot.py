@@ -15,30 +15,38 @@ import xxhash
 from torch import Tensor
 
 from gyre.workloads.megatron.model.hugging_face import export_weights
+from gyre.workloads.megatron.model.snapshot_buffers import SnapshotBuffers
 from gyre.workloads.megatron.policy import MegatronPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`tensors` by name on the first rank, empty on others. Nothing changes them: each snapshot has its own memory."""
+    """`tensors` by name on the first rank, empty on others. Nothing changes them while anybody has them: see
+    `snapshot_buffers`."""
 
     tensors: dict[str, Tensor]
 
     @classmethod
-    def take(cls, policy: MegatronPolicy, *, dtype: torch.dtype | None = None) -> Snapshot:
+    def take(
+        cls,
+        policy: MegatronPolicy,
+        *,
+        dtype: torch.dtype | None = None,
+        buffers: SnapshotBuffers | None = None,
+    ) -> Snapshot:
         """A collective of all ranks. One tensor at a time is whole on a device; copies to the host overlap with the
-        gathering of the next ones."""
+        gathering of the next ones. The memory is a free one of `buffers`, or its own."""
         ranks = policy.ranks
         held: dict[str, Tensor] = {}
         if ranks.replica == 0:
-            pinned = policy.device.type == "cuda"
+            buffer = (buffers or SnapshotBuffers(torch.device("cpu"))).take()
             for name, tensor in export_weights(
                 policy.module, policy.architecture, ranks, dtype=dtype, values=policy.values
             ):
                 if ranks.rank == 0:
-                    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+                    host = buffer.place(name, tensor.shape, tensor.dtype)
                     held[name] = host.copy_(tensor.detach(), non_blocking=True)
-            if pinned:
+            if policy.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
         return cls(held)
 

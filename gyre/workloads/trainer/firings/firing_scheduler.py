@@ -10,6 +10,7 @@ This module must not know how a firing is run, or what becomes of its result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from gyre.graph.elements import Dispatch, Operator
@@ -26,7 +27,8 @@ class Runner(Protocol):
 
 
 class FiringScheduler:
-    """`step_optimizer(operator, firing)` starts a firing of a gang; `prompt(id)` returns the prompt of that number."""
+    """`own_runners` run the operators of these names, `runners` all others. `step_optimizer(operator, firing)` starts a
+    firing of a gang; `prompt(id)` returns the prompt of that number."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class FiringScheduler:
         *,
         step_optimizer: Callable[[Operator, Firing], None],
         prompt: Callable[[int], Group],
+        own_runners: Mapping[str, Runner] = MappingProxyType({}),
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -46,9 +49,11 @@ class FiringScheduler:
         self._runners = runners
         self._step_optimizer = step_optimizer
         self._prompt = prompt
+        self._own_runners = own_runners
 
-    def start_enabled(self, now: float) -> None:
-        """Start what may start at `now`, in monotonic seconds. Prompts that are drawn enable further firings."""
+    def start_enabled(self, now: float, *, optimizer: bool = True) -> None:
+        """Start what may start at `now`, in monotonic seconds; the optimizer's steps only with `optimizer`. Prompts
+        that are drawn enable further firings."""
         again = True
         while again:
             again = False
@@ -59,13 +64,15 @@ class FiringScheduler:
                     self._draw(firing)
                     again = True
                 elif operator.dispatch is Dispatch.GANG:
-                    self._step_optimizer(operator, firing)
+                    if optimizer:
+                        self._step_optimizer(operator, firing)
                 elif self._retries.may((firing.operator, firing.index), now):
                     step = self._graph.step_of(firing, self._groups.step)
                     together.setdefault((firing.operator, step), []).append(firing)
             for (ref, step), firings in together.items():
                 operator = self._graph.operators[ref]
-                self._runners[operator.dispatch].send(operator, firings, step)
+                runner = self._own_runners.get(ref) or self._runners[operator.dispatch]
+                runner.send(operator, firings, step)
 
     def _draw(self, firing: Firing) -> None:
         self._flow.start(firing)

@@ -27,6 +27,11 @@ class VertexCalls:
         self._in_flight: dict[Member, int] = {}
         self._loaded: dict[Member, tuple[int, str]] = {}
 
+    @property
+    def roles_at_work(self) -> set[str]:
+        """The roles that have a call, also one that is no firing of the graph."""
+        return {vertex.rpartition("-")[0] for (vertex, _), count in self._in_flight.items() if count}
+
     def free_member(self, role: str) -> Member | None:
         """The running vertex of the role with the fewest calls, or None where every vertex has as many as it may."""
         members = self._membership.members(role)

@@ -25,6 +25,7 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.vertex.membership import Member
+from gyre.workloads.vertex.slim_groups import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,13 @@ class VertexFirings:
             for firing in some:
                 self._flow.start(firing)
             future = self._calls.submit(
-                member, operator.method, groups, policy=policy, _gyre_step=step, _gyre_index=some[0].index
+                member,
+                operator.method,
+                groups,
+                policy=policy,
+                _gyre_step=step,
+                _gyre_index=some[0].index,
+                _gyre_added_only=any(group.samples for group in groups),
             )
             future.add_done_callback(partial(self._call_ended, VertexCall(some, ids, member)))
 
@@ -104,6 +111,8 @@ class VertexFirings:
                 self._flow.cancel(firing)
             return
         status, value = outcome
+        if call.ids:
+            value = joined([self._groups[group_id] for group_id in call.ids], value)
         failure = value if status == "error" else self._results.problem_with(firings, call.ids, value)
         if failure is not None:
             self._calls.failed(member)

@@ -183,18 +183,24 @@ class GroupState:
 
     # -- what happens to steps ----------------------------------------------------------------------
 
-    def record_trained(self, step: int, digest: str, metrics: dict[str, Any]) -> None:
+    def record_trained(self, step: int, metrics: dict[str, Any]) -> None:
+        """The optimizer has stepped; the digest of its weights is recorded when it is known."""
         self._ledger.record_trained(
             step=step,
             version=step,
-            digest=digest,
+            digest=None,
             group_ids=self.ids_of(step),
             metrics=metrics,
             now=time.time(),
         )
         self.step = step
-        self.digests[step] = digest
         self.tokens += metrics["tokens"]
+
+    def record_digest(self, step: int, digest: str) -> None:
+        """The digest of a step's weights, before anybody is served them."""
+        if self.digests.get(step) != digest:
+            self._ledger.record_digest(step, digest)
+            self.digests[step] = digest
 
     def forget_digests(self, step: int) -> None:
         """From `step` on the weights differ from those whose digests were recorded."""
@@ -233,14 +239,28 @@ class GroupState:
         self.restores[restore.role] = restore
         return restore
 
-    def record_checkpoint(self, step: int, path: Path) -> None:
-        """A complete checkpoint is on disk; the groups that it covers are forgotten."""
-        self._ledger.record_checkpoint(step=step, path=path, now=time.time())
+    def record_checkpoint(self, step: int, path: Path, *, older: int | None = None) -> None:
+        """A complete checkpoint is on disk; the groups that it covers are forgotten here. The ledger keeps those that
+        were trained since the checkpoint of step `older`, where there is one that may have to be gone back to."""
+        self._ledger.record_checkpoint(step=step, path=path, now=time.time(), older=older)
         self.checkpoint_step, self.checkpoint_path = step, path
         for covered in [at for at in self.batches if at <= step]:
             for batch in self.batches.pop(covered):
                 for group_id in batch.ids:
                     del self.by_id[group_id]
+
+    def go_back(self, step: int, path: Path) -> bool:
+        """The last checkpoint is damaged: have that of an earlier step as the last. False, and nothing is changed,
+        where the ledger has not all that was trained since."""
+        assert self.checkpoint_step is not None, "there is no checkpoint to go back from"
+        found = self._ledger.trained_since(step, self.checkpoint_step)
+        if found is None:
+            return False
+        groups, batches = found
+        self.by_id = {**groups, **self.by_id}
+        self.batches = {**batches, **self.batches}
+        self.checkpoint_step, self.checkpoint_path = step, path
+        return True
 
 
 def tokens_of(group: Group) -> int:

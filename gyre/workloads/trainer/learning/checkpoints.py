@@ -1,26 +1,34 @@
 """Checkpoints of the gangs: every rank writes its part, then a rename and a row of the ledger commit the checkpoint.
 
 A rank may answer that it is still writing. Training then goes on, and the checkpoint is committed at the end of a later
-step; until then a restart begins from the checkpoint before it. Of the committed ones the newest few are kept.
+step; until then a restart begins from the checkpoint before it. Of the committed ones the newest two are kept: where
+the newest turns out to be damaged, the one before it is gone back to.
 
 Invariants:
-- *complete or absent*: a folder `step_…` that the ledger knows has every rank's part;
-- *one at a time*: a checkpoint begins after the one before was committed, or given up with its gang.
+- *complete or absent*: a folder `step_…` that the ledger knows has every rank's part, and a file `COMPLETE` that lists
+  its files with their sizes. Both are on the disk, names and all, before the ledger knows;
+- *one at a time*: a checkpoint begins after the one before was committed, or given up. One that is due while another is
+  being written waits for it, and training for neither: it is begun after the step at which the other one is committed;
+- *back to what can be gone on from*: the ledger keeps what was trained since the older of the two.
 
 This module must not know what a rank writes.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.workloads.gang.gang import Gang
+from gyre.workloads.gang.state_files import sync_folder, write_json
 from gyre.workloads.trainer.groups.group_state import GroupState
 
 KEPT_CHECKPOINTS = 2
+MARKER = "COMPLETE"
 
 
 @dataclass(slots=True)
@@ -50,6 +58,30 @@ class Checkpoints:
         step, path = self._groups.checkpoint_step, self._groups.checkpoint_path
         if step is not None:
             self._report("CheckpointCommitted", step=step, path=str(path), again=True)
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def keep_up(self, leader: Gang, auxiliary: Mapping[str, Gang], *, every: int) -> None:
+        """Commit the checkpoint that was begun, if it is written by now, and `begin_if_due`. Raises like the gangs'
+        calls."""
+        self.settle(wait=False)
+        self.begin_if_due(leader, auxiliary, every=every)
+
+    def begin_if_due(self, leader: Gang, auxiliary: Mapping[str, Gang], *, every: int) -> None:
+        """Unless one is still being written, begin a checkpoint of the last step where a multiple of `every` steps has
+        passed since the last. Nothing is waited for. Raises like the gangs' calls."""
+        step, last = self._groups.step, self._groups.checkpoint_step
+        if self._unfinished is None and (last is None or step // every > last // every):
+            self.write(leader, auxiliary, wait=False)
+
+    def write_last(self, leader: Gang, auxiliary: Mapping[str, Gang]) -> None:
+        """Have a checkpoint of the last step, since nothing comes after it. One of an earlier step that is still being
+        written is given up, for it would be waited for and be of no use. Raises like the gangs' calls."""
+        step = self._groups.step
+        self.settle(wait=self._unfinished is not None and self._unfinished.step == step)
+        self.give_up()
+        if self._groups.checkpoint_step != step:
+            self.write(leader, auxiliary, wait=True)
 
     def write(self, leader: Gang, auxiliary: Mapping[str, Gang], *, wait: bool) -> None:
         """Checkpoint the last step. Each auxiliary gang writes into a subfolder named after its role. Without `wait`
@@ -82,22 +114,89 @@ class Checkpoints:
             unfinished.writing.remove(gang)
         self._unfinished = None
         final = self._root / f"step_{unfinished.step:08d}"
+        _mark_complete(unfinished.folder, unfinished.step)
         if final.exists():
-            shutil.rmtree(final)  # renamed by a trainer that died before the ledger knew of it
+            shutil.rmtree(final)  # renamed by a trainer that died before the ledger knew of it, or damaged
         unfinished.folder.rename(final)
-        self._groups.record_checkpoint(unfinished.step, final)
+        sync_folder(self._root)
+        older = self._before(unfinished.step)
+        self._groups.record_checkpoint(unfinished.step, final, older=older[0] if older else None)
         self._report("CheckpointCommitted", step=unfinished.step, path=str(final))
         self._remove_old()
 
     def give_up(self) -> None:
-        """Forget the checkpoint that was begun: a gang that was writing it is lost."""
+        """Forget the checkpoint that was begun: a gang that was writing it is lost, or a later one takes its place."""
         self._unfinished = None
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def go_back(self, problem: str) -> tuple[int, Path] | None:
+        """The last checkpoint cannot be used, for this reason: have the one before it as the last. Returns its step and
+        folder; None where there is none that the ledger could go on from."""
+        step, path = self._groups.checkpoint_step, self._groups.checkpoint_path
+        older = None if step is None else self._before(step)
+        if older is None or problem_with(older[1]) or not self._groups.go_back(*older):
+            return None
+        self._report("CheckpointDamaged", step=step, path=str(path), problem=problem, older=older[0])
+        return older
+
+    def _before(self, step: int) -> tuple[int, Path] | None:
+        """The newest committed checkpoint before that of `step`."""
+        found = [(at, path) for at, path in self._committed() if at < step]
+        return found[-1] if found else None
+
+    def _committed(self) -> list[tuple[int, Path]]:
+        """Step and folder of the checkpoints that are there, the oldest first."""
+        found = []
+        for path in self._root.glob("step_*"):
+            number = path.name.removeprefix("step_")
+            if number.isdecimal() and path.is_dir():
+                found.append((int(number), path))
+        return sorted(found)
 
     def _remove_old(self) -> None:
         """Delete the checkpoints that newer ones replace, and the unfinished folders that deaths left behind."""
-        final = self._groups.checkpoint_path
-        if final is None:
+        last = self._groups.checkpoint_step
+        if last is None:
             return
-        kept = sorted(path for path in final.parent.glob("step_*") if path <= final)
-        for old in (*kept[:-KEPT_CHECKPOINTS], *final.parent.glob(".partial_*")):
+        kept = [path for step, path in self._committed() if step <= last]
+        for old in (*kept[:-KEPT_CHECKPOINTS], *self._root.glob(".partial_*")):
             shutil.rmtree(old, ignore_errors=True)
+
+
+def problem_with(folder: Path) -> str:
+    """What shows that a committed checkpoint is not whole: it is gone, or a file that `COMPLETE` lists is missing or
+    has another size; "" where nothing shows. One of an older Gyre has no such list."""
+    if not folder.is_dir():
+        return f"{folder} is gone"
+    try:
+        listed = json.loads((folder / MARKER).read_text())["files"]
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{folder / MARKER} cannot be read: {error!r}"
+    found = _files(folder)
+    for name, size in listed.items():
+        if name not in found:
+            return f"{folder / name} is missing"
+        if found[name] != size:
+            return f"{folder / name} has {found[name]} bytes, {size} were written"
+    return ""
+
+
+def _mark_complete(folder: Path, step: int) -> None:
+    """List what the ranks have written, and have all names on the disk; the bytes are there already."""
+    files = _files(folder)
+    for inner in {(folder / name).parent for name in files}:
+        sync_folder(inner)
+    write_json(folder / MARKER, {"step": step, "files": files})
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """The files below a folder, by their paths in it, with their sizes in bytes."""
+    return {
+        str((Path(inside) / name).relative_to(folder)): (Path(inside) / name).stat().st_size
+        for inside, _, names in os.walk(folder)
+        for name in names
+        if name != MARKER
+    }

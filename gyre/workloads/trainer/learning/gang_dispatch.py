@@ -94,6 +94,11 @@ class GangDispatch:
         return bool(self._calls)
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether an optimizer steps now. A step that is not done by then is published."""
+        return any(call.batch is None for call in self._calls.values())
+
+    @property
     def could_train(self) -> bool:
         """Whether there is something for the gangs to do, or no gang to do it."""
         gang_refs = {
@@ -108,12 +113,14 @@ class GangDispatch:
         )
 
     def rewind(self) -> None:
-        """The gangs are new and stand at the ledger's last step: forget the calls to the gangs before them."""
+        """The gangs are new and stand at the ledger's last step, or there are none: forget the calls to the gangs
+        before them. A step of the leader's is done when its weights are out."""
         for learner in self._learners.values():
             self._flow.rewind(learner.accumulate_op.ref, 0)
             self._flow.mark_done(learner.accumulate_op.ref, range(self._groups.step * learner.micro_batches))
             self._flow.rewind(learner.apply_op.ref, 0)
-            self._flow.mark_done(learner.apply_op.ref, range(self._groups.step))
+            stepped = self._gangs.published_step if learner is self._leader else self._groups.step
+            self._flow.mark_done(learner.apply_op.ref, range(stepped))
         self._calls.clear()
         self.begin_step()
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost
@@ -75,6 +74,7 @@ class GangLifecycle:
             timeout_s=self._run.call_timeout_s,
             takes_weights=self._run.lost_checkpoint == "weights",
             find_copy=self._find_copy,
+            go_back=checkpoints.go_back,
             report=runtime.report,
         )
         self._failures = 0
@@ -126,6 +126,13 @@ class GangLifecycle:
         """Whether every rank of the gangs still runs; True where there are no gangs."""
         return self.leader is None or all(gang.is_current() for gang in self._gangs())
 
+    @property
+    def published_step(self) -> int:
+        """The last step whose weights are out. Those of the ledger's last may be on their way, or lost with the gang
+        that made them ready: the next gang publishes them when it is brought up."""
+        published, step = self._policies.published, self._groups.step
+        return step if published is None else min(published.version, step)
+
     def _gangs(self) -> tuple[Gang, ...]:
         return () if self.leader is None else (self.leader, *self._auxiliary.values())
 
@@ -133,6 +140,7 @@ class GangLifecycle:
         """The gangs cannot go on. Where a rank failed, the next ones are formed after a pause."""
         self.leader = None
         self._checkpoints.give_up()
+        self._policies.give_up()
         self._not_before = 0.0
         if lost.blamed is not None:
             self._failures += 1
@@ -144,17 +152,23 @@ class GangLifecycle:
         in a later call every time."""
         self._failures = 0
 
-    def checkpoint_if_due(self, leader: Gang) -> None:
-        """Begin a checkpoint where the last step is due one, and commit an earlier one that is written by now. The last
-        checkpoint of the job is complete when this returns."""
-        last = self._groups.step == self._run.steps
-        self._checkpoints.settle(wait=last)
-        if last or self._groups.step % self._run.checkpoint_every == 0:
-            self._checkpoints.write(leader, self._auxiliary, wait=last)
+    def settle_checkpoint(self) -> None:
+        """Commit a checkpoint that is written by now. Called when the gangs have nothing else to do."""
+        self._checkpoints.settle(wait=False)
 
-    def checkpoint(self, leader: Gang) -> None:
-        """Checkpoint the last step; the checkpoint is complete when this returns."""
-        self._checkpoints.write(leader, self._auxiliary, wait=True)
+    def checkpoint_if_due(self, leader: Gang, *, settled: bool = False) -> None:
+        """Begin a checkpoint where one is due or overdue, and unless that was `settled`, commit an earlier one that is
+        written by now. The last checkpoint of the job is complete when this returns."""
+        if self._groups.step == self._run.steps:
+            self._checkpoints.write_last(leader, self._auxiliary)
+        elif settled:
+            self._checkpoints.begin_if_due(leader, self._auxiliary, every=self._run.checkpoint_every)
+        else:
+            self._checkpoints.keep_up(leader, self._auxiliary, every=self._run.checkpoint_every)
+
+    def checkpoint_last(self, leader: Gang) -> None:
+        """Have a checkpoint of the last step, which is complete when this returns."""
+        self._checkpoints.write_last(leader, self._auxiliary)
 
     def end(self) -> None:
         """The job ends with its last state on disk: let the ranks forget what they keep in memory. Raises GangLost."""
@@ -175,22 +189,25 @@ class GangLifecycle:
                 self._policies.serve_initial()
             for role, gang in self._auxiliary.items():
                 self._begin_with_policy(self._auxiliary_learners[role], gang)
-            self.checkpoint(leader)
+            self._checkpoints.write(leader, self._auxiliary, wait=True)
         else:
-            path, step = groups.checkpoint_path, groups.checkpoint_step
-            at = self._catch_up(self._leading_learner, leader, path, step, groups.step)
+            newest = groups.checkpoint_step
+            at = self._catch_up(self._leading_learner, leader, "", groups.step)
             for role, gang in self._auxiliary.items():
-                self._catch_up(self._auxiliary_learners[role], gang, path / role, step, at, exactly=True)
+                self._catch_up(self._auxiliary_learners[role], gang, role, at, exactly=True)
             if at == groups.step + 1:
                 # The optimizer stepped, but the trainer died before the ledger had it.
                 method = self._leading_learner.apply_op.method
                 again = leader.call(
                     method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
                 )
-                self._steps.leader_stepped(leader, again[0])
+                step = self._steps.leader_stepped(again[0])
+                self._steps.publish(leader, self._policies.prepare(leader, step))
                 self.checkpoint_if_due(leader)
-            if not groups.checkpoint_path.is_dir():
-                self.checkpoint(leader)  # the next death would find nothing on the disk
+            if not groups.checkpoint_path.is_dir():  # the next death would find nothing on the disk
+                self._checkpoints.write(leader, self._auxiliary, wait=True)
+            elif groups.checkpoint_step < newest:  # nor would it find a second one
+                self._checkpoints.write(leader, self._auxiliary, wait=False)
         self._policies.serve_initial()
         for gang in (leader, *self._auxiliary.values()):
             gang.call("begin", groups.step + 1, timeout_s=timeout_s)
@@ -205,7 +222,13 @@ class GangLifecycle:
         problem = self._problem_with(prepared)
         if problem:
             self._diverged(gang, problem)
-        self._policies.publish(gang, prepared)
+        restore = self._groups.restores.get(gang.role)
+        if restore is not None and (restore.source, restore.step) == ("instance", self._groups.step):
+            self._policies.publish(
+                gang, prepared
+            )  # the ledger forgot its digest: these weights are those of instances
+        else:
+            self._steps.publish(gang, prepared)
 
     def _publish_again(self, gang: Gang) -> None:
         """The rank that served the last version has gone. Where the replay gave other weights (training may be set to
@@ -244,30 +267,33 @@ class GangLifecycle:
         self,
         learner: Learner,
         gang: Gang,
-        checkpoint: Path,
-        checkpoint_step: int,
+        part: str,
         target: int,
         *,
         exactly: bool = False,
     ) -> int:
-        """Bring the ranks to step `target`; unless `exactly`, leave them where they are one step further. Returns the
-        step that they are at. Their state is restored (`gyre.workloads.trainer.learning.recovery`) only where they
-        cannot go on from their own: ranks at step 0 may be new ones that began differently."""
-        timeout_s = self._run.call_timeout_s
+        """Bring the ranks, whose checkpoints are in the subfolder `part`, to step `target`; unless `exactly`, leave
+        them where they are one step further. Returns the step that they are at. Their state is restored
+        (`gyre.workloads.trainer.learning.recovery`) only where they cannot go on from their own: ranks at step 0 may be
+        new ones that began differently."""
+        timeout_s, groups = self._run.call_timeout_s, self._groups
+        assert groups.checkpoint_step is not None
+        assert groups.checkpoint_path is not None
         states = gang.call("state", timeout_s=timeout_s)
         steps = {state["step"] for state in states}
         living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
         at: int = max(steps)
-        goes_on = living and max(checkpoint_step, 1) <= at <= target + (not exactly)
+        goes_on = living and max(groups.checkpoint_step, 1) <= at <= target + (not exactly)
         self._recovery.report_earlier(gang, at if goes_on else None)
         if not goes_on:
             at = self._recovery.restore(
                 gang,
                 states,
-                checkpoint,
-                checkpoint_step,
+                groups.checkpoint_path,
+                groups.checkpoint_step,
                 at_most=target + (not exactly),
                 has_copies=learner is self._leading_learner and not self._auxiliary_learners,
+                part=part,
             )
         for step in range(at + 1, target + 1):
             self._replay(learner, gang, step)

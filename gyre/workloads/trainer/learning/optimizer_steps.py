@@ -1,6 +1,9 @@
 """The end of an optimizer step: it is recorded in the ledger, reported, and its weights are published.
 
-Invariant *a step is in the ledger before its weights are out*: no policy version is served that a restart could lose.
+Invariants:
+- *a step is in the ledger before its weights are out*: no policy version is served that a restart could lose;
+- *a digest is in the ledger before its weights are out*: it is recorded when the weights are ready, after the step. A
+  step without one was served to nobody, so whatever a replay makes of it is right.
 
 This module must not know how a step was assembled.
 """
@@ -15,7 +18,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Gang
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
-from gyre.workloads.trainer.learning.publishing import ServedPolicies
+from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
 
 
 class OptimizerSteps:
@@ -46,11 +49,10 @@ class OptimizerSteps:
         """An auxiliary gang has stepped. Its metrics are reported with the step's, as `role_…`."""
         self._auxiliary_metrics |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}
 
-    def leader_stepped(self, gang: Gang, metrics: dict[str, Any]) -> None:
-        """The leader's optimizer has stepped, after those of the auxiliary gangs: record, report and publish the step.
-        Raises like the gang's calls, and Fenced."""
+    def leader_stepped(self, metrics: dict[str, Any]) -> int:
+        """The leader's optimizer has stepped, after those of the auxiliary gangs: record and report the step, which is
+        returned. Raises Fenced."""
         step = self._groups.step + 1
-        prepared = self._policies.prepare(gang, step)
         trained = [self._groups[group_id] for group_id in self._groups.ids_of(step)]
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
@@ -68,9 +70,15 @@ class OptimizerSteps:
             **_staleness_of(trained, step),
         }
         self._auxiliary_metrics = {}
-        self._groups.record_trained(step, prepared.checksum, reported)
+        self._groups.record_trained(step, reported)
         self.metrics = reported
         self._report("StepCompleted", step=step, version=step, metrics=reported)
+        return step
+
+    def publish(self, gang: Gang, prepared: Prepared) -> None:
+        """Serve the weights of a step that is recorded. Raises Fenced, and OtherBytes."""
+        if prepared.version > 0:
+            self._groups.record_digest(prepared.version, prepared.checksum)
         self._policies.publish(gang, prepared)
 
 

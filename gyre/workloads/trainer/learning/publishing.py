@@ -1,6 +1,10 @@
 """The policies that are served: the newest published one, and the one that training began with.
 
+After a step its weights are made ready beside the next step's micro-batches (`Publication`): the first rank copies them
+out of training's way, and makes their checksums and offers them meanwhile. Only the next optimizer step waits for that.
+
 Invariants:
+- *one on its way*: a step's weights are out, or its gang is given up, before the next step of the optimizer;
 - *the version never falls*: the journal hears of each version once, also where it is published again because its
   publisher died or because a new trainer has nothing to serve;
 - *one number, one policy*: a version is published again with the bytes that it had, or not at all.
@@ -10,17 +14,23 @@ This module must not know when a policy is published.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from gyre.workloads.gang.gang import Gang
+from gyre.errors import VertexLost
+from gyre.graph.flow import Firing
+from gyre.workloads.gang.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
+from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.transport import Transport
+
+PUBLISH, EXPORT = "publish_model", "export_weights"
 
 INITIAL_POLICY = "initial_policy.msgpack"
 
@@ -65,13 +75,27 @@ class Prepared:
         return str(self.told["checksum"])
 
 
+@dataclass(slots=True)
+class Publication:
+    """A step's weights, which the first rank of `gang` makes ready. `missing` are the methods that have not answered,
+    `answers` what the others said, and `until` is the deadline in monotonic seconds."""
+
+    gang: Gang
+    version: int
+    firing: Firing
+    until: float
+    missing: set[str]
+    answers: dict[str, Any] = field(default_factory=dict)
+
+
 class OtherBytes(Exception):
     """A version that was published would be published again with other bytes; the text says which."""
 
 
 class ServedPolicies:
     """`report` sends an event to the journal; `plane` is the rollout plane where there is one; `in_calls` is whether an
-    operator gets the newest weights with its calls, as they all do without a plane."""
+    operator gets the newest weights with its calls, as they all do without a plane. `on_answer(publication, method,
+    outcome)` is called on the transport's thread."""
 
     def __init__(
         self,
@@ -82,6 +106,7 @@ class ServedPolicies:
         plane: RolloutRequests | None,
         in_calls: bool,
         timeout_s: float,
+        on_answer: Callable[[Publication, str, Outcome | VertexLost], None],
     ) -> None:
         self.published: Published | None = None
         self.initial: Published | None = None
@@ -92,6 +117,8 @@ class ServedPolicies:
         self._plane = plane
         self._in_calls = in_calls
         self._timeout_s = timeout_s
+        self._on_answer = on_answer
+        self._publication: Publication | None = None
         self._publisher: Member | None = None
         """The rank that instances fetch the newest version from, where there is a rollout plane."""
         self._served_checksum = ""
@@ -113,6 +140,56 @@ class ServedPolicies:
         if self._plane is None or self._in_calls:
             weights = gang.call_rank0("export_weights", version=version, timeout_s=self._timeout_s)
         return Prepared(version, served, weights)
+
+    # -- beside training ----------------------------------------------------------------------------
+
+    def begin(self, gang: Gang, version: int, firing: Firing) -> None:
+        """Begin to make the gang's weights ready, as `prepare` does, without waiting. `firing` is the step's."""
+        methods = [EXPORT] if self._plane is None or self._in_calls else []
+        if self._plane is not None:
+            methods.append(PUBLISH)
+        until = time.monotonic() + self._timeout_s
+        publication = self._publication = Publication(gang, version, firing, until, set(methods))
+        for method in methods:
+            self._ask(publication, method, method, _gyre_background=True)
+
+    def _ask(self, publication: Publication, answers: str, method: str, **kwargs: Any) -> None:
+        future = publication.gang.submit_rank0(method, version=publication.version, **kwargs)
+        future.add_done_callback(lambda done: self._on_answer(publication, answers, outcome_of(done)))
+
+    def is_current(self, publication: Publication) -> bool:
+        """Whether the publication is still waited for, rather than one of a gang that was lost."""
+        return self._publication is publication
+
+    def answered(self, publication: Publication, method: str, outcome: Outcome) -> Prepared | None:
+        """Take an answer in. Returns what was prepared, None while there is more to come. Raises like the gang's
+        calls."""
+        (value,) = publication.gang.settle(method, [outcome])
+        if method == PUBLISH and value is None:  # it goes on beside the calls that follow
+            left_s = max(0.0, publication.until - time.monotonic())
+            self._ask(publication, PUBLISH, "model_published", control=True, timeout_s=left_s)
+            return None
+        publication.missing.discard(method)
+        publication.answers[method] = value
+        if publication.missing:
+            return None
+        self._publication = None
+        answers = publication.answers
+        return Prepared(publication.version, answers.get(PUBLISH), answers.get(EXPORT))
+
+    def check_late(self, now: float) -> None:
+        """Raises GangLost where the first rank did not answer in time."""
+        late = self._publication
+        if late is not None and now >= late.until:
+            text = f"version {late.version} was not published within {self._timeout_s:g} s"
+            failure = Failure(error=text, traceback="", user_code=False)
+            raise GangLost((late.gang.members[0], min(late.missing), failure))
+
+    def give_up(self) -> None:
+        """The gang is lost, and with it what was on its way: the next one publishes the step again."""
+        self._publication = None
+
+    # -- to the instances ---------------------------------------------------------------------------
 
     def publish(self, gang: Gang, prepared: Prepared) -> None:
         """Serve what was prepared; its version may have been published before. Raises OtherBytes."""

@@ -3,10 +3,13 @@
 | source | what comes back | when it is used |
 | --- | --- | --- |
 | `memory` | everything, of the last step that all ranks keep in memory | that step is not older than the checkpoint |
-| `disk` | everything, of the last checkpoint; later steps are trained again | the checkpoint exists |
+| `disk` | everything, of the last checkpoint; later steps are trained again | the checkpoint is there and whole |
+| `disk` | everything, of the checkpoint before it | the last one is damaged or gone |
 | `instance` | the weights; the optimizer begins anew | the checkpoint is lost and `run.lost_checkpoint` is `weights` |
 
 Invariants:
+- *a damaged checkpoint is told, and costs only time*: files that are missing or of another size show it, or the ranks,
+  which all refuse it (`CheckpointMismatch`) and live on;
 - *never a mixture*: a source gives all ranks the state of one step, or is not used;
 - *nothing is lost in silence*: the event `GangRestored` names the source, and the incident shows it; a lost optimizer
   is an incident of its own;
@@ -28,14 +31,17 @@ from typing import Any
 from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy
+from gyre.workloads.torch.errors import CheckpointMismatch
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.learning.checkpoints import problem_with
 
 COPY_WITHIN_S = 30.0
 """Deadline for finding an instance that has the weights. Instances that live are connected within seconds."""
 
 
 class Recovery:
-    """`find_copy()` returns the newest policy version that instances have, or None. `report` sends an event to the
+    """`find_copy()` returns the newest policy version that instances have, or None. `go_back(problem)` makes the
+    checkpoint before the last one the last; it returns its step and folder, or None. `report` sends an event to the
     journal."""
 
     def __init__(
@@ -45,6 +51,7 @@ class Recovery:
         timeout_s: float,
         takes_weights: bool,
         find_copy: Callable[[], WeightCopy | None],
+        go_back: Callable[[str], tuple[int, Path] | None],
         report: Callable[..., None],
         copy_within_s: float = COPY_WITHIN_S,
     ) -> None:
@@ -52,6 +59,7 @@ class Recovery:
         self._timeout_s = timeout_s
         self._takes_weights = takes_weights
         self._find_copy = find_copy
+        self._go_back = go_back
         self._report = report
         self._copy_within_s = copy_within_s
         self._reported: set[int] = set()
@@ -73,38 +81,58 @@ class Recovery:
         self,
         gang: Gang,
         states: Sequence[dict[str, Any]],
-        checkpoint: Path,
+        folder: Path,
         checkpoint_step: int,
         *,
         at_most: int,
         has_copies: bool,
+        part: str = "",
     ) -> int:
-        """Bring all ranks to one step between `checkpoint_step` and `at_most`, and return it. `states` are what the
-        ranks answered to `state`. `has_copies` is whether the policy is all that the job trains, so that an instance
-        has everything worth restoring. Raises like the gang's calls."""
+        """Bring all ranks to one step up to `at_most`, and return it: not before `checkpoint_step`, unless that
+        checkpoint, in `folder`, is damaged. This gang's is in the subfolder `part`. `states` are what the ranks
+        answered to `state`. `has_copies` is whether the policy is all that the job trains, so that an instance has
+        everything worth restoring. Raises like the gang's calls."""
         began, why_not, at = time.monotonic(), "", None
 
-        def begin(source: str) -> Restore:
-            return self._groups.record_restore_begun(gang.role, gang.members[0][1], source, checkpoint_step)
+        def begin(source: str, covered: int) -> Restore:
+            return self._groups.record_restore_begun(gang.role, gang.members[0][1], source, covered)
 
         if all(state.get("memory") for state in states):
-            restore = begin("memory")
+            restore = begin("memory", checkpoint_step)
             at = self._from_memory(gang, checkpoint_step, at_most)
-        if at is None and has_copies and self._takes_weights and not checkpoint.is_dir():
+        problem, lost = "", None
+        if at is None:
+            problem = problem_with(folder)
+        if at is None and not problem:
+            restore, at = begin("disk", checkpoint_step), checkpoint_step
+            try:
+                gang.call("restore", folder / part, timeout_s=self._timeout_s)
+            except GangLost as error:
+                if not _is_damage(error):
+                    raise
+                lost, at = error, None
+                problem = error.blamed[2].error if error.blamed else ""
+        if at is None and (older := self._go_back(problem)) is not None:
+            at = older[0]
+            restore = begin("disk", at)
+            gang.call("restore", older[1] / part, timeout_s=self._timeout_s)
+        if at is None and has_copies and self._takes_weights and not folder.is_dir():
             copy, why_not = self._wait_for_copy(gang, checkpoint_step)
             if copy is not None:
-                restore = begin("instance")
+                restore = begin("instance", checkpoint_step)
                 at = self._from_copy(gang, copy)
         if at is None:
-            restore, at = begin("disk"), checkpoint_step
+            restore, at = begin("disk", checkpoint_step), checkpoint_step
             try:
-                gang.call("restore", checkpoint, timeout_s=self._timeout_s)
-            except GangLost as lost:
-                if lost.blamed is None or not why_not:
+                if lost is not None:
+                    raise lost
+                gang.call("restore", folder / part, timeout_s=self._timeout_s)
+            except GangLost as error:
+                if error.blamed is None or not why_not:
                     raise
-                member, method, failure = lost.blamed
-                error = f"{failure.error}\nNo weights of an instance were taken instead: {why_not}."
-                raise GangLost((member, method, replace(failure, error=error))) from lost
+                member, method, failure = error.blamed
+                text = f"{failure.error}\nNo weights of an instance were taken instead: {why_not}."
+                raise GangLost((member, method, replace(failure, error=text))) from error
         self._report_restore(self._groups.record_restored(restore, at, round(time.monotonic() - began, 3)))
         return at
 
@@ -171,3 +199,8 @@ class Recovery:
             timeout_s=self._timeout_s,
         )
         return copy.version
+
+
+def _is_damage(lost: GangLost) -> bool:
+    """Whether ranks refused a checkpoint, and all of them are there to be given another."""
+    return lost.ended and lost.blamed is not None and lost.blamed[2].code == CheckpointMismatch.code

@@ -109,7 +109,8 @@ def same(one: GroupState, other: GroupState) -> None:
 def test_digests_of_weights_that_are_no_more_are_forgotten_by_the_ledger_too(store: LedgerStore) -> None:
     groups = state_of(store, 1)
     for step in (1, 2, 3):
-        groups.record_trained(step, f"digest {step}", {"tokens": 1})
+        groups.record_trained(step, {"tokens": 1})
+        groups.record_digest(step, f"digest {step}")
     groups.forget_digests(2)
     later = state_of(store, 2)
     for known in (groups, later):
@@ -160,7 +161,8 @@ def test_the_next_reader_finds_what_is_known_after_each_write(store: LedgerStore
     assert [len(share) for share in first.shares] == [1, 1]
     assert is_made(groups, 1)
     groups = check()
-    groups.record_trained(1, "d1", {"tokens": 7})
+    groups.record_trained(1, {"tokens": 7})
+    groups.record_digest(1, "d1")
     groups = check()
     assert groups.ids_of(1) == [0, 1, 3, 8]
     groups.record_checkpoint(1, Path("/c/1"))

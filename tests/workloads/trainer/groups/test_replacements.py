@@ -90,7 +90,7 @@ def test_more_quarantined_groups_than_a_step_has_are_not_the_prompts_fault(store
     assert not run.replacements.too_many_quarantined
     run.replacements.quarantine(4, evidence="")
     assert run.replacements.too_many_quarantined
-    run.groups.record_trained(1, "digest", {"tokens": 0})
+    run.groups.record_trained(1, {"tokens": 0})
     assert not run.replacements.too_many_quarantined, "a step was made in between"
 
 

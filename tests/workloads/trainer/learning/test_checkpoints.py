@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gyre.workloads.gang.gang import GangLost
-from gyre.workloads.trainer.learning.checkpoints import Checkpoints
+from gyre.workloads.trainer.learning.checkpoints import MARKER, Checkpoints, problem_with
 
 
 class Groups:
@@ -18,10 +20,17 @@ class Groups:
         self.step = 0
         self.checkpoint_step: int | None = None
         self.checkpoint_path: Path | None = None
+        self.kept_since: int | None = None
 
-    def record_checkpoint(self, step: int, path: Path) -> None:
-        assert path.is_dir()
+    def record_checkpoint(self, step: int, path: Path, *, older: int | None = None) -> None:
+        assert problem_with(path) == "", "it is whole when the ledger hears of it"
+        assert json.loads((path / MARKER).read_text())["files"]
         self.checkpoint_step, self.checkpoint_path = step, path
+        self.kept_since = older
+
+    def go_back(self, step: int, path: Path) -> bool:
+        self.checkpoint_step, self.checkpoint_path = step, path
+        return True
 
 
 class Ranks:
@@ -31,6 +40,7 @@ class Ranks:
         self.number = 1
         self.writes = writes
         self.left = 0
+        self.begun = 0
         self.lost = False
 
     def call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
@@ -38,6 +48,7 @@ class Ranks:
             raise GangLost
         if method == "checkpoint":
             (args[0] / "part").write_text("here")
+            self.begun += 1
             self.left = self.writes or 0
             return [None, None] if self.writes is None else [kwargs["_gyre_background"]] * 2
         assert method == "checkpoint_written"
@@ -102,3 +113,72 @@ def test_what_a_lost_gang_was_writing_is_never_committed(
     groups.step = 1
     checkpoints.write(Ranks(), {}, wait=False)  # type: ignore[arg-type]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+
+
+def test_one_that_is_due_while_another_is_written_follows_it_and_holds_nobody_up(
+    checkpoints: Checkpoints, groups: Groups
+) -> None:
+    gang = Ranks(writes=4)
+    told = []
+    for step in range(9):
+        groups.step = step
+        checkpoints.keep_up(gang, {}, every=2)  # type: ignore[arg-type]
+        told.append(groups.checkpoint_step)
+    assert told == [None] * 4 + [0] * 4 + [4], "what was due at step 2 was begun when the other was there"
+    assert gang.begun == 3
+
+
+def test_one_that_a_death_prevented_is_overdue(checkpoints: Checkpoints, groups: Groups) -> None:
+    gang = Ranks(writes=4)
+    checkpoints.write(gang, {}, wait=True)  # type: ignore[arg-type]
+    groups.step = 3
+    checkpoints.keep_up(gang, {}, every=2)  # type: ignore[arg-type]
+    checkpoints.give_up()
+    groups.step = 5
+    checkpoints.keep_up(Ranks(), {}, every=2)  # type: ignore[arg-type]
+    assert groups.checkpoint_step == 5
+    checkpoints.keep_up(Ranks(), {}, every=2)  # type: ignore[arg-type]
+    assert groups.checkpoint_step == 5
+
+
+@pytest.mark.parametrize(("begun", "last", "calls"), [(4, 4, 1), (3, 4, 2)])
+def test_the_last_one_waits_for_no_other(
+    checkpoints: Checkpoints, groups: Groups, tmp_path: Path, begun: int, last: int, calls: int
+) -> None:
+    gang = Ranks(writes=10)
+    groups.step = begun
+    checkpoints.keep_up(gang, {}, every=2)  # type: ignore[arg-type]
+    groups.step = last
+    checkpoints.write_last(gang, {})  # type: ignore[arg-type]
+    assert groups.checkpoint_step == last
+    assert gang.begun == calls
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step_{last:08d}"]
+
+
+def test_the_newest_two_are_kept_and_the_ledger_what_was_trained_since_the_older(
+    checkpoints: Checkpoints, groups: Groups, tmp_path: Path
+) -> None:
+    since = []
+    for groups.step in (0, 2, 4, 6):
+        checkpoints.write(Ranks(), {}, wait=True)  # type: ignore[arg-type]
+        since.append(groups.kept_since)
+    assert since == [None, 0, 2, 4]
+    root = tmp_path / "checkpoints"
+    assert sorted(path.name for path in root.iterdir()) == ["step_00000004", "step_00000006"]
+    assert checkpoints.go_back("a bit is flipped") == (4, root / "step_00000004")
+    assert checkpoints.go_back("and so is another") is None, "there is no third one"
+
+
+@pytest.mark.parametrize("harm", ["short", "missing", "gone"])
+def test_what_is_not_whole_shows(checkpoints: Checkpoints, groups: Groups, tmp_path: Path, harm: str) -> None:
+    checkpoints.write(Ranks(), {"critic": Ranks()}, wait=True)  # type: ignore[dict-item,arg-type]
+    folder = tmp_path / "checkpoints" / "step_00000000"
+    assert problem_with(folder) == ""
+    if harm == "short":
+        (folder / "critic" / "part").write_text("her")
+    elif harm == "missing":
+        (folder / "critic" / "part").unlink()
+    else:
+        shutil.rmtree(folder)
+    assert ("critic/part" in problem_with(folder)) is (harm != "gone")
+    assert problem_with(folder)

@@ -12,6 +12,7 @@ import pytest
 from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy, copy_of
+from gyre.workloads.torch.errors import CheckpointMismatch
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.vertex.messages import Failure
 
@@ -55,6 +56,9 @@ class Ranks:
         self.kept = kept
         self.disk = disk
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.refused: list[str] = []
+        self.code = CheckpointMismatch.code
+        self.ended = True
 
     def waiting(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -66,6 +70,9 @@ class Ranks:
             return [self.kept if fits else None] * 2
         if method == "restore" and not self.disk:
             raise GangLost((("actor-0", 1), method, Failure("it is gone", "", user_code=False)))
+        if method == "restore" and str(args[0]) in self.refused:
+            failure = Failure("a byte is wrong", "", user_code=False, code=self.code)
+            raise GangLost((("actor-0", 1), method, failure), ended=self.ended)
         return [None, None]
 
     def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
@@ -92,6 +99,8 @@ class Case:
         self.groups = Groups()
         self.ranks = ranks
         self.reports: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+        self.older: tuple[int, Path] | None = None
         self.checkpoint = tmp_path / "step_00000006"
         if not lost:
             self.checkpoint.mkdir()
@@ -100,9 +109,14 @@ class Case:
             timeout_s=1.0,
             takes_weights=takes_weights,
             find_copy=lambda: copy,
+            go_back=self.go_back,
             report=lambda kind, **body: self.reports.append({"kind": kind, **body}),
             copy_within_s=0.0,
         )
+
+    def go_back(self, problem: str) -> tuple[int, Path] | None:
+        self.problems.append(problem)
+        return self.older
 
     def restore(self, *, keeps_memory: bool = True, has_copies: bool = True, at_most: int = STEP + 1) -> int:
         states = [{"step": 0, **({"memory": True} if keeps_memory else {})}] * 2
@@ -160,6 +174,34 @@ def test_weights_of_an_instance_are_last_and_leave_no_digest_to_compare_with(tmp
     assert (told["version"], told["checksum"], told["trained"]) == (8, "c", [[0, 16]])
     assert case.told == ("instance", 8)
     assert sorted(case.groups.digests) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_checkpoint_before_it_is_next_where_ranks_refuse_the_last_or_it_is_gone(
+    tmp_path: Path, lost: bool
+) -> None:
+    """Before the weights of an instance, which know nothing of the optimizer."""
+    case = Case(tmp_path, Ranks(), lost=lost, copy=copy(STEP))
+    case.ranks.refused = [str(case.checkpoint)]
+    case.older = (4, tmp_path / "step_00000004")
+    assert case.restore() == 4
+    assert case.told == ("disk", 4)
+    assert case.groups.restores["actor"].checkpoint_step == 4
+    (problem,) = case.problems
+    assert ("is gone" if lost else "a byte is wrong") in problem
+    assert case.ranks.methods[1:] == ["restore"] * (1 if lost else 2)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"), [(False, CheckpointMismatch.code), (True, "")], ids=["a-rank-hangs", "another-error"]
+)
+def test_what_is_no_damage_to_all_is_left_to_the_master(tmp_path: Path, ended: bool, code: str) -> None:
+    case = Case(tmp_path, Ranks())
+    case.ranks.refused, case.ranks.ended, case.ranks.code = [str(case.checkpoint)], ended, code
+    case.older = (4, tmp_path / "step_00000004")
+    with pytest.raises(GangLost):
+        case.restore()
+    assert case.problems == []
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,92 @@ def test_without_leave_a_lost_checkpoint_is_told_and_no_weights_are_taken(make_j
     assert restored(job) == []
 
 
+def cut_short(job: Any, step: int) -> None:
+    part = job.directory / "checkpoints" / f"step_{step:08d}" / "rank_0.json"
+    part.write_text(part.read_text()[:-1])
+
+
+@pytest.mark.parametrize("victims", ["actor-1", "actor-1 trainer-0"])
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_it(make_job, undisturbed, victims):
+    """It dies in step 5, and the checkpoint of step 4 is not whole: steps 3 and 4 are trained again."""
+
+    def harm() -> None:
+        cut_short(job, 4)
+        job.kill(*victims.split())
+
+    job = make_job()
+    job.on("actor.accumulate", 9, harm, vertex="actor-1")
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert result["digest"] == undisturbed.result["digest"]
+    assert result["prompts_lost"] == 0
+    assert job.account().trained_twice == ()
+    assert restored(job) == [("disk", 2)]
+    (told,) = [report.body for report in job.reports_of("CheckpointDamaged")]
+    assert (told["step"], told["older"]) == (4, 2)
+    assert "rank_0.json has" in told["problem"]
+    steps = [report.body["step"] for report in job.reports_of("CheckpointCommitted")]
+    assert steps[-2:] == [4, 5], "a second one is there again as soon as can be"
+
+
+@pytest.mark.many_cases(quick=3)
+@pytest.mark.parametrize("victims", ["actor-1", "trainer-0", "actor-0 trainer-0"])
+@pytest.mark.parametrize(
+    ("call", "nth", "when"),
+    [
+        ("actor.checkpoint", 2, "after"),
+        ("actor.checkpoint_written", 3, "before"),
+        ("actor.checkpoint_written", 4, "after"),
+        ("actor.accumulate", 6, "before"),
+    ],
+)
+def test_whoever_dies_while_a_checkpoint_is_written_nothing_is_lost_or_trained_twice(
+    make_job, undisturbed, call, nth, when, victims
+):
+    """That of step 2 is being written during step 3, and is committed after it."""
+    job = make_job(roles=roles("SlowWriter"))
+    job.on(call, nth, lambda: job.kill(*victims.split()), when=when, vertex="actor-1")
+    with job:
+        result = job.result(timeout_s=DEADLINE_S)
+    assert job.killed == victims.split()
+    assert digests_of(job) == undisturbed.digests
+    assert result["digest"] == undisturbed.result["digest"]
+    assert result["prompts_lost"] == 0
+    assert job.account().trained_twice == ()
+    assert job.reports_of("CheckpointDamaged") == []
+    assert all(step in (0, 2) for _, step in restored(job)), "never from one that was not committed"
+    assert sorted(path.name for path in (job.directory / "checkpoints").iterdir())[-1] == "step_00000005"
+
+
+def test_it_is_the_same_where_only_the_ranks_can_tell(make_job, undisturbed):
+    job = make_job(roles={"actor": {"entrypoint": f"{HERE}:RefusingActor", "total": 2}})
+    job.on("actor.accumulate", 9, lambda: job.kill("actor-1"), vertex="actor-1")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert digests_of(job) == undisturbed.digests
+    assert restored(job) == [("disk", 2)]
+    (told,) = [report.body for report in job.reports_of("CheckpointDamaged")]
+    assert "a bit is wrong" in told["problem"]
+    assert job.reports_of("OperatorFailed") == []
+
+
+def test_where_both_are_damaged_the_ranks_say_so_and_nothing_is_trained_again(make_job):
+    def harm() -> None:
+        cut_short(job, 2)
+        cut_short(job, 4)
+        job.kill("actor-1")
+
+    told = threading.Event()
+    job = make_job()
+    job.on("actor.accumulate", 9, harm, vertex="actor-1")
+    job.on_report("OperatorFailed", 1, told.set)
+    with job:
+        assert told.wait(DEADLINE_S)
+    assert restored(job) == []
+    assert job.reports_of("CheckpointDamaged") == []
+
+
 def test_what_a_toy_is_restored_from_is_the_disk(make_job, undisturbed):
     job = make_job()
     assert not hasattr(ToyActor, "restore_from_memory")

@@ -1,0 +1,255 @@
+"""The scoring of samples one by one, as they finish: for a reward class that looks at each sample by itself.
+
+The rollout plane tells of samples that finished before their groups were complete. They go to the reward role at once,
+together with whatever else has finished since its vertices had room, so that scoring overlaps with generation. Only
+what a reward needs travels, and the scores come back alone. A firing, which has whole groups, joins the scores that are
+there to the samples where they lie, and ends when its last one has come.
+
+Invariants:
+- *of these tokens*: a score counts for a sample with the very tokens, and the end, that it was given for;
+- *told ahead is a hint*: what nobody told of is scored when its group is there, and what is lost with a reward's
+  process is sent again;
+- *scored where it counts*: nothing reaches the ledger before its whole group is scored.
+
+This module must not know how samples are generated or who scores them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gyre.errors import Fenced, VertexLost
+from gyre.graph.elements import Operator
+from gyre.graph.flow import Firing, Flow
+from gyre.rollouts.samples import Group, Sample
+from gyre.rollouts.trainer.plane_client import SampleAhead
+from gyre.workloads.gang.gang import Outcome, outcome_of
+from gyre.workloads.trainer.firings.result_checks import problem_with_groups
+from gyre.workloads.trainer.firings.results import FiringResults
+from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
+from gyre.workloads.trainer.firings.vertex_firings import ids_of
+from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.retries import Retries
+from gyre.workloads.vertex.membership import Member
+from gyre.workloads.vertex.messages import Failure
+from gyre.workloads.vertex.slim_groups import SlimGroups, joined, unscored
+
+MOST_TOGETHER = 512
+"""Samples in one call: a vertex that dies has no more to do again."""
+
+KEPT = 4096
+"""Samples of groups that were given up are forgotten when there are so many more than are wanted."""
+
+Key = tuple[int, int]
+"""A group's id, and a sample's index in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringCall:
+    """`groups` have the samples that are scored, and `keys` name them, in order."""
+
+    groups: list[Group]
+    keys: list[Key]
+    member: Member
+
+    def samples(self) -> Iterator[tuple[Key, Sample]]:
+        return zip(self.keys, (sample for group in self.groups for sample in group.samples), strict=True)
+
+
+class SampleScoring:
+    """A `Runner` of the operator that scores. `vertices()` is how many there are to do it; `on_result(call, outcome)`
+    is called on the transport's thread; `report_failure(member, operator, failure)` reports a failed call."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        flow: Flow,
+        groups: GroupState,
+        calls: VertexCalls,
+        results: FiringResults,
+        retries: Retries,
+        *,
+        vertices: Callable[[], int],
+        report_failure: Callable[[Member, str, Failure], None],
+        on_result: Callable[[ScoringCall, Outcome | VertexLost], None],
+    ) -> None:
+        self._operator = operator
+        self._flow = flow
+        self._groups = groups
+        self._calls = calls
+        self._results = results
+        self._retries = retries
+        self._vertices = vertices
+        self._report_failure = report_failure
+        self._on_result = on_result
+        self._samples: dict[Key, Sample] = {}
+        """What was told ahead or is in a firing, with its reward once it has one; without log-probs and versions."""
+        self._waiting: dict[Key, None] = {}
+        """Of these, in order, those that are in no call and have no reward."""
+        self._in_calls: dict[Key, Sample] = {}
+        self._begun: dict[int, tuple[Firing, list[int]]] = {}
+        """The firings that have begun, by their index, with their groups."""
+        self._scored_by: Member | None = None
+        """Who scored last."""
+        self._forget_beyond = KEPT
+
+    # -- what there is to score ---------------------------------------------------------------------
+
+    def finished(self, samples: Sequence[SampleAhead]) -> None:
+        """Samples have finished before their groups."""
+        for told in samples:
+            if told.group_id in self._groups.unscored:
+                self._add((told.group_id, told.index), unscored(told.token_ids, told.finish_reason))
+        if len(self._samples) > self._forget_beyond:
+            self._forget([key for key in self._samples if key[0] not in self._groups.unscored])
+            self._forget_beyond = 2 * len(self._samples) + KEPT
+
+    def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
+        """Begin these firings, whose groups are whole; `pump` sends what is not scored yet."""
+        for firing in firings:
+            ids = ids_of([firing], self._groups)
+            self._flow.start(firing)
+            self._begun[firing.index] = (firing, ids)
+            for group_id in ids:
+                for index, sample in enumerate(self._groups[group_id].samples):
+                    self._add((group_id, index), unscored(sample.token_ids, sample.finish_reason))
+
+    def _add(self, key: Key, sample: Sample) -> None:
+        known = self._samples.get(key)
+        if known is None or not _is_same(known, sample):
+            self._samples[key] = sample
+            self._waiting[key] = None
+
+    def _forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            del self._samples[key]
+            self._waiting.pop(key, None)
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def pump(self, now: float, *, step: int) -> None:
+        """Called in every turn of the loop: end the firings that are scored, and send what waits to vertices that have
+        room. `now` is monotonic seconds."""
+        self._end_firings()
+        while self._waiting and self._retries.may(self._operator.ref, now):
+            member = self._calls.free_member(self._operator.role)
+            if member is None:
+                return
+            share = max(1, -(-len(self._waiting) // max(1, self._vertices())))
+            self._score(member, list(self._waiting)[: min(share, MOST_TOGETHER)], step)
+
+    def _score(self, member: Member, keys: Sequence[Key], step: int) -> None:
+        by_group: dict[int, list[Key]] = {}
+        for key in keys:
+            del self._waiting[key]
+            if key[0] in self._groups.unscored:  # else it was given up meanwhile
+                by_group.setdefault(key[0], []).append(key)
+        if not by_group:
+            return
+        groups = []
+        for group_id, some in by_group.items():
+            whole = self._groups[group_id]
+            samples = [self._samples[key] for key in some]
+            groups.append(Group(group_id, whole.prompt_ids, whole.meta, samples))
+        call = ScoringCall(groups, [key for some in by_group.values() for key in some], member)
+        self._in_calls.update(call.samples())
+        future = self._calls.submit(
+            member,
+            self._operator.method,
+            SlimGroups.of(groups),
+            _gyre_step=step,
+            _gyre_index=self._groups.slot_of(groups[0].id),
+            _gyre_added_only=True,
+        )
+        future.add_done_callback(partial(self._call_ended, call))
+
+    def _call_ended(self, call: ScoringCall, done: Future[Outcome]) -> None:
+        """On the transport's thread."""
+        self._on_result(call, outcome_of(done))
+
+    def ended(self, call: ScoringCall, outcome: Outcome | VertexLost) -> None:
+        """Handle a call that has ended: keep its scores, or put its samples back. Raises Fenced."""
+        self._calls.ended(call.member)
+        for key, sample in call.samples():
+            if self._in_calls.get(key) is sample:
+                del self._in_calls[key]
+        if isinstance(outcome, VertexLost):
+            self._calls.lost(call.member)
+            self._put_back(call)
+            return
+        status, value = outcome
+        failure = value if status == "error" else self._take_in(call, joined(call.groups, value))
+        if failure is None:
+            self._retries.succeeded(self._operator.ref)
+            self._end_firings()
+            return
+        if failure.fenced:
+            raise Fenced(failure.error)
+        self._calls.failed(call.member)
+        self._report_failure(call.member, self._operator.ref, failure)
+        self._retries.failed(self._operator.ref, time.monotonic())
+        self._put_back(call)
+
+    def _take_in(self, call: ScoringCall, scored: Any) -> Failure | None:
+        """Keep the scores; or why they are refused."""
+        ref, known = self._operator.ref, {group.id: group for group in call.groups}
+        problem = problem_with_groups(ref, scored, list(known), known)
+        if problem is not None:
+            return Failure(error=f"{ref}: {problem}.", traceback="", user_code=True)
+        self._scored_by = call.member
+        returned = [sample for group in scored for sample in group.samples]
+        for (key, sample), its in zip(call.samples(), returned, strict=True):
+            if self._samples.get(key) is sample:
+                sample.reward, sample.extras = its.reward, its.extras
+        return None
+
+    def _put_back(self, call: ScoringCall) -> None:
+        self._waiting.update(
+            {key: None for key, sample in call.samples() if self._samples.get(key) is sample}
+        )
+
+    # -- firings ------------------------------------------------------------------------------------
+
+    def _end_firings(self) -> None:
+        for index, (firing, ids) in list(self._begun.items()):
+            if not all(self._is_scored(group_id) for group_id in ids):
+                continue
+            del self._begun[index]
+            groups = [self._scored(self._groups[group_id]) for group_id in ids]
+            failure = self._results.problem_with([firing], ids, groups)
+            if failure is not None and self._scored_by is not None:
+                self._results.fail([firing], self._scored_by, failure)
+                continue
+            self._results.accept([firing], groups)
+            self._forget((group.id, index) for group in groups for index in range(len(group.samples)))
+
+    def _is_scored(self, group_id: int) -> bool:
+        count = len(self._groups[group_id].samples)
+        return all(self._samples[group_id, index].reward is not None for index in range(count))
+
+    def _scored(self, group: Group) -> Group:
+        """The group with what is known of its samples' scores."""
+        samples = []
+        for index, sample in enumerate(group.samples):
+            its = self._samples[group.id, index]
+            samples.append(replace(sample, reward=its.reward, extras=its.extras))
+        return replace(group, samples=samples)
+
+    def withdraw(self) -> None:
+        """Nothing begins while the run is paused or stops: take back the firings that no call works for."""
+        busy = {group_id for group_id, _ in self._in_calls}
+        for index, (firing, ids) in list(self._begun.items()):
+            if not busy.intersection(ids):
+                del self._begun[index]
+                self._flow.cancel(firing)
+
+
+def _is_same(one: Sample, other: Sample) -> bool:
+    return one.finish_reason == other.finish_reason and np.array_equal(one.token_ids, other.token_ids)
