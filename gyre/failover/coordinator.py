@@ -14,8 +14,8 @@ The graph gives the scope of a repair: the region of the culprit, that is, itsel
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.
 
 This module holds the entry and the table of handlers. `gyre.failover.handlers` has a module for each subject: startup,
-deaths, progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`, changes the draft, and
-returns commands.
+deaths, engines, progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`, changes the
+draft, and returns commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gyre.config import JobSpec
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
-from gyre.failover.handlers import deaths, ending, pausing, role_counts, startup, training_progress
+from gyre.failover.handlers import deaths, ending, engines, pausing, role_counts, startup, training_progress
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, Reason, RowKey, VertexPhase
 from gyre.failover.vertices import wanted
@@ -132,11 +132,12 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.StepCompleted: training_progress.step_completed,
     e.WeightsPublished: training_progress.weights_published,
     e.CheckpointCommitted: training_progress.checkpoint_committed,
+    e.CheckpointDamaged: training_progress.checkpoint_damaged,
     e.GangRestored: training_progress.gang_restored,
     e.Evaluated: training_progress.recorded,
     e.EvaluationLeftOut: training_progress.recorded,
     e.GroupSetAside: training_progress.recorded,  # the trainer has replaced the group
-    e.RolloutsChanged: training_progress.recorded,  # the rollout plane repairs itself
+    e.RolloutsChanged: engines.rollouts_changed,
     e.Reported: training_progress.recorded,
     e.ReportRefused: training_progress.recorded,
     e.ScaleAdvised: role_counts.scale_advised,

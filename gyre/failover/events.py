@@ -171,6 +171,19 @@ class CheckpointCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointDamaged(Event):
+    """The newest checkpoint, of `step`, cannot be used, for the reason in `problem`. The ranks are restored from the
+    one before it, of step `older`, and the steps since are trained again."""
+
+    incarnation: int
+    step: int
+    path: str
+    problem: str
+    older: int
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GangRestored(Event):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
@@ -228,8 +241,9 @@ class JobStalled(Event):
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
-    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineDied`, `SampleSetAside` (quarantined), `WindowClosed`,
-    `MemoryNotReleased`, `WeightsRefused` or `PeerRefused`; the rollout plane's log has the rest."""
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineStarted`, `EngineStartFailed`, `EngineDied`,
+    `EngineLimited`, `SlowerWay`, `SampleSetAside` (quarantined), `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`
+    or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
     incarnation: int
@@ -330,6 +344,7 @@ _KINDS: dict[str, type[Event]] = {
         StepCompleted,
         WeightsPublished,
         CheckpointCommitted,
+        CheckpointDamaged,
         GangRestored,
         Evaluated,
         EvaluationLeftOut,
@@ -357,6 +372,7 @@ REPORTED = (
     StepCompleted,
     WeightsPublished,
     CheckpointCommitted,
+    CheckpointDamaged,
     GangRestored,
     Evaluated,
     EvaluationLeftOut,

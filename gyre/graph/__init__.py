@@ -20,7 +20,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
-from gyre.graph.rollout_roles import elastic_of, local_roles
+from gyre.graph.rollout_roles import elastic_of, is_instance, local_roles
 from gyre.graph.scaling import with_vertices, without_vertices
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "compile_job",
     "elastic_of",
     "fit_to_cluster",
+    "is_instance",
     "local_roles",
     "plan_placement",
     "recipe_named",

@@ -117,18 +117,39 @@ class Flow:
     def finished(self) -> bool:
         return all(track.watermark >= track.total for track in self._tracks.values())
 
-    def blocked_by(self, ref: str) -> str:
-        """The operator that `ref` waits for: the source of an empty edge or the target of a full one; "" if none."""
+    def next_index(self, ref: str) -> int | None:
+        """The first firing that is neither done nor running; None if there is none."""
         track = self._tracks[ref]
-        if track.watermark >= track.total or track.running:
-            return ""
-        for edge in self._into[ref]:
-            if not self._edge_feeds(edge, track.watermark):
-                return edge.source
+        for index in range(track.watermark, track.total):
+            if index not in track.beyond and index not in track.running:
+                return index
+        return None
+
+    def blockers(self, ref: str, index: int) -> list[tuple[str, int]]:
+        """The firings that have to end before this one may start: those that feed it, else those that make room for
+        what it would put on a full edge. None if it may start."""
+        found = [
+            (edge.source, at)
+            for edge in self._into[ref]
+            if not self._edge_feeds(edge, index)
+            for at in self._feeding(edge, index)
+        ]
+        if found:
+            return found
         for edge in self._out[ref]:
-            if not self._edge_has_room(edge, track.watermark):
-                return edge.target
-        return ""
+            if not self._edge_has_room(edge, index):
+                target = self._tracks[edge.target]
+                return [(edge.target, at) for at in sorted(target.running) or [target.watermark]]
+        return []
+
+    def _feeding(self, edge: Edge, index: int) -> Iterable[int]:
+        """The firings of the edge's source that are not done and have to be."""
+        source, last = self._tracks[edge.source], (index + 1) * edge.consume - 1
+        if edge.kind is EdgeKind.SAMPLES:
+            needed = range(index * edge.consume // edge.produce, last // edge.produce + 1)
+        else:
+            needed = range(source.watermark, (last - edge.initial_tokens) // edge.produce + 1)
+        return (at for at in needed if not source.is_done(at))
 
     # -- changing -----------------------------------------------------------------------------------
 

@@ -17,6 +17,12 @@ def elastic_of(spec: JobSpec) -> dict[str, Any] | None:
     return role.elastic.model_dump(mode="json") if role is not None and role.elastic is not None else None
 
 
+def is_instance(spec: JobSpec, role: str) -> bool:
+    """Whether the role's vertices are instances of the rollout plane."""
+    found = spec.roles.get(role)
+    return found is not None and found.entrypoint == ROLLOUT_INSTANCE
+
+
 def local_roles(spec: JobSpec) -> frozenset[str]:
     """Returns the roles whose instances share the trainer's devices: those collocated with the actor."""
     found = {LOCAL_ROLLOUT} & spec.roles.keys()

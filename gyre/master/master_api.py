@@ -11,7 +11,8 @@ The view of a job is plain data with these keys:
                version (of the weights it serves, or null), busy (operator or ""), fields (its own report)
     incidents  a list, oldest first
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
-               tokens_per_s, waits (shares of recent time, "role waits for role" → 0 to 1), …
+               tokens_per_s, times (of each role, the share of recent time by activity), waits (those of
+               them that are waits, "role waits for role (activity)" → 0 to 1), …
     seq        sequence number of the last committed event
     store      error: why the journal cannot be written, or ""
 """
@@ -63,6 +64,21 @@ class MasterApi(Protocol):
     def metrics(self) -> bytes:
         """Prometheus text format."""
         ...
+
+
+ENGINES_OF = "rollout_manager"
+"""The role whose `health()` says how every instance of the rollout plane is."""
+
+
+def engines_of(view: View) -> list[dict[str, Any]]:
+    """What the rollout manager last said of each instance: its state, the limits in force and why, and how weights come
+    to it (`gyre.rollouts.manager.status`). Empty where there is no rollout plane, or it has not reported."""
+    for vertex in view["vertices"]:
+        health = vertex["fields"].get("health") if vertex["role"] == ENGINES_OF else None
+        found = health.get("instances") if isinstance(health, dict) else None
+        if isinstance(found, list):
+            return [one for one in found if isinstance(one, dict) and isinstance(one.get("instance"), str)]
+    return []
 
 
 def view_of(

@@ -78,6 +78,18 @@ class _ViewCollector:
                 waits.add_metric([name, who], float(share))
         yield waits
 
+        times = GaugeMetricFamily(
+            "gyre_time_ratio",
+            "Share of recent time that a role spent so; a role's add up to 1",
+            labels=["job", "role", "doing"],
+        )
+        spent = progress.get("times")
+        for role, shares in spent.items() if isinstance(spent, dict) else ():
+            for what, share in shares.items() if isinstance(shares, dict) else ():
+                if isinstance(share, int | float):
+                    times.add_metric([name, role, what], float(share))
+        yield times
+
 
 def prometheus_text(view: dict[str, Any]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)

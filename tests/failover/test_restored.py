@@ -46,6 +46,20 @@ def test_weights_without_an_optimizer_are_an_incident(restarted: History) -> Non
     assert "what its optimizer had learnt is lost" in second.decision
 
 
+def test_a_damaged_checkpoint_is_an_incident_of_the_trainer(restarted: History) -> None:
+    restarted.report(
+        e.CheckpointDamaged, step=4, path="/checkpoints/4", problem="/checkpoints/4/part is missing", older=2
+    )
+    incident = list(restarted.state.incidents.values())[-1]
+    assert (incident.cause, incident.outcome, incident.vertex) == (
+        "checkpoint_damaged",
+        "recovered",
+        "trainer-0",
+    )
+    assert "go on from that of step 2" in incident.decision
+    assert incident.evidence["error"] == "/checkpoints/4/part is missing"
+
+
 def numbered(history: History, number: int, *, gang: int, role: str = "actor") -> None:
     history.report(
         e.GangRestored,

@@ -175,18 +175,32 @@ def test_what_feeds_the_pace_fires_in_proportion_and_what_it_feeds_as_it_is_fed(
 
 @pytest.mark.parametrize(
     ("ref", "blocker"),
-    [(PROMPTS, ""), (GENERATE, PROMPTS), (SCORE, GENERATE), (APPLY, ACCUMULATE)],
+    [(PROMPTS, []), (GENERATE, [(PROMPTS, 0)]), (SCORE, [(GENERATE, 0)])],
 )
-def test_an_idle_operator_names_what_it_waits_for(ref, blocker):
-    assert grpo_flow().blocked_by(ref) == blocker
+def test_a_firing_names_those_that_have_to_end_before_it(ref, blocker):
+    assert grpo_flow().blockers(ref, 0) == blocker
+
+
+def test_of_what_feeds_a_firing_only_what_is_not_done_is_named():
+    flow = grpo_flow(steps=2, batch=4, firing=1, micro=2, reference=True)
+    fire(flow, PROMPTS, *range(4))
+    fire(flow, GENERATE, *range(4))
+    fire(flow, SCORE, 1, 2)
+    fire(flow, LOGPROBS, 0)
+    assert sorted(flow.blockers(ACCUMULATE, 0)) == sorted([(SCORE, 0), (LOGPROBS, 1)])
+    assert flow.blockers(APPLY, 0) == [(ACCUMULATE, 0), (ACCUMULATE, 1)]
+    assert flow.blockers(GENERATE, 4) == [(PROMPTS, 4), (APPLY, 0)]
+    assert (flow.next_index(SCORE), flow.next_index(APPLY)) == (0, 0)
+    flow.start(flow.firing(SCORE, 0))
+    assert flow.next_index(SCORE) == 3
 
 
 def test_a_source_of_a_full_edge_waits_for_its_target():
     flow = chain(capacity=1)
     fire(flow, "a.x", 0)
-    assert flow.blocked_by("a.x") == "b.y"
+    assert flow.blockers("a.x", 1) == [("b.y", 0)]
     fire(flow, "b.y", 0)
-    assert flow.blocked_by("a.x") == ""
+    assert flow.blockers("a.x", 1) == []
 
 
 # -- once -------------------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ def samples(job: StandingJob) -> dict[tuple[str, tuple[str, ...]], float]:
 
 def test_a_job_that_runs() -> None:
     with StandingJob(step_s=1.0) as job:
-        told = {"reward": 0.5, "accuracy": 0.25, "tokens_per_s": 100, "waits": {"actor": 0.75}}
+        told = {
+            "reward": 0.5,
+            "accuracy": 0.25,
+            "tokens_per_s": 100,
+            "waits": {"actor": 0.75},
+            "times": {"actor": {"training": 0.25}},
+        }
         job.do(job.world.say, "trainer-0", told)
         seq = job.run_until(lambda view: view["job"]["version"] == 3)["seq"]
         found = samples(job)
@@ -35,6 +41,7 @@ def test_a_job_that_runs() -> None:
     assert found[("gyre_heldout_accuracy_ratio", ())] == 0.25
     assert found[("gyre_generated_tokens_per_second", ())] == 100.0
     assert found[("gyre_wait_ratio", ("actor",))] == 0.75
+    assert found[("gyre_time_ratio", ("training", "actor"))] == 0.25
     assert found[("gyre_master_epoch", ())] == 1.0
     assert found[("gyre_events_committed", ())] == seq
 

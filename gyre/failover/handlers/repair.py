@@ -46,7 +46,7 @@ def repair(
         return [c.StopVertex(record.id, record.incarnation)]
     region = sorted(vertex for vertex in layout.regions(record.id) if is_wanted(draft, vertex))
     rungs = list(ladder) or _ladder_of(layout, record, region, fault)
-    dispensable = not fault.user_code and _is_dispensable(layout, draft, record)
+    dispensable = not fault.user_code and is_dispensable(layout, draft, record)
     if dispensable:
         rungs = rungs[:1]  # the job goes on without this vertex rather than start anew because of it
     for scope, key, budget in rungs:
@@ -69,7 +69,7 @@ def repair(
         )
         return _restart(layout, draft, members, record.id, scope, now, wait_s)
     if dispensable:
-        return _go_on_without(layout, draft, record, now, fault)
+        return go_on_without(layout, draft, record, now, fault)
     return _give_up(draft, record, now, fault, rungs[-1].budget)
 
 
@@ -96,7 +96,7 @@ def _ladder_of(layout: JobLayout, record: VertexRecord, region: list[str], fault
     return [first, Rung(Scope.JOB, "job", failover.job)]
 
 
-def _is_dispensable(layout: JobLayout, draft: Draft, record: VertexRecord) -> bool:
+def is_dispensable(layout: JobLayout, draft: Draft, record: VertexRecord) -> bool:
     """Whether the vertex is the last of an elastic role above its minimum, and only the policy asked for it. A vertex
     that the policy asked for carries the policy's sentence."""
     elastic = layout.spec.roles[record.role].elastic
@@ -144,9 +144,10 @@ def _restart(
     return out
 
 
-def _go_on_without(
+def go_on_without(
     layout: JobLayout, draft: Draft, record: VertexRecord, now: float, fault: Fault
 ) -> list[c.Command]:
+    """Scale the role down to what is below the dispensable vertex."""
     count = record.rank
     sentence = f"go on with {count} of {record.role}: {record.id} cannot be had"
     open_incident(draft, record, now, fault, scope=Scope.GIVE_UP, decision=sentence, outcome="scaled away")

@@ -44,6 +44,25 @@ def checkpoint_committed(
     return ()
 
 
+def checkpoint_damaged(
+    layout: JobLayout, draft: Draft, event: e.CheckpointDamaged, now: float
+) -> Iterable[c.Command]:
+    """An incident of whoever found out, so that people hear of a disk that loses what it was given."""
+    finder = draft.vertices.get(e.reporter_of(event))
+    if finder is not None:
+        open_incident(
+            draft,
+            finder,
+            now,
+            Fault(Cause.CHECKPOINT_DAMAGED, {"error": event.problem, "step": event.step, "path": event.path}),
+            scope=Scope.REGION,
+            decision=f"the checkpoint of step {event.step} cannot be used; the ranks go on from that of step "
+            f"{event.older}, and train the steps since again from the ledger",
+            recovered=True,
+        )
+    return ()
+
+
 def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: float) -> Iterable[c.Command]:
     """Note where the state came from in the incident that made the restore necessary. If the optimizer's state was
     lost, open an incident of its own."""
