@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import signal
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from gyre.api.home import home
+from gyre.api.ray_session import connect, disconnect
+
 # A suite that is started in the background inherits an ignored SIGINT, and so would every process that its tests
 # start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A property holds or fails whatever the machine's speed: no example has a deadline.
-settings.register_profile("gyre", deadline=None)
-settings.load_profile("gyre")
+# A property holds or fails whatever the machine's speed: no example has a deadline. The suite tries the same examples
+# every time; `make search` looks for others.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("suite")
+
+REAL_RAY = ("kill", "e2e")
+"""The folders whose tests share one Ray cluster, and so one worker."""
 
 ORDER = (
-    "kill",
+    REAL_RAY[0],
     "megatron",
     "workloads/trainer",
-    "e2e",
     "rollouts/agent",
     "api",
     "weights",
@@ -33,7 +42,7 @@ ORDER = (
     "workloads/gang",
     "rollouts/manager",
 )
-"""The longest first, so that the workers end together. Who has `kill`, which is one test, is given the fourth, too."""
+"""The longest first, so that the workers end together."""
 
 SPLIT = ("engines", "rollouts", "workloads")
 """The folders that are too much for one worker; their tests share little."""
@@ -41,10 +50,12 @@ SPLIT = ("engines", "rollouts", "workloads")
 
 def folder_of(path: str) -> str:
     """The folder of `tests/` that a test is in, by its path or node id from the root; `top` for those in none. Of a
-    folder in `SPLIT`, the folder in it."""
+    folder in `SPLIT`, the folder in it; those in `REAL_RAY` are one."""
     parts = path.partition("::")[0].split("/")[1:-1]
     if not parts:
         return "top"
+    if parts[0] in REAL_RAY:
+        return REAL_RAY[0]
     return "/".join(parts[: 2 if parts[0] in SPLIT else 1])
 
 
@@ -85,3 +96,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ORDER.index(folder) if folder in ORDER else len(ORDER)
 
     items.sort(key=turn)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """The address of a Ray cluster that this process starts, and ends with the session. Its folder is short, for Ray's
+    sockets."""
+    with tempfile.TemporaryDirectory(prefix="gr", dir="/tmp") as folder:
+        yield connect("local", start_local=True, place=home(folder))
+        disconnect()

@@ -20,11 +20,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gyre.api.home import Home
+from gyre.api.local_ray.lean_start import ForkServer, knows_ray, lean
 from gyre.api.terminal.signals import signals_held, signals_ignored
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 
@@ -36,6 +37,9 @@ PROBE_S = 5.0
 _AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
 """Set if this process started the Ray cluster that it uses, and so ends it."""
+
+_fork_servers: list[ForkServer] = []
+"""That of the cluster which this process started, or is about to."""
 
 
 def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
@@ -64,6 +68,22 @@ def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def prepare_local(ray_address: str | None, modules: Sequence[str] = ()) -> None:
+    """Begin what `connect` will want if it starts a cluster: the process that workers are forked from, with `modules`
+    loaded beside those of every job. Returns at once; does nothing where there is a cluster. `disconnect` ends it."""
+    ray = sys.modules.get("ray")
+    connected = ray is not None and ray.is_initialized()
+    here = (ray_address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+    if here and not connected and not _fork_servers and knows_ray():
+        _fork_servers.append(ForkServer(modules))
+        atexit.register(_end_fork_server)
+
+
+def _end_fork_server() -> None:
+    while _fork_servers:
+        _fork_servers.pop().close()
+
+
 def disconnect(session: str = "") -> None:
     """Leave the cluster. A cluster that this process started ends with all its processes, and its files are removed."""
     import ray
@@ -73,6 +93,7 @@ def disconnect(session: str = "") -> None:
             session = _session_of(ray)
         if ray.is_initialized():
             ray.shutdown()
+        _end_fork_server()
         if _started_here.is_set():
             _started_here.clear()
             folder = Path(session)
@@ -186,8 +207,9 @@ def _start_local(place: Home) -> None:
 
     folder = place.ray_temp_dir()
     _sweep(folder)
+    prepare_local("local")
     with signals_held():
-        with _quiet():
+        with _quiet(), lean():
             context: Any = ray.init(
                 address="local",
                 namespace=NAMESPACE,

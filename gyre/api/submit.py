@@ -22,13 +22,15 @@ from gyre.api.definition.entrypoints import check_entrypoints
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
-from gyre.api.ray_session import NAMESPACE, connect
+from gyre.api.ray_session import NAMESPACE, connect, prepare_local
 from gyre.api.terminal.signals import interrupts_kept, signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
 from gyre.graph import compile_job, fit_to_cluster
 from gyre.store import Store, open_store
+
+_WITH_TORCH = ("gyre.workloads.torch", "gyre.workloads.megatron")
 
 MASTER_START_S = 60.0
 """From asking Ray for the master to its first answer: a fresh cluster on a busy machine takes 20 s of it."""
@@ -56,9 +58,11 @@ def submit_job(
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
     spec = compile_job(spec).spec
     notes = check_settings(spec, ray_address)
+    if start_local:  # it loads modules beside the checks
+        prepare_local(ray_address, _loaded_by(spec))
     with interrupts_kept():
         check_plugins(spec)
-        check_class_sections(spec, check_entrypoints(spec))
+        check_class_sections(spec, check_entrypoints(spec, own=False))
     _check_transports(spec, ray_address)
     place = home(home_path)
     place.check_writable()
@@ -87,6 +91,18 @@ def submit_job(
                 _take_back(store, job_id, error)
             raise
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
+
+
+def _loaded_by(spec: JobSpec) -> list[str]:
+    """Gyre's own modules that the job's vertices import. Those with torch are left to the vertices where the job sets
+    variables, for some of them count only before torch is imported."""
+    modules = {role.entrypoint.module for role in spec.roles.values() if role.entrypoint is not None}
+    own = sorted(module for module in modules if module.startswith("gyre."))
+    sets_variables = bool(spec.env or any(role.env for role in spec.roles.values()))
+    if sets_variables:
+        return [module for module in own if not module.startswith(_WITH_TORCH)]
+    # An optimizer's first call imports dynamo, which takes as long as torch itself.
+    return [*own, *(["torch._dynamo"] if any(module.startswith(_WITH_TORCH) for module in own) else [])]
 
 
 def _check_transports(spec: JobSpec, ray_address: str | None) -> None:

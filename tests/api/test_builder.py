@@ -14,6 +14,7 @@ import pytest
 from gyre.api import RLJob, RLJobBuilder
 from gyre.api.definition.builder import RoleBuilder
 from gyre.api.definition.entrypoints import check_entrypoints, load_class
+from gyre.api.demo import demo_job
 from gyre.config import Entrypoint, JobSpec, parse_job
 from gyre.errors import ConfigError, GraphError
 
@@ -439,6 +440,27 @@ def test_class_without_the_recipes_operators_is_a_sentence(workers: str, tmp_pat
         ConfigError, match=r"roles.actor.entrypoint: .*:Actor has no apply\(\), which recipe 'grpo' calls"
     ):
         check_entrypoints(spec)
+
+
+def test_a_submission_does_not_import_torch_for_classes_of_gyre_s_own() -> None:
+    code = (
+        "import sys; from gyre.api.demo import demo_job; from gyre.api.definition.entrypoints import *\n"
+        "check_entrypoints(demo_job().spec, own=False); print([m for m in ('ray', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done
+
+
+@pytest.mark.parametrize(
+    ("actor", "said"), [("actor:TorchActr", "did you mean 'TorchActor'"), ("critic:TorchCritic", "has no")]
+)
+def test_a_class_of_gyre_s_own_that_is_not_there_or_of_another_role_is_a_sentence(
+    actor: str, said: str
+) -> None:
+    job = demo_job().spec.model_dump(mode="json")
+    job["roles"]["actor"]["entrypoint"] = f"gyre.workloads.torch.{actor}"
+    with pytest.raises(ConfigError, match=said):
+        check_entrypoints(parse_job(job), own=False)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def run_to(view: View, step: int) -> RunHistory:
             "tokens_per_s": 1234.5,
             "version": number - 1,
             "checkpoint_step": 10,
-            "waits": {"actor waits for rollout": 0.62, "rollout waits for reward": 0.2},
+            "waits": {"actor waits for rollout (generating)": 0.62, "rollout waits for actor": 0.2},
         }
         history.observe(view, number * STEP_S)
     return history
@@ -104,7 +104,7 @@ def test_every_row_is_there_and_whole_at_every_width(width: int) -> None:
         "1,234 tok/s",
         "policy v29",
         "checkpoint at step 10",
-        "actor waits for rollout 62%",
+        "actor waits for rollout (generating) 62%",
     ):
         assert text.count(fact) == 1
     (reward,) = (line for line in inside if line.startswith("reward "))
@@ -250,7 +250,7 @@ def test_the_line_is_the_same_while_only_time_passes() -> None:
     line = line_of(view, history)
     assert line == (
         "running · step 2/60 · reward 0.03 · held-out 30.5% · 1,234 tok/s · policy v1 · checkpoint at step 10"
-        " · actor waits for rollout 62% · 0 incidents"
+        " · actor waits for rollout (generating) 62% · 0 incidents"
     )
     history.observe(view, 1000.0)
     assert line_of(view, history) == line

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gyre.api import ray_session
+from gyre.api.local_ray import lean_start
 from gyre.errors import ConfigError, Unreachable
 
 
@@ -88,6 +89,26 @@ from ray._private.node import Node
 assert callable(Node.get_session_dir_path)
 assert issubclass(ray.exceptions.AuthenticationError, Exception)
 assert "_temp_dir" in inspect.getsource(ray.init)
+assert "ray._private.parameter.RayParams(" in inspect.getsource(ray.init)
+from ray._private.parameter import RayParams
+assert {"no_monitor", "include_log_monitor", "worker_path"} <= inspect.signature(RayParams).parameters.keys()
+assert "self.start_api_server(" in inspect.getsource(Node.start_head_processes)
+from gyre.api.local_ray.lean_start import knows_ray, ray_worker
+import pathlib
+assert knows_ray()
+assert pathlib.Path(ray_worker()).is_file()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_another_ray_starts_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray._private.parameter
+
+    monkeypatch.setattr(lean_start, "version", lambda package: "2.61.0")
+    monkeypatch.setattr(ray_session, "_fork_servers", [])
+    ray_session.prepare_local("local")
+    assert ray_session._fork_servers == []
+    own = ray._private.parameter.RayParams
+    with lean_start.lean():
+        assert ray._private.parameter.RayParams is own

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
 from httpx import Client
 
+from gyre.api.cli.look import show_view
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import create_app
 from gyre.errors import ConfigError, StoreFull, Unreachable
+from gyre.master import master_api
 from gyre.testing.standing_job import StandingJob
 
 JOB = "/api/v1/jobs/small"
@@ -66,6 +70,25 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
         "version": -1,
         "progress": {"step": 3, "reward": "nan"},
     }
+
+
+def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(
+    http: Client, job: StandingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_api, "ENGINES_OF", "reward")  # the standing job has no rollout plane
+    assert http.get(f"{JOB}/engines").json() == {"engines": []}
+    limited = {"instance": "rollout-0", "max_running": 512, "limits_why": "its CUDA graphs hold no more"}
+    by_disk = {"loads": "disk", "loads_why": "Invalid argument", "transport": "tcp", "codec": "delta"}
+    told = {"instances": [{**limited, **by_disk}, "nonsense"]}
+    job.do(job.world.say, "reward-0", {"health": told})
+    view = job.run_until(lambda view: any(vertex["fields"] for vertex in view["vertices"]))
+    (engine,) = http.get(f"{JOB}/engines").json()["engines"]
+    assert engine.items() >= (limited | by_disk).items()
+    shown = StringIO()
+    with redirect_stdout(shown):
+        show_view(view)
+    for words in ("CUDA graphs hold no more", "from the disk: Invalid argument", "by tcp as delta"):
+        assert words in shown.getvalue()
 
 
 def test_events_come_in_pages(shared_http: Client) -> None:
@@ -216,7 +239,7 @@ def test_without_a_token_no_web_page_can_command(http: Client, headers: dict[str
 
 def test_openapi_is_complete(shared_http: Client) -> None:
     paths = shared_http.get("/api/v1/openapi.json").json()["paths"]
-    assert len(paths) == 17
+    assert len(paths) == 18
     for path, methods in paths.items():
         for method, operation in methods.items():
             assert operation.get("description"), f"{method} {path} has no description"

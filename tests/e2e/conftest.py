@@ -1,4 +1,4 @@
-"""One Ray cluster for the tests that can share one, and `gyre` as a process with a terminal's Ctrl-C."""
+"""The suite's Ray cluster for the tests that can share one, and `gyre` as a process with a terminal's Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from click.testing import CliRunner
 
 from gyre.api.cli import main
 from gyre.api.handle import JobHandle
-from gyre.api.home import home
-from gyre.api.ray_session import connect, disconnect
 from gyre.store import open_store
 
 ENDS_WITHIN_S = 110.0
@@ -40,7 +38,7 @@ def short_home() -> Iterator[Path]:
 
 @dataclass
 class Shared:
-    """A cluster that this process started, and the home of its jobs."""
+    """The suite's Ray cluster, and the home of its jobs."""
 
     address: str
     home: Path
@@ -60,11 +58,9 @@ class Shared:
 
 
 @pytest.fixture(scope="package")
-def shared() -> Iterator[Shared]:
+def shared(ray_cluster: str) -> Iterator[Shared]:
     with tempfile.TemporaryDirectory(prefix="ge", dir="/tmp") as folder:
-        address = connect("local", start_local=True, place=home(folder))
-        yield Shared(address, Path(folder))
-        disconnect()
+        yield Shared(ray_cluster, Path(folder))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -28,9 +29,15 @@ roles:
 @pytest.fixture
 def running(short_home: Path, tmp_path: Path) -> Iterator[Process]:
     """`gyre run` of a job without end, on a cluster of its own."""
+    with endless(short_home, tmp_path) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def endless(home: Path, tmp_path: Path, ray_address: str = "") -> Iterator[Process]:
     file = tmp_path / "endless.yaml"
     file.write_text(ENDLESS)
-    process = Process.start(short_home, "run", str(file))
+    process = Process.start(home, "run", str(file), ray_address=ray_address)
     yield process
     if process.process.poll() is None:
         process.process.kill()
@@ -80,7 +87,19 @@ def test_ctrl_c_while_the_job_is_placed(running: Process) -> None:
     ends(running, 130)
 
 
+def test_ctrl_c_while_it_trains_on_a_cluster_of_others(
+    short_home: Path, tmp_path: Path, ray_cluster: str
+) -> None:
+    with endless(short_home, tmp_path, ray_cluster) as running:
+        is_interrupted_while_it_trains(running)
+
+
+@pytest.mark.slow
 def test_ctrl_c_while_it_trains(running: Process) -> None:
+    is_interrupted_while_it_trains(running)
+
+
+def is_interrupted_while_it_trains(running: Process) -> None:
     reach(running, "running")
     running.ctrl_c()
     ends(running, 130)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
+from gyre.engines.process import EngineCommand
 from gyre.workloads import BaseTrainer, BaseWorkload
 from tests.kill.gate import wait_at_gate
 
@@ -116,3 +118,8 @@ class TokenSum(BaseWorkload):
             for sample in group.samples:
                 sample.reward = float(sample.token_ids.sum() % 5) / 4
         return groups
+
+
+def engine_that_cannot_start(folder: Path, *, python: str, **others: Any) -> EngineCommand:
+    """An engine without the package that it needs."""
+    return EngineCommand((python, "-c", "print('loading')\nimport no_such_engine"))

@@ -1,4 +1,4 @@
-"""One Ray cluster for all kill tests, and the undisturbed run that the others are compared with."""
+"""Jobs that a test hurts, and the undisturbed run that they are compared with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.job_replay import replay_job
-from gyre.api.ray_session import connect, disconnect
 from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
@@ -26,12 +25,10 @@ ENDS_WITHIN_S = 120.0
 
 
 @pytest.fixture(scope="session")
-def kill_home() -> Iterator[Path]:
-    """Short, for Ray's sockets; with a Ray cluster that ends with the session."""
+def kill_home(ray_cluster: str) -> Iterator[Path]:
+    """The GYRE_HOME of the jobs that are hurt, which run on the suite's Ray cluster."""
     with tempfile.TemporaryDirectory(prefix="gk", dir="/tmp") as folder:
-        connect(None, start_local=True, place=home(folder))
         yield Path(folder)
-        disconnect()
 
 
 class HeldFaults(ProcessFaults):

@@ -19,28 +19,38 @@ Start = Callable[..., Run]
 ENGINE = "an engine"
 
 
-DEATHS = (
+Deaths = tuple[tuple[int, str, str], ...]
+
+EACH_KIND: Deaths = (
     (2, "rollout-0", "vertex"),
     (4, "actor-0", "region"),
     (6, "trainer-0", "vertex"),
     (8, "rollout_manager-0", "vertex"),
     (11, "reward-0", "vertex"),
-    (13, "actor-1", "region"),
-    (16, "trainer-0", "vertex"),
 )
-"""After which step, between two checkpoints, who is killed, and what is started anew for it. The trainer twice: what it
-restored from is restored from again."""
+"""After which step, between two checkpoints, who is killed, and what is started anew for it."""
+
+ALSO: Deaths = ((13, "actor-1", "region"), (16, "trainer-0", "vertex"))
+"""The gang's other rank; and the trainer once more: what it restored from is restored from again."""
+
 ENGINE_AFTER = 9
 MASTER_AFTER = 18
 
 
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param(EACH_KIND, id="each kind"),
+        pytest.param(EACH_KIND + ALSO, id="and some twice", marks=pytest.mark.slow),
+    ],
+)
 def test_whatever_is_killed_is_replaced_alone_and_the_weights_come_out_the_same(
-    start: Start, undisturbed_digest: str
+    start: Start, undisturbed_digest: str, killed: Deaths
 ) -> None:
-    """One of each kind, and each rank of the gang, each when the last is back; an engine, which is started again under
-    the same agent; and the master, which takes over again while the data plane goes on."""
+    """One of each kind, each when the last is back; an engine, which is started again under the same agent; and the
+    master, which takes over again while the data plane goes on."""
     run = start()
-    deaths = [death[:2] for death in DEATHS] + [(ENGINE_AFTER, ENGINE), (MASTER_AFTER, "master")]
+    deaths = [death[:2] for death in killed] + [(ENGINE_AFTER, ENGINE), (MASTER_AFTER, "master")]
     for step, name in sorted(deaths):
         run.faults.reach_step(step)
         before = incarnations(run)
@@ -56,17 +66,10 @@ def test_whatever_is_killed_is_replaced_alone_and_the_weights_come_out_the_same(
             assert incarnations(run) == before, "it took a vertex along"
     view = run.end()
     assert view["job"]["result"]["digest"] == undisturbed_digest
-    assert incarnations(run) == {
-        "actor-0": 3,
-        "actor-1": 3,
-        "reward-0": 2,
-        "rollout-0": 2,
-        "rollout-1": 1,
-        "rollout_manager-0": 2,
-        "trainer-0": 3,
-    }
+    everybody = ("actor-0", "actor-1", "reward-0", "rollout-0", "rollout-1", "rollout_manager-0", "trainer-0")
+    assert incarnations(run) == {name: 1 + deaths_of(name, killed) for name in everybody}, view["incidents"]
     *vertices, master = view["incidents"]
-    assert [(one["vertex"], one["scope"]) for one in vertices] == [death[1:] for death in DEATHS]
+    assert [(one["vertex"], one["scope"]) for one in vertices] == [death[1:] for death in killed]
     assert master["vertex"] == "master"
     for incident in vertices:
         assert incident["cause"] == "process_died"
@@ -80,6 +83,12 @@ def test_whatever_is_killed_is_replaced_alone_and_the_weights_come_out_the_same(
 
 def incarnations(run: Run) -> dict[str, int]:
     return {vertex["id"]: vertex["incarnation"] for vertex in run.handle.status()["vertices"]}
+
+
+def deaths_of(name: str, killed: Deaths) -> int:
+    """How often it is started anew: with one rank of the gang, the other."""
+    gang = ("actor-0", "actor-1")
+    return sum(dead == name or (dead in gang and name in gang) for _, dead, _ in killed)
 
 
 def serves(view: dict[str, Any]) -> bool | None:

@@ -50,7 +50,6 @@ def _checked(url: str) -> str:
     type=click.IntRange(1),
     help="Tokens of KV memory to count on; by default all that the engine says it has.",
 )
-@click.option("--deterministic", is_flag=True, help="As rollouts.deterministic of the job: slower.")
 @click.option(
     "--cache", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For weights [/dev/shm]."
 )
@@ -82,7 +81,6 @@ def join(
     python: str | None,
     max_running: int | None,
     kv_tokens: int | None,
-    deterministic: bool,
     cache: Path | None,
     notice_file: Path | None,
     drain_s: float,
@@ -100,7 +98,7 @@ def join(
     import asyncio
 
     from gyre.config.plugins import ENGINE
-    from gyre.rollouts.agent.agent import AgentSettings
+    from gyre.rollouts.agent.agent import AgentSettings, JobWishes
     from gyre.rollouts.agent.join import engine_commands, run_agent
     from gyre.weights.owned_dirs import default_root
 
@@ -121,11 +119,12 @@ def join(
         ports=weights_ports,
     )
     _check_weights(weights_bind, weights_ports)
+    wishes = JobWishes()
     commands = engine_commands(
         engine,
         max_running=max_running,
         kv_tokens=kv_tokens,
-        deterministic=deterministic,
+        wishes=wishes,
         model=model,
         python=python,
         extra=flags,
@@ -135,6 +134,7 @@ def join(
             settings,
             _endpoint(session, address),
             commands,
+            wishes=wishes,
             notice_file=notice_file,
             drain_deadline_s=drain_s,
             reach_within_s=reach_s,

@@ -9,7 +9,7 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
-from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, waits_of
+from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
 from gyre.api.terminal.text_tables import Column
 
 if TYPE_CHECKING:
@@ -44,6 +44,15 @@ VERTEX_COLUMNS = (
     Column("RESTARTS", dispensable=1),
     Column("FOR", dispensable=2),
     Column("MESSAGE", least=20, dispensable=1),
+)
+ENGINE_COLUMNS = (
+    Column("ENGINE"),
+    Column("STATE", dispensable=3),
+    Column("VERSION", dispensable=4),
+    Column("RUNNING", dispensable=1),
+    Column("KV TOKENS", dispensable=2),
+    Column("NOT ADMITTED", dispensable=5),
+    Column("LIMITS AND WAYS", least=32, wraps=True),
 )
 INCIDENT_COLUMNS = (
     Column("INCIDENT"),
@@ -113,6 +122,7 @@ def show_view(view: dict[str, Any]) -> None:
     """A view (see `gyre.master.master_api`) for people."""
     _show_job(view)
     _show_vertices(view["vertices"])
+    _show_engines(view)
     _show_incidents(view["incidents"])
     if view["job"]["error"]:
         click.echo()
@@ -140,8 +150,7 @@ def _show_job(view: dict[str, Any]) -> None:
         if isinstance(value, int | float | str) and not isinstance(value, bool)
     }
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
-    if waits := waits_of(view["progress"]):
-        rows.append(("of the time", ", ".join(f"{who} {share:.0%}" for who, share in waits.items())))
+    rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:
         rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
@@ -175,6 +184,45 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
     )
     if len(vertices) > SHOWN_VERTICES:
         remark(f"… and {len(vertices) - SHOWN_VERTICES} more; --json has them all.")
+
+
+def _show_engines(view: dict[str, Any]) -> None:
+    from gyre.master.master_api import engines_of
+
+    engines = engines_of(view)
+    if not engines:
+        return
+    click.echo()
+    write_table(
+        ENGINE_COLUMNS,
+        [
+            (
+                engine["instance"],
+                engine.get("state", ""),
+                engine.get("version", ""),
+                f"{engine.get('running', 0)}/{engine.get('max_running', 0)}",
+                f"{engine.get('kv_used_tokens', 0)}/{engine.get('kv_tokens', 0)}",
+                engine.get("not_admitted", ""),
+                _limits_and_ways(engine),
+            )
+            for engine in engines[:SHOWN_VERTICES]
+        ],
+    )
+    if len(engines) > SHOWN_VERTICES:
+        remark(f"… and {len(engines) - SHOWN_VERTICES} more; --json has them all.")
+
+
+def _limits_and_ways(engine: dict[str, Any]) -> str:
+    """Which limits are in force and why, and how weights come to the engine."""
+    parts = [str(engine.get("limits_why") or "")]
+    if engine.get("loads_why"):
+        parts.append(f"weights are loaded from the disk: {engine['loads_why']}")
+    if engine.get("transport"):
+        codec = engine.get("codec") or "none"
+        way = engine["transport"] if codec == "none" else f"{engine['transport']} as {codec}"
+        why = engine.get("transfer_why")
+        parts.append(f"weights come by {way}" + (f": {why}" if why else ""))
+    return one_line("; ".join(part for part in parts if part))
 
 
 def _show_incidents(incidents: list[dict[str, Any]]) -> None:

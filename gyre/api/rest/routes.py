@@ -24,7 +24,7 @@ from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcaster
 from gyre.errors import NotFound, nearest
-from gyre.master.master_api import MasterApi, View
+from gyre.master.master_api import MasterApi, View, engines_of
 
 COMMAND_THREADS = 8
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -115,6 +115,12 @@ def show_vertex(view: Found, vertex: str) -> Any:
         f"There is no vertex {vertex!r} in job {view['job']['name']}.",
         hint=nearest(vertex, (record["id"] for record in view["vertices"])),
     )
+
+
+@reads.get("/jobs/{job:gyre_job}/engines", response_model=schemas.EngineList)
+def list_engines(view: Found) -> Any:
+    """Every instance of the rollout plane: its state, the limits in force and why, and how weights come to it."""
+    return {"engines": engines_of(view)}
 
 
 @reads.get("/jobs/{job:gyre_job}/incidents", response_model=schemas.IncidentList)

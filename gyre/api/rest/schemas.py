@@ -98,6 +98,36 @@ class VertexList(BaseModel):
     vertices: list[Vertex]
 
 
+class Engine(Out):
+    """One instance of the rollout plane, as the rollout manager last said. `not_admitted`: why it is given no samples;
+    `limits_why`: where `max_running` and `kv_tokens` come from; `loads`: how weights last came into the engine
+    (`loader`, `disk`, or `start` of the engine), and `loads_why` why not by the loader; `transfer_why`: why by this
+    transport and codec."""
+
+    instance: str
+    engine: str = ""
+    node: str = ""
+    state: str = ""
+    version: int = -1
+    not_admitted: str = ""
+    samples: int = 0
+    running: int = 0
+    rate_tokens_s: float = 0.0
+    max_running: int = 0
+    kv_used_tokens: int = 0
+    kv_tokens: int = 0
+    limits_why: str = ""
+    loads: str = ""
+    loads_why: str = ""
+    transport: str = ""
+    codec: str = ""
+    transfer_why: str = ""
+
+
+class EngineList(BaseModel):
+    engines: list[Engine]
+
+
 class IncidentItem(Out):
     """One thing that went wrong: evidence, culprit, decision, outcome."""
 

@@ -9,6 +9,9 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+LEAST_SHARE = 0.005
+"""Smallest share of a role's time that is shown: what rounds to a percent."""
+
 SPARKS = "▁▂▃▄▅▆▇█"
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -63,6 +66,19 @@ def waits_of(progress: Mapping[str, Any]) -> dict[str, float]:
     waits = progress.get("waits")
     shares = waits.items() if isinstance(waits, dict) else ()
     return {who: share for who, share in shares if isinstance(share, int | float)}
+
+
+def times_of(progress: Mapping[str, Any]) -> dict[str, str]:
+    """How each role spent its recent time, as in `waits for rollout (generating) 57%, training 43%`; empty if a user's
+    `fit()` uses `times` for something else."""
+    times = progress.get("times")
+    found = {}
+    for role, shares in times.items() if isinstance(times, dict) else ():
+        told = shares.items() if isinstance(shares, dict) else ()
+        parts = [f"{what} {s:.0%}" for what, s in told if isinstance(s, int | float) and s >= LEAST_SHARE]
+        if parts:
+            found[str(role)] = ", ".join(parts)
+    return found
 
 
 def one_line(text: object) -> str:

@@ -39,7 +39,7 @@ SHOWN_OPERATORS = 2
 """Number of operators named in the row of several replicas, the most frequent first."""
 
 WAIT_LINES = 1
-"""Lines about who waits for whom, the longest wait first."""
+"""Lines about who waits for whom: the role that learns first, and its longest wait."""
 
 BAR_WIDTH = 60
 FRAME_ROWS, FRAME_COLUMNS = 2, 4

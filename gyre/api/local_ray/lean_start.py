@@ -1,0 +1,136 @@
+"""Starting Ray with what a job needs of it: no dashboard, no monitors, and workers by way of the fork server.
+
+Ray's `init` waits for the dashboard, though it is asked for none, and starts an autoscaler's monitor and a log monitor
+that nobody listens to: a second or two of a core each, while a job's own processes want to start.
+
+`tests/api/test_ray_session.py` holds the private names of Ray that are used here to the pinned version. A Ray of
+another version starts as it does by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gyre
+from gyre.api.local_ray import worker_starter
+
+LIGHT_MODULES = (
+    "gyre.workloads.vertex.host",
+    "gyre.master.master_actor",
+    "gyre.workloads.runtime",
+    "gyre.workloads.rollout_vertices",
+    "gyre.api.rest.surface",
+)
+"""What the processes of every job import, none of it heavy: master, host, manager, agents."""
+
+RAY_MODULES = ("ray._private.workers.default_worker", "gyre.master.ray_cluster")
+"""The same of Ray, which reads its settings when it is imported."""
+
+
+KNOWN_RAY = "2.60."
+"""How the versions of Ray begin whose start this module changes."""
+
+
+def knows_ray() -> bool:
+    """Whether the Ray that is installed is one whose private names are known here."""
+    return version("ray").startswith(KNOWN_RAY)
+
+
+class ForkServer:
+    """The fork server that this process started."""
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        """Start it, with `modules` to load beside those of every job. Returns at once."""
+        self._folder = Path(tempfile.mkdtemp(prefix="gyre-fork-"))  # of this user alone
+        path = str(self._folder / "socket")
+        reading, self._alive = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(128)
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import sys; sys.path.insert(0, {str(Path(gyre.__file__).parents[1])!r}); "
+                    "from gyre.api.local_ray.fork_server import main; main()",
+                    str(listener.fileno()),
+                    str(reading),
+                    ray_worker(),
+                    ",".join(LIGHT_MODULES),
+                    ",".join(modules),
+                    ",".join(RAY_MODULES),
+                ],
+                pass_fds=(listener.fileno(), reading),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # a library's remarks on its import are nobody's data
+                stderr=subprocess.DEVNULL,
+            )
+        os.close(reading)
+        os.environ[worker_starter.SERVER] = path
+        os.environ[worker_starter.WORKER] = ray_worker()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it. Workers live on."""
+        os.close(self._alive)
+        self._process.kill()  # it may be in the middle of an import, and has nothing to put in order
+        self._process.wait()
+        for name in (worker_starter.SERVER, worker_starter.WORKER):
+            os.environ.pop(name, None)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def ray_worker() -> str:
+    """Path of Ray's worker program, found without importing Ray."""
+    import importlib.util
+
+    found = importlib.util.find_spec("ray")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent / "_private" / "workers" / "default_worker.py")
+
+
+@contextlib.contextmanager
+def lean() -> Iterator[None]:
+    """A block in which `ray.init` starts a cluster without what no job needs, and with our workers; with a Ray that is
+    not known, as ever."""
+    if not knows_ray():
+        yield
+        return
+    import ray._private.parameter
+    from ray._private.node import Node
+
+    parameter: Any = ray._private.parameter
+    whole: Any = parameter.RayParams
+
+    class LeanParams(whole):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.no_monitor = True
+            self.include_log_monitor = False
+            self.worker_path = worker_starter.__file__
+
+    # Else Ray starts workers before there is a job, which no fork can be: what is imported is of one job.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    node: Any = Node
+    dashboard = node.start_api_server
+    parameter.RayParams = LeanParams
+    node.start_api_server = lambda self, **_: None
+    try:
+        yield
+    finally:
+        parameter.RayParams = whole
+        node.start_api_server = dashboard
