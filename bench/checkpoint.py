@@ -1,17 +1,23 @@
 """What a checkpoint costs the training, and how soon a killed rank has its state back: host memory beside the disk.
 
     python bench/checkpoint.py [--layers 4] [--hidden 768] [--runs 5] [--kills 20] [--folder DIR] [--json FILE]
+    python bench/checkpoint.py --shape qwen3-0.6b --tokens 16384 --ways disk --runs 2 --kills 0 --json FILE   # on a GPU
 
 One Megatron rank with a decoder of that shape; its state is weights, float32 weights where it computes in bfloat16, and
 AdamW's moments. After each of `--runs` steps:
 
 - `memory`: `gyre.workloads.gang.host_memory`. `hold` is how long training stands, `whole` until the state counts (it is
   hashed by a thread meanwhile), `restore` verifies and copies it back;
-- `disk`: `megatron.core.dist_checkpointing`, written in the background below `--folder`, and read back by `restore`;
-  the page cache is warm, so that a real disk only makes this slower;
+- `disk`: the checkpoint that every layout loads, written in the background below `--folder`. `hold` is how long
+  training stands, `whole` until it is on the disk, fsync and all: what the last checkpoint of a job takes. `restore`
+  verifies every byte and the weights' digest. With `memory` it is written from there, otherwise from a copy of its own;
 - `copy`: the same bytes copied once between tensors of this process, to compare with;
 - `dlrover`: the same tensors through DLRover's `SharedMemoryHandler`, bare, its metadata in another process, where
   `gyre-rl[dlrover]` is installed. `restore` copies the tensors back; there is nothing to verify.
+
+`--ways` names those that are wanted. With `disk`, steps of `--tokens` tokens are timed alone and beside the writing;
+how long the memory for the copy takes to be had (beside the first step), and, with `--shape`, the checkpoint of weights
+that were just read, are timed once.
 
 First, `--kills` processes are killed by SIGKILL at random moments while they save 64 MB over and over: how many left a
 state that is whole, how many none, and how many a mixture of two. For DLRover the process that holds the metadata
@@ -52,8 +58,44 @@ Named = list[tuple[str, torch.Tensor]]
 KILLED_BYTES = 64 << 20
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+    }
+}
+SHAPES["tiny"] = SHAPES["qwen3-0.6b"] | {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+}
+"""Models by the content of their `config.json`; their weights are drawn from the seed."""
+
+SAMPLE_TOKENS = 512
+
+
 def actor_in(folder: Path, asked: argparse.Namespace) -> MegatronActor:
     actor = MegatronActor()
+    megatron: dict[str, Any] = {"memory_checkpoint_share": 1.0 if "memory" in asked.ways else 0.0}
+    if asked.shape:
+        model = folder / "model"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(SHAPES[asked.shape]))
+        megatron["model_path"] = str(model)
     config = {
         "model": {
             "layers": asked.layers,
@@ -63,27 +105,29 @@ def actor_in(folder: Path, asked: argparse.Namespace) -> MegatronActor:
             "mlp": 3 * asked.hidden,
         },
         "task": {},
-        "optim": {"lr": 1e-3},
-        "megatron": {"memory_checkpoint_share": 1.0},
+        "optim": {"lr": 1e-6},
+        "megatron": megatron,
         "sampling": {"n": 2},
     }
     actor.context = WorkloadContext("bench", "actor", 0, 1, config=config, directory=folder)
     actor.setup()
+    actor.warm_start()
     return actor
 
 
-def train(actor: MegatronActor) -> None:
-    """A step of one small group: its cost is the optimizer's."""
+def train(actor: MegatronActor, tokens: int) -> None:
+    """A step of one group of samples of so many tokens together; with few its cost is the optimizer's."""
     step = actor.step + 1
     draw = np.random.default_rng(step)
+    length = min(SAMPLE_TOKENS, tokens // 2)
     samples = [
         Sample(
-            draw.integers(0, 10, 4).astype(np.int32),
-            np.full(4, -2.0, np.float32),
-            (VersionRun(0, 0, 4),),
-            reward=float(k),
+            draw.integers(0, 10, length).astype(np.int32),
+            np.full(length, -2.0, np.float32),
+            (VersionRun(0, 0, length),),
+            reward=float(k % 2),
         )
-        for k in range(2)
+        for k in range(max(2, tokens // length))
     ]
     group = Group(step, draw.integers(0, 10, 6).astype(np.int32), samples=samples)
     actor.begin(step)
@@ -100,15 +144,15 @@ def clock(row: Row, what: str) -> Iterator[None]:
     row.setdefault(f"{what}_cpu_s", []).append(time.process_time() - cpu)
 
 
-def memory_row(actor: MegatronActor, runs: int) -> Row:
+def memory_row(actor: MegatronActor, asked: argparse.Namespace) -> Row:
     """`hold` as the actor itself spends it in `apply`."""
     kept = actor._memory
     assert kept is not None
     memory = kept._memory
     assert memory is not None
     row: Row = {"way": "memory"}
-    for _ in range(runs):
-        train(actor)
+    for _ in range(asked.runs):
+        train(actor, asked.tokens)
         memory.settle()
         with clock(row, "whole"):
             with clock(row, "hold"):
@@ -124,23 +168,79 @@ def memory_row(actor: MegatronActor, runs: int) -> Row:
     return row
 
 
-def disk_row(actor: MegatronActor, folder: Path, runs: int) -> Row:
-    from gyre.workloads.megatron.checkpoints.on_disk import restore
-
+def disk_row(actor: MegatronActor, folder: Path, asked: argparse.Namespace) -> Row:
     row: Row = {"way": "disk"}
-    for run in range(runs):
-        train(actor)
-        actor.state()  # whose digest a checkpoint holds; the trainer has asked for it by then
+    for run in range(asked.runs):
+        train(actor, asked.tokens)
+        settle()
         path = folder / f"disk_{run}"
         with clock(row, "whole"):
             with clock(row, "hold"):
                 actor.checkpoint(path, background=True)
             actor.checkpoint_written(wait=True)
-        row["size_bytes"] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        row["size_bytes"] = written_bytes(path)
+        settle()
         with clock(row, "restore"):
-            restore(actor.policy, actor._seam, path)
+            actor.restore(path)
+            settle()
         shutil.rmtree(path)
     return row
+
+
+def first_row(actor: MegatronActor, folder: Path) -> Row:
+    """The checkpoint of weights that were just read or drawn."""
+    row: Row = {"way": "first"}
+    path = folder / "first"
+    with clock(row, "hold"), clock(row, "whole"):
+        actor.checkpoint(path)
+    row["size_bytes"] = written_bytes(path)
+    shutil.rmtree(path)
+    return row
+
+
+def room_row(actor: MegatronActor) -> Row:
+    """The memory for the copy, which a thread takes beside the first step; on a GPU it is page-locked."""
+    row: Row = {"way": "room", "size_bytes": 0}
+    writer = actor._writer
+    with clock(row, "whole"):
+        with clock(row, "hold"):
+            writer.prepare()
+        writer._buffer._join()
+    return row
+
+
+def beside_row(actor: MegatronActor, folder: Path, asked: argparse.Namespace) -> Row:
+    """Steps alone, and steps while a checkpoint is being written: as many checkpoints as runs."""
+    row: Row = {"way": "beside", "alone_s": [], "beside_s": []}
+
+    def step(times: list[float]) -> None:
+        settle()
+        began = time.perf_counter()
+        train(actor, asked.tokens)
+        settle()
+        times.append(time.perf_counter() - began)
+
+    warm: list[float] = []
+    for _ in range(3):
+        step(warm)
+    for run in range(asked.runs):
+        for _ in range(asked.steps):
+            step(row["alone_s"])
+        path = folder / f"beside_{run}"
+        actor.checkpoint(path, background=True)
+        while not actor.checkpoint_written(wait=False):
+            step(row["beside_s"])  # the last one may outlast the writing
+        shutil.rmtree(path)
+    return row
+
+
+def settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def written_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def copy_row(named: Named, runs: int) -> Row:
@@ -304,22 +404,34 @@ def told(row: Row, size: int) -> Row:
     return {
         "way": row["way"],
         "size_bytes": row.get("size_bytes", size),
-        **{key: spread(value) for key, value in row.items() if isinstance(value, list)},
+        **{key: spread(value) for key, value in row.items() if isinstance(value, list) and value},
     }
+
+
+def milliseconds(spread_: Row) -> str:
+    return f"{1e3 * spread_['median']:.0f} ({1e3 * spread_['least']:.0f}..{1e3 * spread_['most']:.0f})"
 
 
 def print_table(rows: list[Row], kills: list[Row]) -> None:
     print(f"{'':8} {'MB':>7} {'hold ms':>22} {'whole ms':>22} {'restore ms':>22} {'CPU s/GB':>9}")
     for row in rows:
-        cells = [
-            f"{1e3 * row[key]['median']:.0f} ({1e3 * row[key]['least']:.0f}..{1e3 * row[key]['most']:.0f})"
-            for key in ("hold_s", "whole_s", "restore_s")
-        ]
-        cpu = row["whole_cpu_s"]["median"] / row["size_bytes"] * 1e9
+        if row["way"] == "beside":
+            continue
+        cells = [milliseconds(row[key]) if key in row else "" for key in ("hold_s", "whole_s", "restore_s")]
+        cpu = (
+            row["whole_cpu_s"]["median"] / max(row["size_bytes"], 1) * 1e9 if row["size_bytes"] > 1e6 else 0.0
+        )
         print(
             f"{row['way']:8} {row['size_bytes'] / 1e6:7.0f} {cells[0]:>22} {cells[1]:>22} {cells[2]:>22} {cpu:9.2f}"
         )
     print()
+    for row in rows:
+        if row["way"] == "beside" and "beside_s" in row:
+            longer = row["beside_s"]["median"] / row["alone_s"]["median"] - 1.0
+            print(
+                f"a step alone {milliseconds(row['alone_s'])} ms, beside the writing "
+                f"{milliseconds(row['beside_s'])} ms: {longer:+.1%}"
+            )
     for row in kills:
         print(
             f"killed while saving, {row['way']:8} whole {row['whole']}, none {row['none']}, torn {row['torn']}"
@@ -332,17 +444,22 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="", help="instead of layers and hidden")
+    parser.add_argument("--tokens", type=int, default=8, help="of a step")
+    parser.add_argument("--steps", type=int, default=10, help="steps alone, for each checkpoint beside steps")
+    parser.add_argument("--ways", default="memory,disk,copy,dlrover")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--folder", type=Path, help="where the disk's checkpoints go; a temporary folder")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    asked.ways = asked.ways.split(",")
     torch.set_num_threads(1)
     os.environ.setdefault("TORCHELASTIC_RUN_ID", f"gyre-bench-{uuid.uuid4().hex[:8]}")
     try:
         import dlrover.python.elastic_agent.torch.ckpt_saver  # noqa: F401
 
-        has_dlrover = True
+        has_dlrover = "dlrover" in asked.ways
     except ImportError as error:
         print(f"without DLRover: {error}", file=sys.stderr)
         has_dlrover = False
@@ -353,16 +470,21 @@ def main() -> None:
         if has_dlrover and asked.kills:
             kills.append(dlrover_kills(asked.kills))
         actor = actor_in(root, asked)
-        train(actor)
-        kept = actor._memory
-        assert kept is not None
-        named = kept._tensors()
+        from gyre.workloads.megatron.checkpoints.parts import parts_of  # not before Megatron is there
+
+        found: list[Row] = []
+        if "disk" in asked.ways:
+            found += [first_row(actor, root)] if asked.shape else []
+            found += [room_row(actor)] if "memory" not in asked.ways else []
+        train(actor, asked.tokens)
+        named = [(part.name, part.tensor) for part in parts_of(actor.policy)]
         size = plan(named)[1]
-        found = [
-            memory_row(actor, asked.runs),
-            disk_row(actor, root, asked.runs),
-            copy_row(named, asked.runs),
-        ]
+        if "memory" in asked.ways:
+            found.append(memory_row(actor, asked))
+        if "disk" in asked.ways:
+            found += [disk_row(actor, root, asked), beside_row(actor, root, asked)]
+        if "copy" in asked.ways:
+            found.append(copy_row(named, asked.runs))
         if has_dlrover:
             found.append(dlrover_row(named, asked.runs))
         actor.forget_memory()
@@ -375,6 +497,7 @@ def main() -> None:
             "cores": os.cpu_count(),
             "load": os.getloadavg(),
             "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             "command": " ".join(["python", "bench/checkpoint.py", *sys.argv[1:]]),
         }
         asked.json.write_text(json.dumps({**machine, "rows": rows, "kills": kills}, indent=1))

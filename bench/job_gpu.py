@@ -1,13 +1,23 @@
-"""The product's own job on two GPUs, as a user runs it, beside what each of its halves does alone.
+"""The product's own job on GPUs, as a user runs it, beside what each of its halves does alone in the same run.
 
-    python bench/job_gpu.py --out DIR [--part job engine ...] [--steps N] [--dry-run]
+    python bench/job_gpu.py --out DIR [--part engine+trainer job ...] [--lengths ...] [--prompt-tokens N] [--dry-run]
+    python bench/job_gpu.py --out DIR --plan FILE        # cases one after another: a line of these arguments each
 
-`job` is `gyre run` of `examples/grpo_gsm8k.yaml` in a process of its own: Ray, the master, all roles, the ledger and
-checkpoints; only the data, the model and the reward are of the bench (`job_plane/load.py`): random weights of a shape,
-random prompts, samples that end anywhere. Its rate is read from its journal. `engine` is SGLang alone, with the best
-settings by hand, on as many samples of the same lengths. With `--dry-run` everything runs small, on CPUs.
+Parts, each a process of its own with a limit of time; `engine+trainer` are measured at once where there are two GPUs:
 
-results.json is written anew after each part.
+    engine      SGLang alone, best settings by hand, on as many samples of the same prompts and lengths
+    trainer     Megatron alone, on batches of the same shapes and micro-batches
+    colocated   both on all GPUs, synchronously in turn, with the weights handed over; it is run, not computed
+    job         `gyre run` of `examples/grpo_gsm8k.yaml`: Ray, master, all roles, ledger, checkpoints; only the data,
+                the model and the reward are of the bench (`job_plane/load.py`). Its numbers are from its journal
+    kills       the same, where an engine is killed every so often
+
+Lengths: `equal`, all of 256; `anywhere`, ending anywhere up to 256; `lognormal`, median 400, at most 2,048: a prompt's
+samples share a limit, which the prompt brings, and one in five ends before it.
+
+results.json has all cases and parts, and is written anew after each part; what is asked for again is measured again.
+The table is printed at the end, or with `--table` alone from what is there. With `--dry-run` everything runs small, on
+CPUs.
 """
 
 from __future__ import annotations
@@ -16,276 +26,263 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-Row = dict[str, Any]
+from job_plane.case import LENGTHS, SHAPES, Case, Row  # noqa: E402
+from job_plane.table import table  # noqa: E402
 
-SHAPES: dict[str, Row] = {
-    "tiny": {"hidden": 64, "inner": 128, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2},
-    "0.6B": {"hidden": 1024, "inner": 3072, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28},
-    "1.7B": {"hidden": 2048, "inner": 6144, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28},
-}
-VOCAB = 640
+PARTS = ("engine", "trainer", "colocated", "job", "kills")
 
-TRITON = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
-"""Kernels that need no compiler on the machine."""
+LIMITS_S = {"engine": 300.0, "trainer": 200.0, "colocated": 240.0}
+"""Of a part that has no `--within`. A first engine on a fresh machine takes up to 170 s to start."""
 
-BEST = ["--max-running-requests", "512", "--cuda-graph-max-bs", "512", "--disable-radix-cache"]
-"""The bare engine's best settings by hand, for short prompts."""
+ENDING_S = 90.0
+"""For a job to be stopped, beyond its `--within`."""
 
-
-@dataclass(frozen=True)
-class Case:
-    shape: str = "0.6B"
-    groups: int = 64
-    samples: int = 8
-    prompt_tokens: int = 48
-    new_tokens: int = 256
-    stop_tokens: int = 1
-    steps: int = 15
-    dry: bool = False
-
-    @property
-    def model(self) -> Row:
-        return SHAPES[self.shape] | {"vocab": VOCAB}
+LEAST_S = {"job": ENDING_S + 90.0, "kills": ENDING_S + 200.0}
+"""With less of `--total` left, the part does not begin; 45 s for others."""
 
 
-DRY = Case("tiny", 4, 4, 16, 32, 8, 4, dry=True)
-
-
-def main() -> int:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", nargs="+", choices=("engine", "job"), default=["engine", "job"])
-    parser.add_argument("--label", default="job", help="name of the job's row")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--shape", choices=SHAPES)
-    parser.add_argument("--set", action="append", default=[], help="as of gyre run, for the job")
-    parser.add_argument("--within", type=float, default=400.0, help="seconds for the job")
     parser.add_argument(
-        "--profile-at", type=int, default=0, help="the step after which py-spy records; 0 for none"
+        "--details", type=Path, help="folder of logs, journals and samples of each part; OUT/details"
     )
+    parser.add_argument("--part", nargs="+", default=["engine+trainer", "job"], help="of " + ", ".join(PARTS))
+    parser.add_argument("--lengths", choices=LENGTHS, default="anywhere")
+    parser.add_argument("--prompt-tokens", type=int)
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--groups", type=int, help="groups of 8 in a step")
+    parser.add_argument(
+        "--steps", type=int, help="of the job; 60 of the 0.6B with lognormal lengths, else 15"
+    )
+    parser.add_argument("--engines", type=int, default=1, help="of the job")
+    parser.add_argument("--label", default="", help="added to the case's name, where only settings differ")
+    parser.add_argument("--set", action="append", default=[], help="as of gyre run, for the job")
+    parser.add_argument("--within", type=float, default=400.0, help="seconds for the job, its start included")
+    parser.add_argument("--kill-every", type=float, default=120.0)
+    parser.add_argument("--kill-for", type=float, default=480.0, help="seconds from the first kill on")
+    parser.add_argument("--profile-at", type=int, default=0, help="the step after which py-spy records")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--plan", type=Path, help="a file with a case's arguments a line")
+    parser.add_argument("--total", type=float, default=1e9, help="seconds for everything")
+    parser.add_argument("--table", action="store_true", help="print the table of what is there, and no more")
+    parser.add_argument("--json", action="store_true", help="print results.json instead of the table")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def case_of(given: argparse.Namespace) -> Case:
+    if given.dry_run:
+        case = Case("tiny", 4, 4, 16, given.lengths, 8, dry=True)
+    else:
+        case = Case(lengths=given.lengths)
+    shape = given.shape or case.shape
+    steps = 60 if (shape, given.lengths) == ("0.6B", "lognormal") else case.steps
+    return replace(
+        case,
+        shape=shape,
+        steps=given.steps or steps,
+        prompt_tokens=given.prompt_tokens or case.prompt_tokens,
+        groups=given.groups or case.groups,
+        engines=given.engines,
+    )
+
+
+def main() -> int:
+    parser = arguments()
     given = parser.parse_args()
-    case = DRY if given.dry_run else Case()
-    case = replace(case, steps=given.steps or case.steps, shape=given.shape or case.shape)
-    out: Path = given.out
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "results.json"
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.only:
+        return one_part(given)
+    file = given.out / "results.json"
     results: Row = json.loads(file.read_text()) if file.exists() else {}
-    scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"job_gpu_{case.shape}"
-    folder = model_of(case, scratch)
-    for part in given.part:
-        began = time.monotonic()
-        try:
-            if part == "engine":
-                row = asyncio.run(engine_alone(case, folder))
-            else:
-                row = job(case, folder, scratch, out, given.label, given.set, given.within, given.profile_at)
-        except Exception as error:  # the other parts are worth having
-            row = {"error": f"{type(error).__name__}: {error}"[:4000]}
-        row["took_s"] = round(time.monotonic() - began, 1)
-        results[part if part == "engine" else given.label] = {"case": asdict(case)} | row
-        file.write_text(json.dumps(results, indent=1))
-        told = {key: value for key, value in row.items() if key != "steps"}
-        print(part, given.label, json.dumps(told), flush=True)
+    if not given.table:
+        ends = time.monotonic() + given.total
+        for arguments_given in planned(given):
+            each = parser.parse_args(arguments_given)
+            for part in each.part:
+                if ends - time.monotonic() < LEAST_S.get(part, 45.0):
+                    print(f"no time is left for {part} of {' '.join(arguments_given)}", flush=True)
+                    continue
+                measure(each, part, arguments_given, results, ends)
+    print(json.dumps(results, indent=1) if given.json else table(results))
     return 0
 
 
-def model_of(case: Case, scratch: Path) -> Path:
-    from gpu_plane.model import model_main
-
-    folder = scratch / "model"
-    if not folder.exists():
-        scratch.mkdir(parents=True, exist_ok=True)
-        threads = os.cpu_count() or 1
-        model_main(
-            {"folder": str(folder), "shape": case.model, "threads": threads, "bf16": not case.dry, "seed": 1}
-        )
-    return folder
+def planned(given: argparse.Namespace) -> list[list[str]]:
+    """The arguments of each case; those of this call are before those of the plan."""
+    common = sys.argv[1:]
+    if given.plan is None:
+        return [common]
+    lines = [line.split("#")[0].strip() for line in given.plan.read_text().splitlines()]
+    return [[*common, *shlex.split(line)] for line in lines if line]
 
 
-# -- the engine alone --------------------------------------------------------------------------------
+def measure(
+    given: argparse.Namespace, part: str, arguments_given: list[str], results: Row, ends: float
+) -> None:
+    """Measure the part, or both where it is `engine+trainer`, in processes of their own, and add the rows."""
+    case = case_of(given)
+    name = case.name + (f", {given.label}" if given.label else "")
+    here = results.setdefault(name, {"case": asdict(case)})
+    results.setdefault("machine", machine())
+    parts = part.split("+")
+    unknown = [one for one in parts if one not in PARTS]
+    if unknown:
+        raise SystemExit(f"--part: {unknown[0]} is none of {', '.join(PARTS)}")
+    case.model()  # once, before parts begin that read it at once
+    together = len(parts) > 1 and (case.dry or gpus() > 1)
+    running: list[tuple[str, Part]] = []
+    for gpu, one in enumerate(parts):
+        limit = given.within + ENDING_S if one in ("job", "kills") else LIMITS_S[one]
+        limit = min(limit, ends - time.monotonic())
+        if one in ("job", "kills"):
+            arguments_given = [*arguments_given, "--within", f"{limit - ENDING_S:.0f}"]
+        details = given.details or given.out / "details"
+        details.mkdir(parents=True, exist_ok=True)
+        began = Part(details, name, one, arguments_given, limit, gpu if together else 0)
+        running.append((one, began))
+        if not together:
+            here[one] = began.row()
+            running.clear()
+            save(given.out, results)
+            tell(name, one, here[one])
+    for one, began in running:
+        here[one] = began.row()
+        save(given.out, results)
+        tell(name, one, here[one])
 
 
-async def engine_alone(case: Case, folder: Path, rounds: int = 4) -> Row:
-    """Rounds of a step's samples, all of a round at once."""
-    from gyre.engines.process import EngineProcess
-    from gyre.engines.sglang import sglang_command
-    from gyre.rollouts.agent.join import engine_commands
+class Part:
+    """A part of a case in a process of its own, which has `limit_s`."""
 
-    if case.dry:
-        command = engine_commands("embedded", max_running=64, kv_tokens=1 << 16)(folder, "0")
-    else:
-        command = sglang_command(folder, weight_version="0", extra=[*TRITON, *BEST])
-    began = time.monotonic()
-    async with EngineProcess(command, ready_within_s=300.0) as engine:
-        ready_s = time.monotonic() - began
-        client = engine.client()
+    def __init__(
+        self, details: Path, name: str, part: str, arguments_given: list[str], limit_s: float, gpu: int
+    ) -> None:
+        safe = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in f"{name}_{part}")
+        self._file = details / f"{safe}.json"
+        self._file.unlink(missing_ok=True)
+        self._log = details / f"{safe}.out"
+        self._began = time.monotonic()
+        self._limit_s = limit_s
+        command = [sys.executable, __file__, *arguments_given, "--only", f"{part}@{gpu}"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--row", str(self._file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def row(self) -> Row:
+        """Its row, when it has ended or its limit has passed."""
+        left = self._began + self._limit_s - time.monotonic()
+        late = False
         try:
-            rates = [await one_round(case, client, index) for index in range(rounds)]
-        finally:
-            await client.close()
-    return {"ready_s": ready_s, "tokens_s": rates}
-
-
-async def one_round(case: Case, client: Any, index: int) -> float:
-    from job_plane.load import RandomPrompts
-
-    from gyre.engines.dialect import GenerateRequest, SamplingParams
-
-    task = RandomPrompts({}, vocab=VOCAB, prompt_tokens=case.prompt_tokens, stop_tokens=case.stop_tokens)
-    sampling = SamplingParams(
-        temperature=1.0, max_new_tokens=case.new_tokens, stop_token_ids=task.stop_token_ids
-    )
-
-    async def group(at: int) -> int:
-        prompt = task.prompt(index * case.groups + at).prompt_ids
-        requests = [
-            GenerateRequest(f"{index:04d}{at:08d}{one:04d}", prompt, sampling) for one in range(case.samples)
-        ]
-        tokens = 0
-        async with aclosing(client.generate_many(requests)) as chunks:
-            async for _, chunk in chunks:
-                tokens += len(chunk.token_ids)
-        return tokens
-
-    began = time.monotonic()
-    made = await asyncio.gather(*map(group, range(case.groups)))
-    return sum(made) / (time.monotonic() - began)
-
-
-# -- the job -----------------------------------------------------------------------------------------
-
-
-def job(
-    case: Case,
-    folder: Path,
-    scratch: Path,
-    out: Path,
-    label: str,
-    changes: list[str],
-    within_s: float,
-    profile_at: int,
-) -> Row:
-    from job_plane.watch import Watch
-
-    home = scratch / f"home_{label}"
-    spec = scratch / f"{label}.yaml"
-    spec.write_text(json.dumps(spec_of(case, folder)))  # JSON is YAML
-    environment = os.environ | {"GYRE_HOME": str(home), "PYTHONPATH": python_path()}
-    command = [sys.executable, "-m", "gyre.api.cli", "run", str(spec)]
-    for change in changes:
-        command += ["--set", change]
-    began = time.time()
-    with (out / f"{label}.log").open("wb") as log, Watch(home, out, label, profile_at):
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            returncode = process.wait(within_s)
+            self._process.wait(max(0.0, left))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            late = True
+            os.killpg(self._process.pid, signal.SIGTERM)
             try:
-                returncode = process.wait(60.0)
+                self._process.wait(15.0)
             except subprocess.TimeoutExpired:
-                process.kill()
-                returncode = process.wait()
-    ended = time.time()
-    for file in home.glob("jobs/*/logs/*"):
-        (out / f"{label}_{file.name}").write_bytes(file.read_bytes()[-200_000:])
-    return {"returncode": returncode, "wall_s": round(ended - began, 1)} | journal(
-        home, began, ended, case, out / f"{label}_events.jsonl"
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        row: Row = json.loads(self._file.read_text()) if self._file.exists() else {}
+        if not row:
+            why = f"it took longer than {self._limit_s:.0f} s" if late else "it ended without a row"
+            row = {"error": f"{why}: {self._log.read_text(errors='replace')[-3000:]}"}
+        return row | {"took_s": round(time.monotonic() - self._began, 1)}
+
+
+def one_part(given: argparse.Namespace) -> int:
+    """Measure one part in this process, and write its row."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # so that engines and jobs are stopped on the way out
+    part, _, gpu = given.only.partition("@")
+    try:
+        row = row_of(given, part, int(gpu))
+    except Exception as error:  # it is the row: the other parts are worth having
+        row = {"error": f"{type(error).__name__}: {error}"[:4000]}
+    partial = given.row.with_suffix(".partial")
+    partial.write_text(json.dumps(row))
+    partial.rename(given.row)
+    return 0
+
+
+def row_of(given: argparse.Namespace, part: str, gpu: int) -> Row:
+    case = case_of(given)
+    if part == "engine":
+        from job_plane.generation import engine_alone
+
+        return asyncio.run(engine_alone(case, gpu))
+    if part == "trainer":
+        from job_plane.trainer_alone import trainer_alone
+
+        return trainer_alone(case, gpu)
+    if part == "colocated":
+        from job_plane.colocated import colocated
+
+        return asyncio.run(colocated(case, 2 if case.dry else gpus()))
+    from job_plane.account import looks_in
+    from job_plane.job import job
+    from job_plane.kills import Kills
+
+    kills = Kills(every_s=given.kill_every, for_s=given.kill_for) if part == "kills" else None
+    if kills is not None:
+        case = replace(case, steps=100_000)
+    details, label = given.row.parent, given.row.stem
+    row = job(
+        case, details, label, given.set, within_s=given.within, profile_at=given.profile_at, kills=kills
     )
-
-
-def python_path() -> str:
-    return os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-
-
-def spec_of(case: Case, folder: Path) -> Row:
-    """The shipped example, over the bench's model, data and reward."""
-    import yaml
-
-    spec: Row = yaml.safe_load((HERE.parent / "examples" / "grpo_gsm8k.yaml").read_text())
-    config = spec["config"]
-    del config["data"]
-    config["task"] = {
-        "name": "job_plane.load:RandomPrompts",
-        "options": {
-            "vocab": VOCAB,
-            "prompt_tokens": case.prompt_tokens,
-            "stop_tokens": case.stop_tokens,
-        },
-    }
-    config["reward"] = {"function": "job_plane.load:even_share", "processes": 2 if case.dry else 8}
-    config["megatron"] |= {"model_path": str(folder)}
-    config["sampling"] |= {"n": case.samples, "max_new_tokens": case.new_tokens}
-    spec["python_path"] = [str(HERE)]
-    spec["run"] |= {
-        "steps": case.steps,
-        "prompts_per_step": case.groups,
-        "groups_per_firing": max(case.groups // 8, 1),
-        "groups_per_micro_batch": max(case.groups // 4, 1),
-        "checkpoint_every": 10,
-        "evaluate_every": 0,
-    }
-    if case.dry:
-        spec |= {"device_type": "CPU", "device_per_node": 4}
-        spec["rollouts"] = {"engine": "embedded"}
-        config["megatron"] |= {"pass_tokens": 512}
-    else:
-        spec["rollouts"]["engine_args"] = TRITON
-    return spec
-
-
-def journal(home: Path, began: float, ended: float, case: Case, file: Path) -> Row:
-    """The job's rate, from its steps; and when what happened, in seconds from the command's start."""
-    from gyre.store import open_store
-
-    with open_store(f"sqlite:///{home / 'gyre.db'}") as store:
-        jobs = store.jobs()
-        if not jobs:
-            return {"error": "no job was submitted"}
-        entries = list(store.journal(jobs[0].job_id).events())
-    with file.open("w") as lines:
-        for entry in entries:
-            row = {"at_s": round(entry.at - began, 3), "kind": entry.kind, "body": entry.body}
-            lines.write(json.dumps(row) + "\n")
-    steps = [
-        {"step": e.body["step"], "at_s": round(e.at - began, 3), "tokens": e.body["metrics"]["tokens"]}
-        | {"seconds": round(e.body["metrics"]["seconds"], 3)}
-        for e in entries
-        if e.kind == "StepCompleted"
-    ]
-    published = {e.body["version"]: e.at - began for e in entries if e.kind == "WeightsPublished"}
-    row: Row = {"steps": steps, "ended_s": round(ended - began, 1)}
-    if len(steps) < 3:
-        return row
-    laps = [(now["at_s"] - before["at_s"], now["tokens"]) for before, now in pairwise(steps)]
-    steady = laps[min(4, len(laps) // 2) :]
-    row |= {
-        "first_step_s": steps[0]["at_s"],
-        "median_lap_s": statistics.median(lap for lap, _ in steady),
-        "tokens_s": sum(tokens for _, tokens in steady) / sum(lap for lap, _ in steady),
-        "to_published_s": statistics.median(
-            published[s["step"]] - s["at_s"] for s in steps if s["step"] in published
-        ),
-        "end_s": round(ended - began - steps[-1]["at_s"], 1),
-    }
+    if kills is not None:
+        row["kills"] = kills.summary(row.get("steps", []), looks_in(details, label), case.engines)
     return row
+
+
+def save(out: Path, results: Row) -> None:
+    partial = out / "results.partial"
+    partial.write_text(json.dumps(results, indent=1))
+    partial.rename(out / "results.json")
+
+
+def tell(name: str, part: str, row: Row) -> None:
+    short = {
+        key: round(value, 3) if isinstance(value, float) else value
+        for key, value in row.items()
+        if isinstance(value, int | float | str) or value is None
+    }
+    print(f"{name}: {part} {json.dumps(short)[:1500]}", flush=True)
+
+
+def gpus() -> int:
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+
+
+def machine() -> Row:
+    from gpu_plane import machine as about
+
+    return about.machine()
 
 
 if __name__ == "__main__":

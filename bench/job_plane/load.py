@@ -1,4 +1,4 @@
-"""What the job of `job_gpu.py` is about: random prompts, answers that end anywhere, a reward by tokens."""
+"""What the job of `job_gpu.py` is about: random prompts, lengths of three kinds, a reward by tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample
 
+MEDIAN, SIGMA, LONGEST = 482.0, 0.8, 2048
+"""Of prompts' own limits, which are log-normal. With the stop tokens on top of them the median of lengths is 400."""
+
 
 class Tokens:
     """A tokenizer's numbers, without texts."""
@@ -18,20 +21,29 @@ class Tokens:
 
 
 class RandomPrompts:
-    """A task (`task.name`): prompts of `prompt_tokens` random tokens. A sample ends at any of `stop_tokens` tokens
-    which is anywhere with random weights: about one token in `vocab / stop_tokens`. With 0 all are equally long."""
+    """A task (`task.name`): prompts of `prompt_tokens` random tokens. A sample ends at any of `stop_token_ids`; without
+    any, at its limit. With `longest` each prompt brings a limit of its own, log-normal and at most `longest`."""
 
     def __init__(
-        self, config: Mapping[str, Any], *, vocab: int, prompt_tokens: int, stop_tokens: int = 1
+        self,
+        config: Mapping[str, Any],
+        *,
+        vocab: int,
+        prompt_tokens: int,
+        stop_token_ids: list[int],
+        longest: int = 0,
     ) -> None:
         self.tokenizer = Tokens(vocab)
-        self.stop_token_ids = tuple(range(vocab - stop_tokens, vocab))
-        self._vocab, self._length = vocab, prompt_tokens
+        self.stop_token_ids = tuple(stop_token_ids)
+        self._vocab, self._length, self._longest = vocab, prompt_tokens, longest
         self._seed = int(config.get("seed", 0))
 
     def prompt(self, index: int) -> Group:
         generator = np.random.default_rng((self._seed, index + (1 << 32)))
-        return Group(index, generator.integers(0, self._vocab // 2, self._length, dtype=np.int32), {})
+        ids = generator.integers(0, self._vocab // 2, self._length, dtype=np.int32)
+        return Group(
+            index, ids, {"max_new_tokens": own_limit(generator, self._longest)} if self._longest else {}
+        )
 
     def held_out(self, count: int) -> list[Group]:
         return [self.prompt(-1 - at) for at in range(count)]
@@ -41,6 +53,11 @@ class RandomPrompts:
 
     def answer_of(self, sample: Sample) -> str:
         return " ".join(map(str, sample.token_ids))
+
+
+def own_limit(generator: np.random.Generator, longest: int) -> int:
+    drawn = MEDIAN / LONGEST * longest * float(np.exp(SIGMA * generator.standard_normal()))
+    return min(max(round(drawn), 1), longest)
 
 
 def even_share(prompt: str, completion: str, meta: Mapping[str, Any]) -> float:

@@ -10,18 +10,26 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-EVERY_S = 0.2
+EVERY_S = 0.1
 PROFILED = ("trainer-0", "actor-0", "rollout_manager-0", "rollout-0")
 
 
 class Watch:
     """A context manager over a job whose home is `home`. It writes `NAME_plane.jsonl`, `NAME_gpus.csv` and, where
-    `profile_at_step` is given, `NAME_VERTEX.folded` (py-spy's stacks over `profile_s` seconds) to `out`."""
+    `profile_at_step` is given, `NAME_VERTEX.folded` (py-spy's stacks over `profile_s` seconds) to `out`. `began` is
+    when the command was started."""
 
     def __init__(
-        self, home: Path, out: Path, name: str, profile_at_step: int = 0, profile_s: float = 20.0
+        self,
+        home: Path,
+        out: Path,
+        name: str,
+        began: float,
+        profile_at_step: int = 0,
+        profile_s: float = 20.0,
     ) -> None:
         self._home, self._out, self._name = home, out, name
+        self._began = began
         self._profile_at_step, self._profile_s = profile_at_step, profile_s
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._plane, daemon=True)]
@@ -30,7 +38,6 @@ class Watch:
         self._gpus: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Watch:
-        self._began = time.time()
         for thread in self._threads:
             thread.start()
         ask = [
@@ -85,21 +92,34 @@ class Watch:
             "instances": [{key: one.get(key) for key in keys} for one in status["instances"]],
         }
 
-    def _profiles(self) -> None:
+    # -- the journal --------------------------------------------------------------------------------
+
+    def steps(self) -> int:
+        """Steps that the job has made so far."""
+        return sum(entry.kind == "StepCompleted" for entry in self._entries())
+
+    def vertices(self, prefix: str = "") -> dict[str, int]:
+        """The process of each vertex whose name begins so, as it was started last."""
+        pids = {e.body["vertex"]: e.body["pid"] for e in self._entries() if e.kind == "VertexStarted"}
+        return {name: pid for name, pid in pids.items() if name.startswith(prefix)}
+
+    def _entries(self) -> list[Any]:
         from gyre.errors import GyreError
         from gyre.store import open_store
 
-        steps = 0
-        while steps < self._profile_at_step:
+        if not (self._home / "gyre.db").exists():
+            return []
+        try:
+            with open_store(f"sqlite:///{self._home / 'gyre.db'}") as store:
+                return list(store.journal(store.jobs()[0].job_id).events())
+        except (GyreError, IndexError):  # no job yet
+            return []
+
+    def _profiles(self) -> None:
+        while self.steps() < self._profile_at_step:
             if self._over.wait(1.0):
                 return
-            try:
-                with open_store(f"sqlite:///{self._home / 'gyre.db'}") as store:
-                    entries = store.journal(store.jobs()[0].job_id).events()
-            except (GyreError, IndexError):  # no job yet
-                continue
-            steps = sum(entry.kind == "StepCompleted" for entry in entries)
-        pids = {e.body["vertex"]: e.body["pid"] for e in entries if e.kind == "VertexStarted"}
+        pids = self.vertices()
         started = []
         for vertex in PROFILED:
             file = self._out / f"{self._name}_{vertex}.folded"

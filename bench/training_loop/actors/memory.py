@@ -37,6 +37,7 @@ class MemoryWork(Work):
         if self._kept.trouble:
             raise ActorFailed(f"no checkpoints in host memory: {self._kept.trouble}")
         self._kept._next_at = NEVER
+        self._kept._has_room = True  # or `begin` would take it, page-locked, in the background
         self._own_pin = self._memory._pin
         return {**told, "state_bytes": self._state_bytes()}
 
@@ -51,14 +52,13 @@ class MemoryWork(Work):
     def _state_bytes(self) -> int:
         from gyre.workloads.gang.host_memory import plan
 
-        return int(plan(self._kept._tensors())[1])
+        return int(plan(self._kept.tensors())[1])
 
     def make_room(self, pin: bool) -> Row:
         """Two slots, page-locked or not. A second time it changes that alone."""
         self._memory._pin = self._own_pin if pin else None
-        tensors = self._kept._tensors()
+        tensors = self._kept.tensors()
         _, seconds = self._timed(lambda: self._memory.make_room(tensors))
-        self._kept._has_room = True
         return {"seconds": seconds, "pinned": len(self._memory._unpin)}
 
     def save(self) -> Row:
@@ -79,7 +79,7 @@ class MemoryWork(Work):
         """Of every bit of the rank's state."""
         torch, digest = self.torch, hashlib.sha256()
         whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        for name, tensor in self._kept._tensors():
+        for name, tensor in self._kept.tensors():
             flat = tensor.detach().contiguous().flatten()
             bits = flat.view(whole[flat.element_size()]).to(torch.int64)
             places = torch.arange(bits.numel(), device=bits.device) % 8191 + 1
