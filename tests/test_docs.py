@@ -409,7 +409,8 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
 
     with StandingJob() as job:
         view = job.view()
-    view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, "waits": {"a waits for b": 1.0}}
+    shares = {"waits": {"a waits for b": 1.0}, "times": {"a": {"waits for b": 1.0}}}
+    view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     text = prometheus_text(view).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
