@@ -35,8 +35,9 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 	$(BIN)/python -m compileall -q gyre
 	$(PYTEST) -m "not slow and not postgres and not sglang" $(ARGS)
 
-test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL
+test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
 	$(BIN)/python -m compileall -q gyre
+	GYRE_TEST_EXAMPLES=1 $(PYTEST) -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
 	$(PYTEST) -m "(slow or postgres) and not sglang" $(ARGS)
 
 test-all:  ## everything: test-sglang, test and test-long
@@ -56,8 +57,8 @@ $(SGLANG)/.installed: constraints-sglang.txt
 test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight loading, a job that is killed
 	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
 
-search: install  ## look for examples that break a property: others each time, and more where a test sets no number
-	$(PYTEST) -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)
+search: install  ## look for examples that break a property: others each time, ten times as many as in the long suite
+	GYRE_TEST_EXAMPLES=10 $(PYTEST) -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*

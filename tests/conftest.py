@@ -13,15 +13,16 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
+from tests.examples import examples
 
 # A suite that is started in the background inherits an ignored SIGINT, and so would every process that its tests
 # start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A property holds or fails whatever the machine's speed: no example has a deadline. The suite tries the same examples
-# every time; `make search` looks for others.
-settings.register_profile("suite", deadline=None, derandomize=True)
-settings.register_profile("search", deadline=None, max_examples=1000)
+# every time, the long suite more of them; `make search` looks for others.
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=examples(100))
+settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile("suite")
 
 REAL_RAY = ("kill", "e2e")

@@ -18,7 +18,6 @@ import pytest
 from gyre.api.definition.entrypoints import check_entrypoints
 from gyre.api.definition.jobfile import load_job_file
 from gyre.config import parse_job
-from gyre.store import open_store
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples"
@@ -122,8 +121,8 @@ def test_an_algorithm_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.Mon
     }
     with short_job("own_algorithm.py", changes, tmp_path) as job:
         result = job.result(timeout_s=DEADLINE_S)
-        with open_store(job.store_url) as store:
-            steps = store.ledger(job.job_id).load().steps
+        with job.ledger() as ledger:
+            steps = ledger.load().steps
     assert result["steps"] == 4
     assert all(0.0 < row.metrics["trust"] <= 1.0 for row in steps)
     assert len({row.digest for row in steps}) > 1, "some answers are right, and the weights move"
@@ -134,6 +133,7 @@ def test_the_custom_workload_arrives(tmp_path: Path) -> None:
         assert job.result(timeout_s=DEADLINE_S)["distance"] < 0.5
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("name", ["grpo_gsm8k.yaml", "grpo_openr1_qwen3.yaml", "ppo_gsm8k.yaml"])
 def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, tmp_path: Path) -> None:
     """Data set, chat template, tokenizer and mathematical reward as in the file; another actor and other rollouts."""

@@ -55,6 +55,7 @@ def run(tmp_path: Path, at: str, lost_in: str = "") -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize(
     ("at", "said"),
     [
@@ -75,6 +76,7 @@ def test_an_interrupt_of_an_import_ends_the_command(tmp_path: Path, at: str, sai
     assert done.stderr.strip().splitlines()[-1:] == ([said] if said else [])
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("lost_in", ["nothing", "a part of this library is missing"])
 @pytest.mark.parametrize(("at", "said"), [("click", ""), ("ray", BEFORE_ALL), ("torch", BEFORE_THE_JOB)])
 def test_an_interrupt_that_an_import_would_lose_is_heard(

@@ -19,6 +19,7 @@ from gyre.api.terminal.panel import SHOWN_INCIDENTS, draw_panel, share_rows
 from gyre.api.terminal.run_history import RunHistory
 from gyre.master.master_api import View
 from gyre.testing.standing_job import StandingJob
+from tests.examples import examples
 
 WIDTHS = (60, 80, 100, 120, 140, 200)
 STEP_S = 5.0
@@ -174,7 +175,7 @@ def test_what_replicas_do_is_counted_with_the_most_frequent_first() -> None:
     roles=st.integers(0, 12),
     incidents=st.integers(0, 12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_it_fits_whatever_the_terminal_and_the_job(
     width: int, height: int, rollouts: int, roles: int, incidents: int
 ) -> None:

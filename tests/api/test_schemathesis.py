@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from gyre.api.rest import create_app
 from gyre.master.master_api import MasterApi
 from gyre.testing.standing_job import StandingJob
+from tests.examples import examples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -36,7 +37,11 @@ def app() -> Iterator[FastAPI]:
 
 @schema.parametrize()
 @settings(
-    max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(20),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 def test_every_answer_is_as_the_openapi_says(case: schemathesis.Case, app: FastAPI) -> None:
     if "job" in case.path_parameters and len(str(case.path_parameters["job"])) % 2:

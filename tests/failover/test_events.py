@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gyre.failover import commands as c
 from gyre.failover import events as e
+from tests.examples import examples
 
 TEXT = st.text(max_size=20)
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -45,7 +46,7 @@ def kinds_of(module: Any, base: type[Any]) -> list[type[Any]]:
 
 
 @pytest.mark.parametrize("kind", kinds_of(e, e.Event), ids=lambda kind: kind.__name__)
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=examples(15), derandomize=True)
 @given(data=st.data())
 def test_an_event_comes_back_equal(kind: type[e.Event], data: st.DataObject) -> None:
     event = data.draw(instances_of(kind))
@@ -54,7 +55,7 @@ def test_an_event_comes_back_equal(kind: type[e.Event], data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("kind", kinds_of(c, c.Command), ids=lambda kind: kind.__name__)
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=examples(15), derandomize=True)
 @given(data=st.data())
 def test_a_command_comes_back_equal(kind: type[c.Command], data: st.DataObject) -> None:
     command = data.draw(instances_of(kind))

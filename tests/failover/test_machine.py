@@ -27,6 +27,7 @@ from gyre.master.vertex_reports import event_of
 from gyre.sim import Witness
 from gyre.testing.clock import VirtualClock
 from gyre.testing.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
+from tests.examples import examples
 from tests.failover.histories import Recorded, coordinator_of, spec_with
 
 SPEC = spec_with(
@@ -367,7 +368,7 @@ def started(process: FakeProcess) -> e.VertexStarted:
 
 TestMachine = World.TestCase
 TestMachine.settings = settings(
-    max_examples=150,
+    max_examples=examples(150),
     stateful_step_count=50,
     derandomize=True,
     deadline=None,

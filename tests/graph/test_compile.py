@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.config import parse_job
 from gyre.graph import Dispatch, Edge, EdgeKind, as_dict, compile_job
+from tests.examples import examples
 from tests.graph.jobs import grpo_job, role, script_job
 
 
@@ -108,7 +109,7 @@ def test_spec_that_was_given_is_not_changed() -> None:
     assert spec.model_dump() == before
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     actor=st.integers(1, 4),
     rollout=st.integers(1, 5),

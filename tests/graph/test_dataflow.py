@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gyre.graph import Edge, EdgeKind
 from gyre.graph.dataflow import Imbalance, StarvedCycle, repetition_vector, starved_cycle
+from tests.examples import examples
 
 
 def brute_force_lives(names: Sequence[str], edges: Sequence[Edge], repetitions: dict[str, int]) -> bool:
@@ -53,7 +54,7 @@ def balanced_graphs(draw: st.DrawFn) -> tuple[list[str], list[Edge], dict[str, i
     return names, edges, firings
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(balanced_graphs())
 def test_deadlock_is_found_exactly_where_playing_gets_stuck(
     graph: tuple[list[str], list[Edge], dict[str, int]],
@@ -70,7 +71,7 @@ def test_deadlock_is_found_exactly_where_playing_gets_stuck(
         assert all(tokens < edge.consume for edge, tokens in zip(found.edges, found.tokens, strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(balanced_graphs())
 def test_repetitions_balance_every_edge(graph: tuple[list[str], list[Edge], dict[str, int]]) -> None:
     names, edges, _ = graph
@@ -79,7 +80,7 @@ def test_repetitions_balance_every_edge(graph: tuple[list[str], list[Edge], dict
     assert all(repetitions[e.source] * e.produce == repetitions[e.target] * e.consume for e in edges)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(balanced_graphs(), st.data())
 def test_imbalance_is_found(graph: tuple[list[str], list[Edge], dict[str, int]], data: st.DataObject) -> None:
     names, edges, _ = graph

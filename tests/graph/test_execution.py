@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.errors import NotFound
 from gyre.graph import Dcg, Edge, EdgeKind, ExecutionGraph, compile_job
+from tests.examples import examples
 from tests.graph.jobs import grpo_job
 
 ROLES = ("trainer", "actor", "rollout", "critic")
@@ -29,7 +30,7 @@ def graphs(draw: st.DrawFn) -> ExecutionGraph:
     return ExecutionGraph(Dcg(ROLES, role_edges=edges), ranks, gangs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(graphs())
 def test_regions_are_an_equivalence_relation(graph: ExecutionGraph) -> None:
     ids = [vertex.id for vertex in graph.vertices]
@@ -41,7 +42,7 @@ def test_regions_are_an_equivalence_relation(graph: ExecutionGraph) -> None:
     assert set(graph.regions()) == {graph.region(one) for one in ids}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(graphs())
 def test_regions_are_what_non_durable_edges_join(graph: ExecutionGraph) -> None:
     """Against the graph drawn out edge by edge."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gyre.graph import compile_job
 from gyre.graph.elements import Dcg, Dispatch, Edge, EdgeKind, Operator
 from gyre.graph.flow import Firing, Flow
+from tests.examples import examples
 from tests.graph.jobs import grpo_job
 
 GENERATE, SCORE, ACCUMULATE, APPLY = "rollout.generate", "reward.score", "actor.accumulate", "actor.apply"
@@ -315,7 +316,7 @@ class Walk:
                 assert (firing.index + 1) * edge.produce - counted * edge.consume <= edge.capacity
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(shapes(), st.data())
 def test_any_order_of_completions_ends_with_everything_fired_once_within_bounds(shape, data):
     walk = Walk(shape, data)
@@ -328,7 +329,7 @@ def test_any_order_of_completions_ends_with_everything_fired_once_within_bounds(
     assert len(walk.ended[APPLY]) == shape["steps"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(shapes())
 def test_the_staleness_bound_is_reached_as_well_as_kept(shape):
     """With steps enough, batch k may be generated before any step is applied, and batch k + 1 may not."""
@@ -350,7 +351,7 @@ def snapshot(flow):
     }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(shapes(), st.data(), st.integers(0, 60))
 def test_a_flow_restored_from_what_is_done_goes_on_as_the_first_would(shape, data, moves):
     walk = Walk(shape, data)
@@ -370,7 +371,7 @@ def test_a_flow_restored_from_what_is_done_goes_on_as_the_first_would(shape, dat
     again.run()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(shapes(), st.data(), st.integers(0, 60))
 def test_a_gang_that_is_rewound_to_its_last_step_loses_nothing_and_repeats_no_step(shape, data, moves):
     """As the trainer does when a rank dies: what was accumulated for the current step is sent again."""

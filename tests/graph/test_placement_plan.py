@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.errors import GraphError
 from gyre.graph import CompiledJob, NodeCapacity, PlacementPlan, compile_job, fit_to_cluster
+from tests.examples import examples
 from tests.graph.jobs import grpo_job, role, script_job
 
 ROLES = ("actor", "rollout", "reference", "reward")
@@ -59,7 +60,9 @@ def jobs(draw: st.DrawFn) -> CompiledJob:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 @given(jobs())
 def test_every_vertex_is_placed_once_and_no_device_is_over_subscribed(compiled: CompiledJob) -> None:
@@ -94,7 +97,9 @@ def test_every_vertex_is_placed_once_and_no_device_is_over_subscribed(compiled: 
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 @given(jobs())
 def test_affinities_are_kept(compiled: CompiledJob) -> None:

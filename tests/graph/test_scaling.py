@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.errors import GraphError, NotFound
 from gyre.graph import CompiledJob, compile_job, with_vertices, without_vertices
+from tests.examples import examples
 from tests.graph.jobs import grpo_job, role, script_job
 
 ELASTIC = {"min": 0, "max": 99}
@@ -28,7 +29,7 @@ def job(affinity: dict[str, Any] | None = None, **keys: Any) -> CompiledJob:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=12),
     share=st.sampled_from([0, 0.3, 0.5, 1]),

@@ -498,6 +498,7 @@ def test_a_vertex_refuses_a_master_of_an_older_epoch(make_job: Callable[..., Job
 # -- anything at any time ---------------------------------------------------------------------------
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_job_survives_random_faults(make_job: Callable[..., Job], seed: int) -> None:
     job = make_job(steps=40, change=generous)

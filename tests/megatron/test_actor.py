@@ -62,7 +62,7 @@ def same(found: dict[str, Any], wanted: dict[str, Any], atol: float = 1e-5) -> N
         np.testing.assert_allclose(found["weights"][name], expected, atol=atol, rtol=0, err_msg=name)
 
 
-@pytest.mark.many_cases(quick=5)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_gradient_of_a_streamed_batch_is_plain_torchs(
     pool: RankPool, straight: dict[str, Any], layout: str
@@ -74,7 +74,7 @@ def test_the_gradient_of_a_streamed_batch_is_plain_torchs(
     assert all(result["metrics"] == results[0]["metrics"] for result in results)
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("layout", ["tp2-dp2", "tp2", "pp2", "dp2"])
 def test_so_is_the_next_step(pool: RankPool, adam: dict[str, Any], layout: str) -> None:
     results = pool.run(work.train, LAYOUTS[layout][0], config_of(layout), STEPS)

@@ -65,7 +65,7 @@ def test_it_is_loaded_in_any_layout(
         np.testing.assert_allclose(came["after"]["weights"][name], expected, atol=1e-5, rtol=0, err_msg=name)
 
 
-@pytest.mark.many_cases(quick=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_replicas_become_shares_of_a_layer(pool: RankPool, tmp_path: Path, dtype: str) -> None:
     """Each replica wrote a share of the weights, and a range of the optimizer's state."""

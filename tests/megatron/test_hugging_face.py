@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder, torch.cat(parts).numpy()
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("layout", ["alone", "tp2-sequence", "pp2", "tp2-pp2"])
 def test_log_probs_are_transformers_and_weights_come_out_as_they_went_in(
     pool: RankPool, model: tuple[str, Path, Any], layout: str

@@ -67,6 +67,7 @@ def plain(pool: RankPool, instance: Instance) -> dict[str, Any]:
     return pool.run(work.forward_and_back, 1, config, SEQUENCES)[0]
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("layout", ["alone", "tp2-pp2"])
 def test_logits_are_those_of_the_instance(
     pool: RankPool, instance: Instance, plain: dict[str, Any], layout: str

@@ -74,7 +74,7 @@ def plain() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("layout", ["tp2-pp2", "tp2-sequence", "pp2", "dp2", "tp2-dp2", "pp2-dp2"])
 def test_a_step_by_each_loss_is_plain_torchs(
     pool: RankPool, plain: list[tuple[dict[str, Any], dict[str, Any]]], layout: str

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gyre.rollouts.samples import WIRE_FORMAT, Group, Sample, VersionRun, pack_groups, unpack_groups
+from tests.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS = st.one_of(
@@ -81,7 +82,7 @@ def same(one, other):
         assert type(one) is type(other)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(st.lists(GROUPS, max_size=3))
 def test_what_is_unpacked_is_what_was_packed(groups):
     packed = pack_groups(groups)
@@ -160,7 +161,7 @@ def test_anything_else_is_refused_with_a_value_error(data):
         unpack_groups(data)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.binary(max_size=60), st.integers(0, 200))
 def test_damaged_bytes_give_groups_or_a_value_error_and_nothing_else(noise, at):
     packed = bytearray(pack_groups([GROUP]))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gyre.errors import Fenced, NotFound, StoreError
 from gyre.store import Command, Entry, Journal, Store, tables
+from tests.examples import examples
 from tests.store.fault_points import AFTER_COMMIT, BEFORE_COMMIT, BEGUN
 from tests.store.store_processes import entries, in_processes
 
@@ -235,7 +236,9 @@ json_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=8
 bodies = st.dictionaries(json_text, json_values | json_text, max_size=5)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(body=bodies, row=bodies, order=bodies)
 def test_any_json_body_comes_back_as_it_was(journal: Journal, body, row, order) -> None:
     seq = journal.last_seq() + 1

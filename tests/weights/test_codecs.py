@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gyre.weights.codecs.encoding import CODECS, chain, decode, encode
 from gyre.weights.codecs.fp8 import is_rounded, round_fp8
 from gyre.weights.version.manifest import WeightMismatch
+from tests.examples import examples
 
 unhurried = settings(deadline=None)
 """The machine may be busy with others."""
@@ -59,7 +60,7 @@ def test_gaps_of_any_width(gap):
 
 
 @given(damage=st.data(), codec=st.sampled_from(["planes", "delta", "fp8"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_came_damaged_is_refused_or_harmless(damage, codec):
     generator = np.random.default_rng(0)
     base = generator.integers(0, 2**16, 700, np.uint16)

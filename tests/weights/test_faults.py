@@ -83,6 +83,7 @@ def test_the_sender_is_killed_and_another_goes_on(peer, child, folder):
     assert "source_lost" in receiver.kinds()
 
 
+@pytest.mark.slow
 def test_a_sender_that_is_stopped_is_left_for_another(peer, child, folder):
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)
     receiver, other = peer(stall_s=1.0), peer()
@@ -95,6 +96,7 @@ def test_a_sender_that_is_stopped_is_left_for_another(peer, child, folder):
     assert "source_stalled" in receiver.kinds()
 
 
+@pytest.mark.slow
 def test_what_a_stopped_sender_sends_afterwards_lands_nowhere(peer, child, folder):
     """Version 1 is in the sockets while version 2 is fetched into the same pages."""
     process, source, manifest = publisher(child, folder / "a", held_after=SOME)

@@ -29,8 +29,8 @@ class Run:
 
 
 def steps_of(job: InProcessJob) -> list[StepRow]:
-    with open_store(job.store_url) as store:
-        return store.ledger(job.job_id).load().steps
+    with job.ledger() as ledger:
+        return ledger.load().steps
 
 
 def digests_of(job: InProcessJob) -> dict[int, str | None]:

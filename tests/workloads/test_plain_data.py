@@ -28,6 +28,7 @@ from gyre.workloads.plain_data import (
     plain_fields,
     plain_text,
 )
+from tests.examples import examples
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none()
@@ -75,7 +76,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=examples(60))
 @given(JSON)
 def test_plain_data_stays_as_it_is(value: Any) -> None:
     assert plain(value) == value

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from gyre.failover import JobPhase, JobRecord, Reason
 from gyre.graph import compile_job
 from gyre.master.master import JobMaster
 from gyre.rollouts.trainer.sample_ledger import PromptAccount, account_of
-from gyre.store import EventRow, Store, open_store
+from gyre.store import EventRow, LedgerStore, Store, open_store
 from gyre.testing.in_process.cluster import InProcessCluster
 from gyre.testing.in_process.host import InProcessHost, InProcessRuntime, Moments, When
 from gyre.testing.in_process.vertex import InProcessVertex
@@ -220,8 +220,17 @@ class InProcessJob:
 
     def account(self) -> PromptAccount:
         """The account of every prompt, by SQL over the ledger."""
-        with open_store(self.store_url) as store:
-            return account_of(store.ledger(self.job_id))
+        with self.ledger() as ledger:
+            return account_of(ledger)
+
+    @contextlib.contextmanager
+    def ledger(self) -> Iterator[LedgerStore]:
+        """The job's ledger, also when the job is closed."""
+        if self._store is not None:
+            yield self._store.ledger(self.job_id)
+        else:
+            with open_store(self.store_url) as store:
+                yield store.ledger(self.job_id)
 
     @property
     def progress(self) -> dict[str, Any]:

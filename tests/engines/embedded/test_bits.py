@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from gyre.engines.embedded.invariance import KeyLengths, measure
 from tests.engines.embedded.tiny import CONFIGS, Model, ask, plain_logits, run, write_checkpoint
+from tests.examples import examples
 
 MANY = settings(
-    max_examples=8,
+    max_examples=examples(8),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

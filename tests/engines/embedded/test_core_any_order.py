@@ -12,6 +12,7 @@ from gyre.engines.dialect import FinishKind, PauseMode
 from gyre.engines.embedded.core import EngineCore, Swap
 from gyre.engines.embedded.errors import BadRequest
 from tests.engines.embedded.tiny import Asked, Model, ask, go_on, run, write_checkpoint
+from tests.examples import examples
 
 PROMPTS = [[7, 3], [7, 3, 9, 9, 1, 4, 4, 2, 8, 8, 6], [5] * 40, [5] * 36 + [6] * 9, [1]]
 
@@ -49,7 +50,7 @@ def lone(models):
 
 
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

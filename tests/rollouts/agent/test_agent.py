@@ -161,6 +161,7 @@ async def undisturbed(
     return bits(groups)
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     "hurt",
     [

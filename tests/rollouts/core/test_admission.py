@@ -12,6 +12,7 @@ from hypothesis.stateful import precondition, rule
 
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
+from tests.examples import examples
 from tests.rollouts.core.fleet import NAMES, Fleet
 from tests.rollouts.core.simulated_agents import SimAgent
 
@@ -119,7 +120,7 @@ class FleetWithSessions(Fleet):
 
 TestFleetWithSessions = FleetWithSessions.TestCase
 TestFleetWithSessions.settings = settings(
-    max_examples=50,
+    max_examples=examples(50),
     stateful_step_count=30,
     deadline=None,
     database=None,

@@ -16,13 +16,14 @@ from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Held, Request
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
+from tests.examples import examples
 from tests.rollouts.core.fleet import Fleet
 from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
 from tests.rollouts.core.small_groups import asked, groups_with, join, report
 
 TestFleet = Fleet.TestCase
 TestFleet.settings = settings(
-    max_examples=50,
+    max_examples=examples(50),
     stateful_step_count=50,
     deadline=None,
     database=None,

@@ -41,6 +41,7 @@ from gyre.rollouts.protocol.frames import (
 )
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
+from tests.examples import examples
 from tests.rollouts.frames import empty_progress
 
 FUZZED = int(os.environ.get("GYRE_FUZZ_FRAMES", "4000"))
@@ -337,7 +338,7 @@ def test_progress_that_cannot_be_is_refused_with_a_code(at: int, value: Any, cod
     ),
     st.sampled_from([*frames.KINDS, "progress"]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_body_under_any_kind_is_a_frame_or_refused(body: Any, kind: str) -> None:
     try:
         data = packed(kind, body)

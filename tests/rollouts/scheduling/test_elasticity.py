@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation, Scale
+from tests.examples import examples
 
 SETTINGS = ElasticSettings(min=1, max=16)
 FINE = Observation(instances=4, trainer_wait_share=0.05, idle_share=0.1, rate_tokens_s=4000)
@@ -162,7 +163,7 @@ def test_bounds_that_contradict_each_other_are_refused() -> None:
         ElasticSettings(min=3, max=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     work_s=st.floats(10, 3000),
     train_s=st.floats(5, 300),

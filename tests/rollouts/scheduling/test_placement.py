@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
 from gyre.rollouts.scheduling.placement import Placement
+from tests.examples import examples
 
 NAMES = st.sampled_from(["a", "b", "c"])
 KEYS = st.integers(0, 11)
@@ -153,4 +154,4 @@ class Places(RuleBasedStateMachine):
 
 
 TestPlaces = Places.TestCase
-TestPlaces.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPlaces.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

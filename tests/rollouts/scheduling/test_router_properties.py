@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
+from tests.examples import examples
 from tests.rollouts.scheduling.routed_fleet import RoutedFleet
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -144,11 +145,11 @@ class Fleet(RuleBasedStateMachine):
             assert self.router.rate_tokens_s(name) > 0
 
 
-Fleet.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Fleet.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestFleet = Fleet.TestCase
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     rates=st.lists(st.floats(10, 1000), min_size=2, max_size=12),
     samples=st.integers(1, 150),
@@ -173,7 +174,7 @@ def test_drain_times_differ_by_no_more_than_a_sample_and_the_prefill_it_saves(
     assert max(drains) - min(drains) <= sample_s + saved_s + backlog_s + 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(rates=st.lists(st.floats(10, 1000), min_size=2, max_size=8), samples=st.integers(1, 100))
 def test_rebalancing_shortens_the_longest_queue_and_settles(rates: list[float], samples: int) -> None:
     router = RoutedFleet(settings=RoutingSettings(move_cooldown_s=0, moves_burst=10**6))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gyre.rollouts.samples import VersionRun
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.staleness import Action, Ages, StalenessPolicy, Verdict
+from tests.examples import examples
 
 
 def of(version: int, tokens: int = 5) -> tuple[VersionRun, ...]:
@@ -88,7 +89,7 @@ def test_a_function_of_the_users_may_let_groups_wait() -> None:
     assert arrival.choose(trainer_version=4, slots=2).train == [0]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     dice=st.randoms(use_true_random=False),
     per_step=st.integers(1, 5),

@@ -14,6 +14,7 @@ from gyre.errors import Fenced
 from gyre.rollouts.samples import Group, Sample, VersionRun, pack_groups
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch, SampleLedger, account_of
 from gyre.store import open_store
+from tests.examples import examples
 
 BATCH = 4
 
@@ -253,4 +254,4 @@ class Ledger(RuleBasedStateMachine):
 
 _EMPTY: bytes | None = None
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(deadline=None, max_examples=12, stateful_step_count=20)
+TestLedger.settings = settings(deadline=None, max_examples=examples(12), stateful_step_count=20)

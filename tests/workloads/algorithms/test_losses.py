@@ -27,6 +27,7 @@ from gyre.workloads.algorithms.losses import (
     token_weights,
     value_loss,
 )
+from tests.examples import examples
 
 LENGTHS = (5, 1, 3, 2, 4, 5)
 MASK = torch.arange(5)[None, :] < torch.tensor(LENGTHS)[:, None]
@@ -105,7 +106,7 @@ def test_the_loss_is_the_formula(dtype, close, mode, kl, terms):
     assert mini_batch_weight(mode, tokens=sum(LENGTHS), sequences=len(LENGTHS)) == weight
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     cut=st.integers(0, 6),
     mode=st.sampled_from(LOSS_AGG_MODES),

@@ -210,6 +210,7 @@ def test_one_rank_alone_is_asked_nothing():
 # -- a trainer that dies between the submits --------------------------------------------------------
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize(
     ("call", "nth"),
     [

@@ -103,7 +103,7 @@ DEATHS = [
 ]
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize(("call", "victim", "nth", "when"), DEATHS)
 def test_whoever_dies_actor_and_critic_end_with_the_same_bits(make_job, undisturbed, call, victim, nth, when):
     job = make_job(spec("ppo", **PPO_LOSS))
@@ -146,6 +146,7 @@ def test_a_step_of_several_updates_is_one_step_and_one_policy(undisturbed, undis
     assert digests[4] != undisturbed[0][4]
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("call", "victim", "nth", "when"),
     [
@@ -237,6 +238,7 @@ def streamed(recipe: str, reward: str = "TokenSum", **run: Any) -> dict[str, Any
     return given | {"run": RUN | {"micro_batches": "streamed", **run}}
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("call", "victim", "nth", "optim"),
     [

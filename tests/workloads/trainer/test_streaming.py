@@ -248,7 +248,7 @@ def test_bounds_in_samples_and_tokens_hold(make_streamed):
 # -- deaths -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.many_cases(quick=12)
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("mode", ["streamed", "wait", "drop"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
@@ -282,6 +282,7 @@ def test_a_death_changes_nothing_of_what_was_recorded(make_streamed, mode, call,
         assert after[step][: len(batches)] == batches, "a recorded micro-batch became another"
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("kind", ["StepCompleted", "WeightsPublished", "CheckpointCommitted"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_trainer_that_dies_between_two_writes_is_continued(make_streamed, kind, when):
@@ -292,7 +293,7 @@ def test_a_trainer_that_dies_between_two_writes_is_continued(make_streamed, kind
     assert job.killed == ["trainer-0"], "the moment never came"
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("seed", range(12))
 def test_deaths_at_random_moments_lose_nothing(make_streamed, seed):
     dice = random.Random(seed)
@@ -310,6 +311,7 @@ def test_deaths_at_random_moments_lose_nothing(make_streamed, seed):
 # -- a gang beside the actor's ----------------------------------------------------------------------
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("victim", ["", "critic-0", "actor-0", "trainer-0"])
 def test_a_critic_is_fed_the_same_micro_batches(make_job, victim):
     wanted = ppo.spec("ppo", **ppo.PPO_LOSS)
