@@ -5,9 +5,9 @@ STAMP := $(VENV)/.installed
 SGLANG := .venv-sglang
 SGLANG_TESTS ?= $(MAKE) test-sglang
 
-# Three workers, also on two cores: tests that kill processes mostly wait for them to come back. They may write bytecode,
+# Four workers, also on two cores: tests that kill processes mostly wait for them to come back. They may write bytecode,
 # whatever the shell says: else each worker rewrites every assertion anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help install hooks demo test test-long test-all sglang test-sglang search coverage lint types layers bench clean
 .DEFAULT_GOAL := help
