@@ -1,4 +1,4 @@
-"""How many examples a property is tried with: a part of them before a commit, all in the long suite, more in a search."""
+"""How many examples a property is tried with: a part before a commit, all in the long suite, more in a search."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ SMALL: dict[str, Any] = {"task": {}, "model": SHAPE, "optim": {"lr": 1e-3}}
 @pytest.fixture(autouse=True)
 def _on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray.is_initialized", lambda: False)  # this worker may have run the tests on a real cluster
+    monkeypatch.setattr(
+        "ray.is_initialized", lambda: False
+    )  # this worker may have run the tests on a real cluster
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GYRE_HOME", str(tmp_path / "home"))
 
