@@ -49,10 +49,12 @@ class JobManager:
         self._starting: set[tuple[str, int]] = set()
         self._stopping: set[tuple[str, int]] = set()
         self._repairs = 0
+        self._is_closed = False
 
     def run(self, commands: Iterable[Issued]) -> None:
+        """Begin the commands. Once closed, none: the journal has them for the next master."""
         for issued in commands:
-            if issued.id in self._tasks:
+            if issued.id in self._tasks or self._is_closed:
                 continue
             # Marked now, not when the task first runs, so that the reconciliation sees the command as under way.
             self._claim(issued.command)
@@ -61,6 +63,7 @@ class JobManager:
             task.add_done_callback(partial(self._ended, issued.id))
 
     async def close(self) -> None:
+        self._is_closed = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -120,7 +120,13 @@ class JobMaster:
         await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url))
         self._manager.run(self._still_meant(undone))
         self.ready.set()
-        await self._control()
+        try:
+            await self._control()
+        except (
+            asyncio.CancelledError
+        ):  # the loop is stopped, and what is committed now must begin nothing in it
+            await self._manager.close()
+            raise
 
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
