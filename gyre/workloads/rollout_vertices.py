@@ -123,7 +123,13 @@ class _Loop:
             self.call(asyncio.wait([self._main], timeout=timeout_s), timeout_s + 1.0)
 
     def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+        """Run `work` in the loop, and wait for what it returns. Raises TimeoutError, and RuntimeError if the loop has
+        ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+        finally:
+            if self.loop.is_closed() or not self._thread.is_alive():
+                work.close()  # the loop may have ended before it began this
 
     def fail(self, error: BaseException) -> None:
         if self.error is None:
