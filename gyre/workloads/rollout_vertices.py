@@ -250,6 +250,8 @@ class RolloutInstance(BaseWorkload):
                 local=self.context.local,
                 starts=None,  # the master counts them, over all agents that this vertex has had
                 codec=WeightsSpec.model_validate(self.context.weights).codec,
+                # On a device that it shares, the engine has its turn when the policy is made.
+                base=None if self.context.local else _base_model(self.context.config),
             ),
             lambda: read_endpoint(self.context.directory),
             engine_command(spec, local=self.context.local),
@@ -288,6 +290,16 @@ def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
         down_cooldown_s=elastic.down_cooldown_s,
         cores_full=elastic.cores_full,
     )
+
+
+def _base_model(config: dict[str, Any]) -> Path | None:
+    """The folder that the actor reads its first weights from, if the job has one and this machine can read it."""
+    section = config.get("megatron")
+    path = section.get("model_path") if isinstance(section, dict) else None
+    folder = Path(path) if isinstance(path, str) and path else None
+    if folder is None or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        return None
+    return folder
 
 
 def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path, str], EngineCommand]:

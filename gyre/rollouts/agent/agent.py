@@ -88,6 +88,9 @@ class AgentSettings:
     local: bool = False
     starts: int | None = ENGINE_STARTS
     """Starts of the engine in a row that may fail before the agent gives up; None for any number."""
+    base: Path | None = None
+    """A folder of the model that the job's first version is made from. The engine is started over it while nobody has a
+    version yet; it serves none of it."""
 
 
 @dataclass(slots=True)
@@ -302,6 +305,8 @@ class Agent:
             self._connection.send_soon(self._limits)
         if frame.weights is not None:
             self._spawn(self._weights.load(frame.weights, url, token))
+        elif self.settings.base is not None:
+            self._host.start_early(self.settings.base)
         self._report_now.set()
 
     def _received(self, frame: Frame | Progress) -> None:

@@ -1,7 +1,12 @@
 """The engine beside an agent: started over a policy version, updated, put to sleep, watched and ended.
 
+Its start takes minutes on a GPU, and the first version is made meanwhile. So it may begin early, over the folder that
+the first version is trained from.
+
 Invariants:
 - *armed before it has work*: an engine's loader is in place before the engine is given a sample;
+- *early is not served*: an engine that was started early is nobody's before it has loaded a version; one that cannot
+  is replaced by one that is started over that version;
 - *an engine that does not work is dead*: an engine that answers and fails, or does not take its memory back, is ended
   and handled like one that died.
 
@@ -11,9 +16,11 @@ This module must not know about samples, frames or the manager.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +30,26 @@ from gyre.engines.http_client import EngineClient
 from gyre.engines.last_words import last_words
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
+from gyre.errors import GyreError
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
 from gyre.rollouts.protocol.frames import Asleep, Awake
-from gyre.weights.version.model_folder import fingerprint
+from gyre.weights.version.model_folder import fingerprint, same_config
 
 ENGINE_STOP_S = 1.0
 """How long an engine may take to stop by itself. It has nothing to save."""
+
+EARLY = "early"
+"""The version of an engine that was started early, until it has loaded one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """An engine that is ready, with its loader armed."""
+
+    engine: EngineProcess
+    client: EngineClient
+    loader: EngineLoader
+    command: EngineCommand
 
 
 class EngineHost:
@@ -64,6 +85,7 @@ class EngineHost:
         self.is_asleep = False
         """Whether the engine is idle between windows, and has given its memory back if it can."""
         self._released = False
+        self._early: tuple[Path, asyncio.Task[_Started]] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._is_closing = False
         self._command_for = command_for
@@ -86,6 +108,56 @@ class EngineHost:
         EngineRefused if the engine goes on with its earlier version."""
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode)
+        started = await self._started_early(folder, version) or await self._start(folder, version)
+        self.engine, self.client, self.loader = started.engine, started.client, started.loader
+        self.reads_apart = started.command.reads_apart
+        self.counts_from = -1 if started.loader.why_not else int(version)
+        self._watching = asyncio.create_task(self._watch(started.engine))
+        self.model = fingerprint(folder)
+        return None
+
+    def start_early(self, folder: Path) -> None:
+        """Begin to start an engine over a model's folder, for the first version to be loaded into. Does nothing where
+        there is an engine, or one that starts."""
+        if self.engine is None and not self.engines:
+            task = asyncio.create_task(self._start(folder, EARLY))
+            task.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # nobody may come for it
+            self._early = folder, task
+
+    async def _started_early(self, folder: Path, version: str) -> _Started | None:
+        """The engine that was started early, with this version loaded. None if there is none, or it is of no use."""
+        early, self._early = self._early, None
+        if early is None:
+            return None
+        base, task = early
+        try:
+            started = await task
+        except EngineNotStarted:
+            return None  # its last words are in the log; the start over the version is told, and counts
+        try:
+            if started.engine.death is not None:
+                raise started.engine.death.error("It ended before it had a version")
+            if not same_config(base, folder):
+                raise EngineRefused(f"The policy has another config.json than {base}.")
+            await started.loader.load(version, folder, keep=False, call_off=self._recall_all)
+        except (GyreError, OSError) as error:
+            print(f"the engine that was started early is ended: {error}", file=sys.stderr, flush=True)
+            await self._end_unserved(started)
+            return None
+        except BaseException:
+            await self._end_unserved(started)
+            raise
+        return started
+
+    async def _end_unserved(self, started: _Started) -> None:
+        await started.client.close()
+        await started.engine.stop()
+        self.engines.remove(started.engine)
+
+    async def _start(self, folder: Path, version: str) -> _Started:
+        """Start an engine over this folder. Raises EngineNotStarted."""
         command = self._command(folder, version)
         engine = EngineProcess(
             command,
@@ -108,12 +180,7 @@ class EngineHost:
                 why = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
                 raise _not_started(why, engine.tail) from error
             raise
-        self.engine, self.client, self.loader = engine, client, loader
-        self.reads_apart = command.reads_apart
-        self.counts_from = -1 if loader.why_not else int(version)
-        self._watching = asyncio.create_task(self._watch(engine))
-        self.model = fingerprint(folder)
-        return None
+        return _Started(engine, client, loader, command)
 
     def _command(self, folder: Path, version: str) -> EngineCommand:
         """The command of an engine over this folder. Raises EngineNotStarted with the traceback if the job's own
@@ -190,11 +257,16 @@ class EngineHost:
         self._died(reason, death.tail)
 
     def stop_watching(self) -> list[asyncio.Task[None]]:
-        """Stop reporting the engine's death; returns the tasks to wait for."""
+        """Stop reporting the engine's death; returns the tasks to cancel and wait for."""
         self._is_closing = True
-        return [self._watching] if self._watching is not None else []
+        early = [self._early[1]] if self._early is not None else []
+        return [*early, *([self._watching] if self._watching is not None else [])]
 
     async def close(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            with contextlib.suppress(EngineNotStarted, asyncio.CancelledError):
+                await (await early[1]).client.close()
         for engine in list(self.engines):
             await engine.stop()
 

@@ -88,6 +88,17 @@ def fingerprint_of(config: Mapping[str, Any]) -> str:
     return f"{config.get('model_type', 'model')}-{xxhash.xxh3_64_hexdigest(shape.encode())}"
 
 
+def same_config(first: Path, second: Path) -> bool:
+    """Whether two folders describe their models alike, to the last key of `config.json`. False where one has none."""
+    try:
+        return bool(
+            json.loads((first / "config.json").read_text())
+            == json.loads((second / "config.json").read_text())
+        )
+    except (OSError, ValueError):
+        return False
+
+
 def config_bytes(config: Mapping[str, Any]) -> bytes:
     return json.dumps(dict(config), indent=1).encode()
 
