@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.megatron import learner_work, test_actor, test_critic, work
+from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
@@ -64,7 +65,7 @@ def test_and_a_critics(pool: RankPool) -> None:
 def test_a_step_that_is_replayed_has_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
     config = config_of("dp2", optim=OPTIM, loss=LOSSES["truncated"])
     ranks, steps = 2, [*STEPS, [random_groups(12, 4)]]
-    work_of = partial(work.train_and_checkpoint, background=False)
+    work_of = partial(checkpoint_work.train_and_checkpoint, background=False)
     was = pool.run(work_of, ranks, config, steps, tmp_path)
     came = pool.run(learner_work.restore_and_train, ranks, config, steps, tmp_path)
     for mine, theirs in zip(came, was, strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.megatron import work
+from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
@@ -22,7 +23,7 @@ STEPS = [[random_groups(0, 4)], [random_groups(4, 3), random_groups(7, 2)], [ran
 
 def written(pool: RankPool, layout: str, folder: Path, *, background: bool = True) -> list[dict[str, Any]]:
     folder.mkdir()
-    work_of = partial(work.train_and_checkpoint, background=background)
+    work_of = partial(checkpoint_work.train_and_checkpoint, background=background)
     return pool.run(work_of, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
 
 
@@ -35,7 +36,7 @@ def test_a_restored_checkpoint_goes_on_bit_by_bit(pool: RankPool, layout: str, t
     written from there, while the states of those steps are kept, too."""
     folder = tmp_path / "checkpoint"
     first = written(pool, layout, folder)
-    again = pool.run(work.restore_and_train, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
+    again = pool.run(checkpoint_work.restore_and_train, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
     for rank, (was, came) in enumerate(zip(first, again, strict=True)):
         assert came["at"] == was["at"], f"rank {rank}"
         assert came["after"]["metrics"] == was["after"]["metrics"]
@@ -57,7 +58,9 @@ def test_it_is_loaded_in_any_layout(
 ) -> None:
     """Weights bit by bit; the steps after it as they would have been, but for the order in which sums are made."""
     folder, was = from_tp2
-    came = pool.run(work.restore_and_train, LAYOUTS[layout][0], config_of(layout), STEPS, folder)[0]
+    came = pool.run(checkpoint_work.restore_and_train, LAYOUTS[layout][0], config_of(layout), STEPS, folder)[
+        0
+    ]
     assert came["at"] == was["at"]
     for mine, theirs in zip(came["after"]["metrics"], was["after"]["metrics"], strict=True):
         assert mine == pytest.approx(theirs, rel=2e-5, abs=1e-5)
@@ -71,10 +74,12 @@ def test_replicas_become_shares_of_a_layer(pool: RankPool, tmp_path: Path, dtype
     """Each replica wrote a share of the weights, and a range of the optimizer's state."""
     config = config_of("dp2")
     config["megatron"]["dtype"] = dtype
-    was = pool.run(partial(work.train_and_checkpoint, background=False), 2, config, STEPS, tmp_path)[0]
+    was = pool.run(
+        partial(checkpoint_work.train_and_checkpoint, background=False), 2, config, STEPS, tmp_path
+    )[0]
     config = config_of("tp2")
     config["megatron"]["dtype"] = dtype
-    came = pool.run(work.restore_and_train, 2, config, STEPS, tmp_path)[0]
+    came = pool.run(checkpoint_work.restore_and_train, 2, config, STEPS, tmp_path)[0]
     assert came["at"] == was["at"]
     rel = 2e-5 if dtype == "float32" else 0.1  # layouts that train from the start differ by 4 % in bfloat16
     for mine, theirs in zip(came["after"]["metrics"], was["after"]["metrics"], strict=True):
@@ -89,11 +94,13 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
         folder.mkdir()
     calm = pool.run(work.train, 2, config, STEPS)
     with pytest.raises(AssertionError, match="rank 1 died"):
-        pool.run(work.checkpoint_and_die, 2, config, STEPS, whole, cut)
+        pool.run(checkpoint_work.checkpoint_and_die, 2, config, STEPS, whole, cut)
     assert (cut / "rank_00001.state").exists()
     assert not (cut / "rank_00001.json").exists()
     assert not (cut / "actor.json").exists()
-    for was, came in zip(calm, pool.run(work.restore_in_turn, 2, config, STEPS, [cut, whole]), strict=True):
+    for was, came in zip(
+        calm, pool.run(checkpoint_work.restore_in_turn, 2, config, STEPS, [cut, whole]), strict=True
+    ):
         assert "no whole checkpoint" in came["refusals"][0]
         assert came["after"] == {"metrics": was["metrics"][1:], "state": was["state"]}
 
@@ -116,7 +123,7 @@ def test_a_damaged_checkpoint_is_refused_by_all_ranks_which_can_take_another(
         os.truncate(state, state.stat().st_size - 1)
     else:
         state.unlink()
-    found = pool.run(work.restore_in_turn, 2, config_of("tp2"), STEPS, [harmed, folder])
+    found = pool.run(checkpoint_work.restore_in_turn, 2, config_of("tp2"), STEPS, [harmed, folder])
     for one in found:
         before, refused, after = one["states"]
         assert before == refused
@@ -132,32 +139,37 @@ def test_the_checkpoint_of_the_first_model_has_no_weights_and_takes_them_from_wh
     folder.mkdir()
     config = config_of("dp2")
     config["megatron"]["model_path"] = str(model)
-    was = pool.run(work.checkpoint_first_model, 2, config, STEPS, folder)
+    was = pool.run(checkpoint_work.checkpoint_first_model, 2, config, STEPS, folder)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 50_000
-    came = pool.run(work.restore_first_model, 2, config, STEPS, folder)
+    came = pool.run(checkpoint_work.restore_first_model, 2, config, STEPS, folder)
     assert came == was
     config["megatron"] |= {"tensor_parallel": 2}
-    assert pool.run(work.restore_first_model, 2, config, STEPS[:1], folder)[0]["first"] == was[0]["first"]
-    (told,) = pool.run(work.exported, 1, [str(folder), str(tmp_path / "out")])
+    assert (
+        pool.run(checkpoint_work.restore_first_model, 2, config, STEPS[:1], folder)[0]["first"]
+        == was[0]["first"]
+    )
+    (told,) = pool.run(checkpoint_work.exported, 1, [str(folder), str(tmp_path / "out")])
     assert told[0] == 0, told[2]
     work.write_folder(model, FAMILIES["qwen3-tied"], seed=1)
-    assert "not those that were written" in pool.run(work.refused_restore, 2, config, folder)[0]
+    assert "not those that were written" in pool.run(checkpoint_work.refused_restore, 2, config, folder)[0]
     shutil.rmtree(model)
-    (told,) = pool.run(work.exported, 1, [str(folder), str(tmp_path / "again")])
+    (told,) = pool.run(checkpoint_work.exported, 1, [str(folder), str(tmp_path / "again")])
     assert told[0] == 1, told
 
 
 def test_without_room_for_a_copy_training_stands_until_it_is_written(pool: RankPool, tmp_path: Path) -> None:
-    (was,) = pool.run(work.checkpoint_without_room, 1, config_of("alone"), STEPS, tmp_path)
+    (was,) = pool.run(checkpoint_work.checkpoint_without_room, 1, config_of("alone"), STEPS, tmp_path)
     assert "would leave less than" in was["health"]["trouble"]
-    (came,) = pool.run(work.restore_in_turn, 1, config_of("alone"), STEPS, [tmp_path])
+    (came,) = pool.run(checkpoint_work.restore_in_turn, 1, config_of("alone"), STEPS, [tmp_path])
     assert came["states"][-1] == was["state"]
 
 
 def test_what_is_not_whole_or_not_what_was_written_is_refused(
     pool: RankPool, from_tp2: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert "no whole checkpoint" in pool.run(work.refused_restore, 1, config_of("alone"), tmp_path)[0]
+    assert (
+        "no whole checkpoint" in pool.run(checkpoint_work.refused_restore, 1, config_of("alone"), tmp_path)[0]
+    )
     folder, _ = from_tp2
     book = json.loads((folder / "actor.json").read_text())
     assert book["step"] == book["policy_version"] == 1
@@ -171,4 +183,4 @@ def test_what_is_not_whole_or_not_what_was_written_is_refused(
             (other / file.name).symlink_to(file)
         (other / "actor.json").unlink()
         (other / "actor.json").write_text(json.dumps({**book, **changes}))
-        assert sentence in pool.run(work.refused_restore, 1, config_of("alone"), other)[0]
+        assert sentence in pool.run(checkpoint_work.refused_restore, 1, config_of("alone"), other)[0]

@@ -16,6 +16,7 @@ from gyre.errors import ConfigError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
 from tests.megatron import learner_work, work
+from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
@@ -29,7 +30,7 @@ def checkpoint_of(pool: RankPool, folder: Path, layout: str, model: Path | None)
     config = config_of(layout)
     if model is not None:
         config["megatron"]["model_path"] = str(model)
-    written = partial(work.train_and_checkpoint, background=False)
+    written = partial(checkpoint_work.train_and_checkpoint, background=False)
     found: dict[str, Any] = pool.run(written, LAYOUTS[layout][0], config, STEPS, folder)[0]
     return found
 
@@ -49,7 +50,7 @@ def test_the_trained_weights_come_out_with_the_tokenizer(
 ) -> None:
     checkpoint, model, weights = trained
     out = tmp_path / "out"
-    (told,) = pool.run(work.exported, 1, [str(checkpoint), str(out), "--json"])
+    (told,) = pool.run(checkpoint_work.exported, 1, [str(checkpoint), str(out), "--json"])
     assert told[0] == 0, told[2]
     assert json.loads(told[1]) | {"size_bytes": 0} == {
         "step": 1,
@@ -64,14 +65,14 @@ def test_the_trained_weights_come_out_with_the_tokenizer(
     assert not all(torch.equal(saved[name], begun(name)) for name in saved), "it was trained"
     assert json.loads((out / "config.json").read_text()) == FAMILIES["qwen3-tied"]
     assert (out / "tokenizer.json").read_text() == "{}"
-    (again,) = pool.run(work.exported, 1, [str(checkpoint), str(out)])
+    (again,) = pool.run(checkpoint_work.exported, 1, [str(checkpoint), str(out)])
     assert (again[0], "exists already" in again[2]) == (2, True)
 
 
 def test_so_does_the_small_decoder_in_another_dtype(pool: RankPool, tmp_path: Path) -> None:
     weights = checkpoint_of(pool, tmp_path / "checkpoint", "dp2", None)["after"]["weights"]
     arguments = [str(tmp_path / "checkpoint"), str(tmp_path / "out"), "--dtype", "bfloat16"]
-    (told,) = pool.run(work.exported, 1, arguments)
+    (told,) = pool.run(checkpoint_work.exported, 1, arguments)
     assert told[0] == 0, told[2]
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert saved.keys() == weights.keys()
@@ -93,9 +94,9 @@ def test_what_is_no_policy_s_whole_checkpoint_is_refused(
         for file in checkpoint.glob("rank_*"):
             (other / file.name).symlink_to(file)
         (other / "actor.json").write_text(json.dumps({**book, **changes}))
-        (told,) = pool.run(work.exported, 1, [str(other), str(tmp_path / "out")])
+        (told,) = pool.run(checkpoint_work.exported, 1, [str(other), str(tmp_path / "out")])
         assert (told[0], sentence in told[2]) == (1, True), told
-    (told,) = pool.run(work.exported, 1, [str(tmp_path), str(tmp_path / "out")])
+    (told,) = pool.run(checkpoint_work.exported, 1, [str(tmp_path), str(tmp_path / "out")])
     assert "no whole checkpoint" in told[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "critic"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gyre.workloads.megatron import MegatronCritic
-from tests.megatron import work
+from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
@@ -27,7 +27,7 @@ def memory_config(layout: str, dtype: str = "float32") -> dict[str, Any]:
 def killed(pool: RankPool, config: dict[str, Any], ranks: int, job: Path) -> None:
     """A gang whose last rank dies by SIGKILL after its second step; the others end with it."""
     with pytest.raises(AssertionError, match=f"rank {ranks - 1} died"):
-        pool.run(partial(work.train_in_memory, dies=ranks - 1), ranks, config, STEPS, job)
+        pool.run(partial(checkpoint_work.train_in_memory, dies=ranks - 1), ranks, config, STEPS, job)
 
 
 @pytest.mark.many_cases(quick=1)
@@ -39,9 +39,9 @@ def test_a_gang_whose_rank_was_killed_goes_on_from_memory_bit_by_bit(
     pool: RankPool, tmp_path: Path, layout: str, dtype: str
 ) -> None:
     ranks, config = LAYOUTS[layout][0], memory_config(layout, dtype)
-    calm = pool.run(work.train_in_memory, ranks, config, STEPS, tmp_path / "calm")
+    calm = pool.run(checkpoint_work.train_in_memory, ranks, config, STEPS, tmp_path / "calm")
     killed(pool, config, ranks, tmp_path / "job")
-    found = pool.run(work.restore_from_memory, ranks, config, STEPS, tmp_path / "job")
+    found = pool.run(checkpoint_work.restore_from_memory, ranks, config, STEPS, tmp_path / "job")
     for was, came in zip(calm, found, strict=True):
         assert (came["step"], came["at"]) == (2, was["at"])
         assert came["metrics"] == was["metrics"][2:]
@@ -53,12 +53,12 @@ def test_a_gang_whose_rank_was_killed_goes_on_from_memory_bit_by_bit(
 def test_a_state_counts_only_where_every_rank_has_it(pool: RankPool, tmp_path: Path) -> None:
     config = memory_config("tp2")
     killed(pool, config, 2, tmp_path)
-    restore = partial(work.restore_from_memory, newer_than=1)
+    restore = partial(checkpoint_work.restore_from_memory, newer_than=1)
     found = pool.run(partial(restore, forgetful=1), 2, config, STEPS, tmp_path)
     assert found == [{"step": None, "unchanged": True}] * 2, (
         "rank 0 alone has step 2, and step 1 is not wanted"
     )
-    found = pool.run(work.restore_from_memory, 2, config, STEPS, tmp_path)
+    found = pool.run(checkpoint_work.restore_from_memory, 2, config, STEPS, tmp_path)
     assert [one["step"] for one in found] == [1, 1], "both have the one before"
 
 
@@ -66,11 +66,15 @@ def test_a_step_that_the_ledger_has_not_and_another_layout_are_left_alone(
     pool: RankPool, tmp_path: Path
 ) -> None:
     killed(pool, memory_config("tp2"), 2, tmp_path)
-    found = pool.run(partial(work.restore_from_memory, at_most=0), 2, memory_config("tp2"), STEPS, tmp_path)
+    found = pool.run(
+        partial(checkpoint_work.restore_from_memory, at_most=0), 2, memory_config("tp2"), STEPS, tmp_path
+    )
     assert [one["step"] for one in found] == [None, None]
-    found = pool.run(work.restore_from_memory, 2, memory_config("dp2"), STEPS, tmp_path)
+    found = pool.run(checkpoint_work.restore_from_memory, 2, memory_config("dp2"), STEPS, tmp_path)
     assert [one["step"] for one in found] == [None, None]
-    found = pool.run(partial(work.restore_from_memory, at_most=1), 2, memory_config("tp2"), STEPS, tmp_path)
+    found = pool.run(
+        partial(checkpoint_work.restore_from_memory, at_most=1), 2, memory_config("tp2"), STEPS, tmp_path
+    )
     assert [one["step"] for one in found] == [1, 1]
 
 

@@ -1,0 +1,232 @@
+"""What rank processes do in the tests of checkpoints. Nothing here imports Megatron by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.megatron.work import Steps, actor_on, named_weights, random_groups, take_step
+
+
+def train_and_checkpoint(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path, *, background: bool
+) -> dict[str, Any]:
+    """A checkpoint after the first step; `background`: its writing waits until the others are taken. `after` is what
+    those came to."""
+    import threading
+
+    from gyre.workloads.megatron.checkpoints import on_disk
+
+    trained = threading.Event()
+    write = on_disk._write_files
+
+    def late(*args: Any) -> None:
+        assert trained.wait(60)
+        write(*args)
+
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        take_step(actor, steps[0])
+        if background:
+            on_disk._write_files = late
+            assert actor.checkpoint(folder, background=True)
+            assert not actor.checkpoint_written(wait=False)
+        else:
+            assert not actor.checkpoint(folder)
+            assert actor.checkpoint_written(wait=False)
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
+        assert not (folder / "actor.json").exists() or not background, "it was whole before it was written"
+        trained.set()
+        assert actor.checkpoint_written(wait=True)
+        on_disk._write_files = write
+        after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
+        actor.forget_memory()
+        return {"at": state, "after": after}
+
+
+def restore_and_train(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """Another seed and something accumulated, which the checkpoint must replace."""
+    with actor_on(rank, ranks, port, {**config, "seed": 99}) as actor:
+        actor.accumulate(random_groups(100, 3)[rank::ranks], step=1, index=0)
+        actor.restore(folder)
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[1:]]
+        after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
+        actor.forget_memory()
+        return {"at": state, "after": after, "warm": actor.warm_start()}
+
+
+def checkpoint_and_die(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, whole: Path, cut: Path
+) -> None:
+    """A checkpoint after the first step, and one after the second, in the midst of whose writing rank 1 is killed."""
+    import os
+    import signal
+
+    from gyre.workloads.gang import state_files
+
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        take_step(actor, steps[0])
+        actor.checkpoint(whole)
+        take_step(actor, steps[1])
+        state_files.CHUNK_BYTES = 4 * state_files.PAGE_BYTES
+        write_at, count = state_files._write_at, 0
+
+        def write(*args: Any) -> None:
+            nonlocal count
+            count += 1
+            write_at(*args)
+            if rank == 1 and count >= 5:  # several threads count
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        state_files._write_at = write
+        assert actor.checkpoint(cut, background=True)
+        actor.checkpoint_written(wait=True)
+
+
+def restore_in_turn(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folders: list[Path]
+) -> dict[str, Any]:
+    """The folders one after another, until one is taken: what was said of the others, the state before and after each
+    of them, and the steps from there."""
+    from gyre.workloads.torch.errors import CheckpointMismatch
+
+    with actor_on(rank, ranks, port, {**config, "seed": 99}) as actor:
+        refusals, states = [], [actor.state()]
+        for folder in folders:
+            try:
+                actor.restore(folder)
+                states.append(actor.state())
+                break
+            except CheckpointMismatch as error:
+                refusals.append(str(error))
+                states.append(actor.state())
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[actor.step :]]
+        after = {"metrics": metrics, "state": actor.state()}
+        return {"refusals": refusals, "states": states, "after": after}
+
+
+def checkpoint_first_model(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """A checkpoint before the first step, and what training comes to from there."""
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        actor.checkpoint(folder)
+        first = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+        return {"first": first, "metrics": metrics, "state": actor.state()}
+
+
+def restore_first_model(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    """A gang that has trained other groups goes back to the first model."""
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.warm_start()
+        take_step(actor, [random_groups(100, 4)])
+        actor.restore(folder)
+        first = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+        return {"first": first, "metrics": metrics, "state": actor.state()}
+
+
+def checkpoint_without_room(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> dict[str, Any]:
+    with actor_on(rank, ranks, port, config) as actor:
+        take_step(actor, steps[0])
+        actor._writer._buffer._available = lambda: (0, 1 << 40)
+        actor.checkpoint(folder, background=True)
+        assert not actor._writer._thread.is_alive(), "what is written is the state itself"
+        state = actor.state()
+        take_step(actor, steps[1])
+        assert actor.checkpoint_written(wait=True)
+        return {"state": state, "health": actor.health()["checkpoint"]}
+
+
+def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> str:
+    from gyre.workloads.torch.errors import CheckpointMismatch
+
+    with actor_on(rank, ranks, port, config) as actor:
+        try:
+            actor.restore(folder)
+        except CheckpointMismatch as error:
+            return str(error)
+    return ""
+
+
+def exported(rank: int, ranks: int, port: int, arguments: list[str]) -> tuple[int, str, str]:
+    """The verb, in a process that has imported Megatron already."""
+    from click.testing import CliRunner
+
+    from gyre.api.cli import main
+
+    found = CliRunner().invoke(main, ["export", *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def train_in_memory(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    steps: Steps,
+    job: Path,
+    *,
+    dies: int | None = None,
+) -> dict[str, Any]:
+    """All steps, each one's state kept in host memory. Rank `dies` is killed after the second."""
+    import os
+    import signal
+
+    with actor_on(rank, ranks, port, config, job) as actor:
+        actor.warm_start()
+        metrics = []
+        for at, micro_batches in enumerate(steps):
+            metrics.append(take_step(actor, micro_batches))
+            if at == 1:
+                actor._memory._memory.settle()
+                states = actor.state()
+                if rank == dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        actor.forget_memory()
+        return {"metrics": metrics, "at": states, "after": actor.state(), "weights": named_weights(actor)}
+
+
+def restore_from_memory(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    steps: Steps,
+    job: Path,
+    *,
+    newer_than: int = 0,
+    at_most: int = 9,
+    forgetful: int | None = None,
+) -> dict[str, Any]:
+    """A new gang, of another seed: what it finds in memory, and the steps from there. Rank `forgetful` has lost its
+    newest state."""
+    with actor_on(rank, ranks, port, {**config, "seed": 99}, job) as actor:
+        memory = actor._memory._memory
+        if rank == forgetful:
+            memory._record_path(memory.records()[0].slot).unlink()
+        before = actor.state()
+        at = actor.restore_from_memory(newer_than=newer_than, at_most=at_most)
+        if at is None:
+            return {"step": None, "unchanged": actor.state() == before}
+        state = actor.state()
+        metrics = [take_step(actor, micro_batches) for micro_batches in steps[at:]]
+        actor.forget_memory()
+        return {
+            "step": at,
+            "at": state,
+            "metrics": metrics,
+            "after": actor.state(),
+            "weights": named_weights(actor),
+        }
