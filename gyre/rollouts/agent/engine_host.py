@@ -256,11 +256,11 @@ class EngineHost:
         self.engines.remove(engine)
         self._died(reason, death.tail)
 
-    def stop_watching(self) -> list[asyncio.Task[None]]:
+    def stop_watching(self) -> list[asyncio.Task[Any]]:
         """Stop reporting the engine's death; returns the tasks to cancel and wait for."""
         self._is_closing = True
-        early = [self._early[1]] if self._early is not None else []
-        return [*early, *([self._watching] if self._watching is not None else [])]
+        tasks = (self._early[1] if self._early is not None else None, self._watching)
+        return [task for task in tasks if task is not None]
 
     async def close(self) -> None:
         early, self._early = self._early, None

@@ -39,7 +39,7 @@ async def test_it_serves_the_first_version_and_nothing_before(crew: Crew, tmp_pa
     agent = crew.start("a", base=base_folder(tmp_path))
     early = await ready_early(agent)
     (instance,) = crew.plane.manager.status()["instances"]
-    assert instance["version"] is None
+    assert instance["version"] == -1
     assert agent.version == -1
     trainer = await crew.plane.trainer()
     await trainer.publish(0)
