@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 from tests.kill.conftest import Run
+from tests.kill.test_kills import engine_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -45,3 +48,27 @@ def test_a_killed_rank_of_a_tensor_parallel_gang_changes_no_weight(start: Callab
     restored = incident["evidence"]["restored"]
     assert (restored["source"], restored["checkpoint_step"]) == ("memory", 4)
     assert restored["step"] > 4
+
+
+def test_an_engine_starts_over_the_folder_that_the_actor_reads(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It is up when the first version comes, and serves that one; killed, it is started over what it served."""
+    folder = write_checkpoint(tmp_path / "model", CONFIGS["qwen3"], shards=2)
+    config = {**JOB["config"], "megatron": {"pass_tokens": 256, "model_path": str(folder)}}
+    run = start(**{**JOB, "config": config, "actors": 1})
+    run.faults.reach_step(2)
+    agent = run.faults.find("rollout-0")
+    engine = engine_of(agent)
+    assert str(folder) in engine.cmdline()
+    engine.kill()
+    view = run.end(steps=STEPS)
+    started = [
+        event["body"]["details"]["version"]
+        for event in run.handle.events()
+        if event["kind"] == "RolloutsChanged" and event["body"]["what"] == "EngineStarted"
+    ]
+    assert started[0] == 0
+    assert len(started) == 2
+    assert started[1] > 0
+    assert view["job"]["result"]["tokens"] > 0

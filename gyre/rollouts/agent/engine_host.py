@@ -16,7 +16,6 @@ This module must not know about samples, frames or the manager.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -264,9 +263,10 @@ class EngineHost:
 
     async def close(self) -> None:
         early, self._early = self._early, None
-        if early is not None:
-            with contextlib.suppress(EngineNotStarted, asyncio.CancelledError):
-                await (await early[1]).client.close()
+        if early is not None and early[1].done() and not early[1].cancelled() and not early[1].exception():
+            await (
+                early[1].result().client.close()
+            )  # where it did not end, the engine is stopped with the others
         for engine in list(self.engines):
             await engine.stop()
 
