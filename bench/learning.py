@@ -2,9 +2,9 @@
 
     python bench/learning.py --out FILE [--on cpu|gpu] [--case NAME ...] [--seeds 0 1 2] [--steps N] [--within S]
 
-The task is addition; exact match is the reward. A supervised warm start leaves a model that forgets to carry, and has
-less than 40 % of the held-out problems right. From there each case trains by GRPO, with truncated importance sampling
-(a cap of 2) and a seed for the model, the prompts and the samples:
+The task is addition; exact match is the reward. A supervised warm start leaves a model that forgets to carry: the table
+says what share of the held-out problems it has right before and after. From there each case trains by GRPO, with
+truncated importance sampling (a cap of 2) and a seed for the model, the prompts and the samples:
 
     synchronous          every token is of the policy that is trained
     one step stale       generation is up to one policy version ahead
