@@ -117,7 +117,11 @@ def start(kill_home: Path) -> Iterator[Callable[..., Run]]:
 @pytest.fixture(scope="session")
 def undisturbed_digest(kill_home: Path) -> str:
     """Of the final weights of a run that nobody disturbs. With one instance: how many there are changes no token."""
-    handle = tiny_job(rollout_total=1).build().submit("undisturbed", home_path=kill_home)
+    handle = (
+        tiny_job(rollout_total=1, failover={"silence_timeout_s": 30.0})
+        .build()
+        .submit("undisturbed", home_path=kill_home)
+    )
     run = Run(handle, ProcessFaults(handle), Gate(home(kill_home).job_directory(handle.job_id)))
     view = run.end()
     assert view["incidents"] == []
