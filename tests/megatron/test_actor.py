@@ -92,6 +92,28 @@ def test_every_term_of_the_loss_is_the_same_over_split_ranks(pool: RankPool) -> 
 
 
 @pytest.mark.parametrize("layout", ["alone", "tp2-dp2"])
+def test_what_would_be_a_small_pass_waits_for_the_next_micro_batch(pool: RankPool, layout: str) -> None:
+    """A pass takes as long as its kernels take to be launched; the step is that of one large micro-batch."""
+    config = config_of(layout)
+    most = config["megatron"]["pass_tokens"] = 200
+    groups = random_groups(0, 24)
+    size = LAYOUTS[layout][0]  # a group for each rank
+    parts = [groups[at : at + size] for at in range(0, 24, size)]
+    streamed = pool.run(work.passes_of_a_step, LAYOUTS[layout][0], config, parts)
+    whole = pool.run(work.passes_of_a_step, LAYOUTS[layout][0], config, [groups])
+    for one, other in zip(streamed, whole, strict=True):
+        *during, at_last = one["widths"]
+        assert all(width >= most // 2 for widths in during for width in widths)
+        assert len(at_last) <= 1, "no more than what makes a small pass is put off to the optimizer's step"
+        assert sum(map(sum, one["widths"])) == sum(map(sum, other["widths"]))
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
+    first, expected = streamed[0], whole[0]
+    assert [] in first["widths"], "none of the micro-batches was too small for a pass"
+    for name, weights in expected["weights"].items():
+        np.testing.assert_allclose(first["weights"][name], weights, atol=1e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["alone", "tp2-dp2"])
 def test_calls_that_come_again_or_wrong_change_nothing(pool: RankPool, layout: str) -> None:
     results = pool.run(work.protocol, LAYOUTS[layout][0], config_of(layout))
     mismatch = "actor.micro_batch_mismatch"

@@ -425,3 +425,26 @@ def refused_copy(
         except WeightsUnreachable as error:
             return str(error)
     return ""
+
+
+def passes_of_a_step(
+    rank: int, ranks: int, port: int, config: dict[str, Any], micro_batches: list[list[Group]]
+) -> dict[str, Any]:
+    """The widths of the passes that each call makes, the last ones those of `apply`; and the step."""
+    widths: list[list[int]] = []
+    with actor_on(rank, ranks, port, config) as actor:
+        backward = actor.policy.backward
+
+        def noted(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
+            widths[-1] += [len(one.tokens) for one in passes]
+            return backward(passes, *args, **kwargs)
+
+        actor.policy.backward = noted
+        actor.begin(1)
+        for index, groups in enumerate(micro_batches):
+            widths.append([])
+            actor.accumulate(groups[rank::ranks], step=1, index=index)
+        widths.append([])
+        everything = [group.id for groups in micro_batches for group in groups]
+        metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
+        return {"widths": widths, "metrics": metrics, "weights": named_weights(actor)}

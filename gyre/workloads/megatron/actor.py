@@ -32,6 +32,7 @@ from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.gradients import trained_samples
 
 if TYPE_CHECKING:
+    from gyre.workloads.algorithms.losses import LossSum
     from gyre.workloads.megatron.model.snapshot import Snapshot
     from gyre.workloads.megatron.steps.packing import Pass
 
@@ -79,19 +80,18 @@ class MegatronActor(MegatronLearner, TorchActor):
     # -- one step ------------------------------------------------------------------------------------
 
     def gradient(self, groups: list[Group]) -> tuple[None, Tally]:
-        from gyre.workloads.megatron.steps.gradients import packed_policy_loss, policy_rows
+        from gyre.workloads.megatron.steps.gradients import policy_rows
 
-        return self.add_gradient(
-            groups,
-            policy_rows(groups, self.settings),
-            lambda passes: self.policy.backward(
-                passes,
-                lambda part, logprobs, entropies: packed_policy_loss(
-                    part, logprobs, entropies, self.settings
-                ),
-                temperature=self.settings.sampling.temperature,
-                entropy_gradient=self.settings.loss.entropy_coeff != 0,
-            ),
+        return self.add_gradient(groups, policy_rows(groups, self.settings))
+
+    def backward(self, passes: list[Pass]) -> list[LossSum]:
+        from gyre.workloads.megatron.steps.gradients import packed_policy_loss
+
+        return self.policy.backward(
+            passes,
+            lambda part, logprobs, entropies: packed_policy_loss(part, logprobs, entropies, self.settings),
+            temperature=self.settings.sampling.temperature,
+            entropy_gradient=self.settings.loss.entropy_coeff != 0,
         )
 
     def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:

@@ -24,6 +24,8 @@ from gyre.workloads.torch.steps.accumulation import Tally
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
+    from gyre.workloads.algorithms.losses import LossSum
+    from gyre.workloads.megatron.steps.packing import Pass
 
 
 class MegatronCritic(MegatronLearner, TorchCritic):
@@ -44,14 +46,15 @@ class MegatronCritic(MegatronLearner, TorchCritic):
         return replace(architecture, tied=False), source  # the head is a value's, and shares nothing
 
     def gradient(self, groups: list[Group]) -> tuple[None, Tally]:
-        from gyre.workloads.megatron.steps.gradients import packed_value_loss, value_rows
+        from gyre.workloads.megatron.steps.gradients import value_rows
 
-        return self.add_gradient(
-            groups,
-            value_rows(groups, self.settings),
-            lambda passes: self.policy.backward_values(
-                passes, lambda part, values: packed_value_loss(part, values, self.settings)
-            ),
+        return self.add_gradient(groups, value_rows(groups, self.settings))
+
+    def backward(self, passes: list[Pass]) -> list[LossSum]:
+        from gyre.workloads.megatron.steps.gradients import packed_value_loss
+
+        return self.policy.backward_values(
+            passes, lambda part, values: packed_value_loss(part, values, self.settings)
         )
 
     @operator(kind="weights")

@@ -7,6 +7,8 @@ Invariants, beside the learner's:
 - *all of a replica or none*: all ranks of a replica refuse a call together, before any of them waits for another;
 - *an accumulation is whole*: gradients are summed where the backward pass leaves them, so a micro-batch that failed
   half way has spoiled the sum, and only `begin` helps;
+- *put off, not forgotten*: what would make a small pass waits for the next micro-batch, or for the optimizer's step.
+  It follows from the micro-batches alone, so that a step that is made again has the same passes;
 - *a group's numbers are its own*: log-probs and values come from passes of one group's samples, so that their bits do
   not depend on the other groups of a call.
 
@@ -50,6 +52,11 @@ if TYPE_CHECKING:
     from gyre.workloads.megatron.steps.packing import Pass, Row
 
 
+LEAST_SHARE = 0.5
+"""A pass with less than this share of `pass_tokens` waits for more samples: a small model's pass takes as long as its
+kernels take to be launched, however few its tokens are. What is put off to the optimizer's step is so little."""
+
+
 def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
     """Raises ConfigError if prompts were prepared for a model with more tokens than this one."""
     if isinstance(task, PreparedData) and task.largest_token >= vocab:
@@ -78,6 +85,8 @@ class MegatronLearner(TorchLearner):
         self.device = device_of(self.layout)
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False
+        self._put_off: list[Row] = []
+        """Of the step's samples, those whose gradient is not in the sum yet."""
         self._known_digest: str | None = None
         self._is_first_model = True
         """Whether weights and optimizer are still those that `first_model` gives."""
@@ -195,26 +204,53 @@ class MegatronLearner(TorchLearner):
             self._memory.save_if_due(step, self._metadata())
         return metrics
 
-    def add_gradient(
-        self, groups: list[Group], rows: list[Row], backward: Callable[[list[Pass]], list[LossSum]]
-    ) -> tuple[None, Tally]:
-        """Add the gradients that `backward` computes from the packed rows to Megatron's own sum."""
-        from gyre.workloads.megatron.steps.gradients import summed
+    def backward(self, passes: list[Pass]) -> list[LossSum]:
+        """Add the gradient of these passes to Megatron's own sum, and say what was lost."""
+        raise NotImplementedError
+
+    def add_gradient(self, groups: list[Group], rows: list[Row]) -> tuple[None, Tally]:
+        """Add the gradient of the rows, which are those of the groups, to Megatron's own sum; a small rest is put off.
+        The tally counts the groups, and the losses that were computed."""
+        from gyre.workloads.megatron.steps.packing import pack_all_but_rest
 
         self._refuse_spoiled()
         tally = counted(groups)
-        passes = self.packed(rows)
-        self._spoiled = True
-        losses = backward(passes)
-        tally = tally.plus(summed(losses))
-        self._spoiled = False
+        passes, rest = pack_all_but_rest(
+            [*self._put_off, *rows],
+            max_tokens=self.layout.pass_tokens,
+            multiple=self._width_multiple,
+            least_tokens=round(LEAST_SHARE * self.layout.pass_tokens),
+        )
+        tally = tally.plus(self._through(passes))
+        self._put_off = rest
         return None, tally
+
+    def finish_gradient(self, *, refused: bool) -> Tally:
+        self._refuse_spoiled()
+        if self.ranks.replica_size > 1:  # no rank begins a pass for which another does not come
+            refused = self.ranks.sum([float(refused)])[0] > 0
+        if refused:
+            return Tally()
+        passes = self.packed(self._put_off)
+        self._put_off = []
+        return self._through(passes)
+
+    def _through(self, passes: list[Pass]) -> Tally:
+        from gyre.workloads.megatron.steps.gradients import summed
+
+        self._spoiled = True
+        tally = summed(self.backward(passes))
+        self._spoiled = False
+        return tally
+
+    @property
+    def _width_multiple(self) -> int:
+        return self.ranks.tensor if self.layout.sequence_parallel else 1
 
     def packed(self, rows: list[Row]) -> list[Pass]:
         from gyre.workloads.megatron.steps.packing import pack
 
-        multiple = self.ranks.tensor if self.layout.sequence_parallel else 1
-        return list(pack(rows, max_tokens=self.layout.pass_tokens, multiple=multiple))
+        return list(pack(rows, max_tokens=self.layout.pass_tokens, multiple=self._width_multiple))
 
     def by_group(
         self, groups: list[Group], compute: Callable[[list[Pass]], list[torch.Tensor]]
@@ -283,6 +319,7 @@ class MegatronLearner(TorchLearner):
     def _accumulation(self, step: int) -> Accumulation:
         self.policy.zero()
         self._spoiled = False
+        self._put_off = []
         return Accumulation(step, torch.zeros(0))
 
     def _refuse_spoiled(self) -> None:

@@ -92,6 +92,11 @@ class TorchLearner(BaseWorkload):
         """The flat gradient of the summed loss, None where there is none, and the tally."""
         raise NotImplementedError
 
+    def finish_gradient(self, *, refused: bool) -> Tally:
+        """Compute what `gradient` has put off, before the sum is used, unless any rank has `refused` it. Returns what
+        there is to say of it beyond what `gradient` has said. All ranks call it together."""
+        return Tally()
+
     def prepared(self, groups: list[Group]) -> list[Group]:
         """The groups with whatever must be of the weights before a step's first update; `groups` stay as they are.
 
@@ -217,6 +222,7 @@ class TorchLearner(BaseWorkload):
         for part in mini_batches_of(group_ids, self.optim, seed=self.settings.seed, step=step):
             share = share_of(part, groups, copy=copy, copies=copies)
             found, tally = self.gradient(share)
+            tally = tally.plus(self.finish_gradient(refused=False))
             gradient = torch.zeros_like(self._pending.gradient) if found is None else found
             gradient, _, tally = self.sum_over_ranks(gradient, 0.0, tally)
             made.append(self._update(gradient, tally, lr))
@@ -275,6 +281,7 @@ class TorchLearner(BaseWorkload):
         elif not pending.group_ids <= set(group_ids):
             strays = sorted(pending.group_ids - set(group_ids))
             problem = f"groups {strays[:10]} were accumulated but are not among those to be applied"
+        pending.tally = pending.tally.plus(self.finish_gradient(refused=bool(problem)))
         gradient, problems, tally = self.sum_over_ranks(pending.gradient, float(bool(problem)), pending.tally)
         if not problems and int(tally.groups) != len(group_ids):
             problem = f"the ranks accumulated {int(tally.groups)} groups, {len(group_ids)} were to be applied"

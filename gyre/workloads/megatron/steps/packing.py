@@ -67,18 +67,33 @@ class Pass:
 def pack(rows: Sequence[Row], *, max_tokens: int, multiple: int = 1) -> Iterator[Pass]:
     """Passes of at most `max_tokens` inputs, in the order of the rows; a longer row is a pass of its own. The width of
     each is a multiple of `multiple`. Raises ValueError for a row without a prompt or without tokens."""
+    for some in _together(rows, max_tokens):
+        yield _packed(some, multiple)
+
+
+def pack_all_but_rest(
+    rows: Sequence[Row], *, max_tokens: int, multiple: int = 1, least_tokens: int
+) -> tuple[list[Pass], list[Row]]:
+    """As `pack`, but the rows of a last pass of fewer than `least_tokens` inputs are returned as they are."""
+    parts = list(_together(rows, max_tokens))
+    rest = parts.pop() if parts and sum(row.length for row in parts[-1]) < least_tokens else []
+    return [_packed(some, multiple) for some in parts], rest
+
+
+def _together(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+    """The rows of each pass."""
     held: list[Row] = []
     width = 0
     for row in rows:
         if len(row.prompt_ids) == 0 or len(row.token_ids) == 0:
             raise ValueError("log-probs need rows with at least one prompt token and one sampled token")
         if held and width + row.length > max_tokens:
-            yield _packed(held, multiple)
+            yield held
             held, width = [], 0
         held.append(row)
         width += row.length
     if held:
-        yield _packed(held, multiple)
+        yield held
 
 
 def _packed(rows: Sequence[Row], multiple: int) -> Pass:

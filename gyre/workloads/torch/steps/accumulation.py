@@ -82,7 +82,6 @@ class Accumulation:
             "groups": int(tally.groups),
             "samples": int(tally.samples),
             "tokens": int(tally.tokens),
-            "loss_sum": tally.loss,
             "reward_mean": tally.reward / max(tally.samples, 1.0),
         }
         if gradient is not None:
