@@ -263,6 +263,18 @@ class EngineClient:
         """Forget all cached prefixes. Raises EngineRefused while requests run."""
         await self._post("/flush_cache", {}, self._deadlines.answer_s)
 
+    async def freeze_gc(self) -> bool:
+        """Have the garbage collectors of the engine's processes pass over all objects that there are now. SGLang's look
+        at a million otherwise, and stop its HTTP process for a third of a second each time. False for an engine that
+        knows no such thing."""
+        try:
+            await self._post("/freeze_gc", {}, self._deadlines.answer_s)
+        except EngineRefused as error:
+            if error.details.get("status") in (404, 405):
+                return False
+            raise
+        return True
+
     async def load(self) -> EngineLoad:
         return load_of(await self._get("/v1/loads"))
 

@@ -437,6 +437,18 @@ async def test_calls_ask_what_sglang_knows(fake: FakeEngine, client: EngineClien
     ]
 
 
+@pytest.mark.parametrize(("status", "known"), [(200, True), (404, False), (405, False)])
+async def test_an_engine_that_cannot_freeze_its_garbage_collector_is_no_error(
+    fake: FakeEngine, client: EngineClient, status: int, known: bool
+) -> None:
+    fake.replies["/freeze_gc"] = Reply(b"", status, content_type="text/plain")
+    assert await client.freeze_gc() == known
+    assert fake.asked == [("POST", "/freeze_gc", {})]
+    fake.replies["/freeze_gc"] = Reply(b"", 401, content_type="text/plain")
+    with pytest.raises(EngineRefused):
+        await client.freeze_gc()
+
+
 async def test_load_is_the_sum_over_ranks(fake: FakeEngine, client: EngineClient) -> None:
     rank = {
         "num_running_reqs": 2,

@@ -82,6 +82,13 @@ async def test_every_rank_holds_what_sglang_reads_from_the_same_folder(bench: Be
     assert await bench.held() == began
 
 
+async def test_its_processes_spare_their_garbage_collectors_when_they_are_asked_to(bench: Bench) -> None:
+    assert await bench.client.freeze_gc()
+    tail = bench.process.tail
+    for name in ("Tokenizer Manager", "Scheduler"):
+        assert f"Freezing GC in {name} process" in tail
+
+
 async def test_it_generates_until_the_pause_and_goes_on_after_it(bench: Bench) -> None:
     key = bench.loader.cache_key
     before = await listen(bench.client, request(prompt(71), LONG, temperature=0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -81,6 +82,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         site = web.TCPSite(runner, arguments.host, arguments.port)
         await site.start()
         port = runner.addresses[0][1]
+        gc.freeze()  # full collections pass over what there is now: torch, and the model
         print(f"The embedded engine is ready on http://{arguments.host}:{port}", flush=True)
         await stopped.wait()
     finally:

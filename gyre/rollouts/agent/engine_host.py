@@ -170,6 +170,7 @@ class EngineHost:
             client = engine.client()
             loader = EngineLoader(client, folder, key=engine.loader_key)
             await loader.arm()  # before the engine has work
+            await client.freeze_gc()
         except BaseException as error:
             if client is not None:
                 await client.close()

@@ -17,6 +17,7 @@ control threads, the others on the work thread.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -210,6 +211,10 @@ class VertexHost:
                     name for name, info in operators_of(workload).items() if info.control
                 )
                 self._workload = workload
+                if binding.log_path:
+                    # This process is the vertex's own, and what is there now stays. Looked at again and again, it would
+                    # stop the process for up to a third of a second at any moment.
+                    gc.freeze()
             except (Exception, SystemExit) as error:  # whatever the user's setup raises is reported
                 return "error", failure_of(error, module=binding.module)
             finally:

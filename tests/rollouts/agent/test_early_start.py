@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from gyre.engines.http_client import EngineClient
 from gyre.rollouts.agent.agent import Agent
 from tests.rollouts.agent.crew import Crew
 from tests.rollouts.plane import ScriptedTrainer, small_folder, until
@@ -35,12 +37,22 @@ async def tokens_of(trainer: ScriptedTrainer, purpose: str) -> list[bytes]:
     return [sample.token_ids.tobytes() for sample in group.samples]
 
 
-async def test_it_serves_the_first_version_and_nothing_before(crew: Crew, tmp_path: Path) -> None:
+async def test_it_serves_the_first_version_and_nothing_before(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[str] = []
+
+    async def freeze(client: EngineClient) -> bool:
+        frozen.append(client.url)
+        return True
+
+    monkeypatch.setattr(EngineClient, "freeze_gc", freeze)
     agent = crew.start("a", base=base_folder(tmp_path))
     early = await ready_early(agent)
     (instance,) = crew.plane.manager.status()["instances"]
     assert instance["version"] == -1
     assert agent.version == -1
+    assert len(frozen) == 1, "its garbage collector would look at all that it has imported, again and again"
     trainer = await crew.plane.trainer()
     await trainer.publish(0)
     await crew.serving("a")
