@@ -100,10 +100,9 @@ class SampleStore:
         sample.finish = kind
         sample.request.left -= 1
         self._note(sample, kind)
+        self.write_buffer.finished.append(sample.key)
         if not sample.request.left:
             self.write_buffer.complete.append(sample.request.number)
-        else:
-            self.write_buffer.finished.append(sample.key)
 
     def note_record(self, sample: InFlightSample) -> None:
         """What the sample answers for."""

@@ -7,8 +7,8 @@ Invariants:
 - *delivered in full*: a group that no frame can hold goes in several, one after another;
 - *a window*: no more is on its way than the trainer reads; what is complete beyond it waits here, as it does in the
   manager's ledger;
-- *ahead, and again*: a trainer that wants it is told of samples that are in the ledger before their groups are whole.
-  That is for its scoring alone: they are delivered with their groups all the same.
+- *ahead, and again*: a trainer that wants it is told of samples when they have finished, while the ledger writes them
+  and their groups may lack others. That is for its scoring alone: they are delivered with their groups all the same.
 
 This module must not know who generated a group.
 """
@@ -76,14 +76,13 @@ class Delivery:
         self._deliver(open_ones)
 
     def finished(self, samples: Iterable[InFlightSample]) -> None:
-        """The ledger has these samples, finished. Those whose groups are not complete are told ahead, if the trainer
-        reads as fast as it is told: it can do without."""
+        """These samples have finished: the trainer is told ahead, if it reads as fast as it is told. It can do without."""
         trainer = self._trainer
         if trainer is None or not self._samples_ahead:
             return
         by_purpose: dict[str, list[FinishedSample]] = defaultdict(list)
         for sample in samples:
-            if sample.request.left and sample.finish:
+            if sample.finish:
                 tokens = sample.tokens()[0].astype("<i4").tobytes()
                 told = FinishedSample(
                     group=sample.request.group.id, index=sample.index, tokens=tokens, finish=sample.finish

@@ -353,6 +353,8 @@ class RolloutManager:
             return None
         batch = self.groups.take_batch()
         batch.counters |= self.weights.take_counters()
+        finished = [self.groups.sample(key) for key in batch.finished]
+        self._delivery.finished(sample for sample in finished if sample is not None)
         return batch
 
     def _write(self, batch: WriteBatch) -> None:
@@ -371,8 +373,6 @@ class RolloutManager:
             self.dispatch.committed_seq = batch.deltas[-1].seq
         self.instances.committed(batch)
         complete = [one for number in batch.complete if (one := self.groups.requests.get(number)) is not None]
-        finished = [self.groups.sample(key) for key in batch.finished]
-        self._delivery.finished(sample for sample in finished if sample is not None)
         self._delivery.complete(complete)
         if self.weights.committed(batch.counters) or any(request.pinned for request in complete):
             self.policies.promote()

@@ -52,7 +52,7 @@ class WriteBatch:
     complete: list[int]
     """Groups that may be delivered once this is committed."""
     finished: list[int]
-    """The keys of samples that finished before their groups, which may be told once this is committed."""
+    """The keys of samples that have finished."""
 
     def encoded(self) -> list[tuple[int, bytes]]:
         """The deltas as they are stored. The thread that writes encodes them, not the loop."""

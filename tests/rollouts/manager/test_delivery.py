@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +88,7 @@ def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
 
 
 async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_delivered_all_the_same(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead: list[tuple[str, SampleAhead]] = []
     came: dict[int, Group] = {}
@@ -125,10 +127,20 @@ async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_de
                 "stop",
             )
             assert told.token_ids.tolist() == [1, 2, 3, 4, 5]
+            may_write = threading.Event()
+            write = plane.manager._write
+
+            def waits(batch: Any) -> None:
+                assert may_write.wait(20.0)
+                write(batch)
+
+            monkeypatch.setattr(plane.manager._commits, "_write", waits)
             await agent.report({second: 1, third: 4}, {second: "length", third: "stop"})
+            await until(lambda: len(ahead) == 3)  # nobody waits for the ledger to score them
+            assert came == {}
+            may_write.set()
             await until(lambda: came.keys() == {7})
-            await asyncio.sleep(0.1)  # who comes with the whole group is not told ahead
         finally:
             await asyncio.to_thread(client.close)
-    assert len(ahead) == 1
+    assert len(ahead) == 3
     assert came[7].samples[told.index].token_ids.tolist() == [1, 2, 3, 4, 5]
