@@ -132,7 +132,6 @@ class Case:
         spec["run"] |= {
             "steps": self.steps,
             "prompts_per_step": self.groups,
-            "groups_per_firing": max(self.groups // 8, 1),
             "groups_per_micro_batch": self.micro_groups,
             "checkpoint_every": 10,
             "evaluate_every": 0,
@@ -142,6 +141,7 @@ class Case:
             spec |= {"device_type": "CPU", "device_per_node": 4}
             spec["rollouts"] = {"engine": "embedded"}
             config["megatron"] |= {"pass_tokens": 512}
+            spec["run"] |= {"min_tokens_per_micro_batch": 256}
         else:
             spec["device_per_node"] = 1 + self.engines
             spec["rollouts"] |= {

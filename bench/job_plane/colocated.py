@@ -24,7 +24,7 @@ from typing import Any
 
 from job_plane.actor_process import start_rank
 from job_plane.case import Case, Row, best_by_hand
-from job_plane.generation import READY_WITHIN_S, Asking, engine_command
+from job_plane.generation import GROUPS_TOGETHER, READY_WITHIN_S, Asking, engine_command
 from job_plane.trainer_alone import own_step
 
 PHASES = ("generate", "train", "publish", "load")
@@ -80,6 +80,7 @@ async def _engines(case: Case, folder: Path, gpus: int, stack: contextlib.AsyncE
         client = await stack.enter_async_context(engine.client())
         loader = EngineLoader(client, folder, key=engine.loader_key)
         await loader.arm()
+        await client.freeze_gc()
         found.append((Asking(case, client), loader))
     return found
 
@@ -111,13 +112,13 @@ class Loop:
         shares = dealt(empty, len(self._engines), tokens=lambda group: limits[group.id])
         made = await asyncio.gather(
             *(
-                asking.group(group.id, self._step)
+                asking.some([group.id for group in share[at : at + GROUPS_TOGETHER]], self._step)
                 for (asking, _), share in zip(self._engines, shares, strict=True)
-                for group in share
+                for at in range(0, len(share), GROUPS_TOGETHER)
             )
         )
         lap("generate")
-        groups = sorted(made, key=lambda group: group.id)
+        groups = sorted((group for some in made for group in some), key=lambda group: group.id)
         told = await asyncio.to_thread(own_step, self._gang, case.micro_batches(groups), step)
         lap("train")
         publish = partial(

@@ -21,6 +21,12 @@ READY_WITHIN_S = 400.0
 """A first start on a fresh machine compiles kernels for two to three minutes."""
 
 
+CHUNK_TOKENS = 32
+GROUPS_TOGETHER = 2
+"""Of a request, whose samples come in chunks of `CHUNK_TOKENS`: SGLang's HTTP process is the bottleneck with smaller
+chunks, and with requests of fewer samples."""
+
+
 def engine_command(case: Case, folder: Path, gpu: int, settings: Sequence[str]) -> EngineCommand:
     from gyre.engines.sglang import sglang_command
     from gyre.rollouts.agent.join import engine_commands
@@ -44,17 +50,29 @@ class Asking:
 
     async def group(self, index: int, version: int = 0) -> Group:
         """Prompt `index` with its samples."""
-        case, group = self._case, self._prompts.prompt(index)
-        sampling = SamplingParams(
-            temperature=1.0,
-            max_new_tokens=group.token_limit(case.new_tokens),
-            stop_token_ids=self._prompts.stop_token_ids,
-        )
-        self._asked += 1
-        requests = [
-            GenerateRequest(f"{self._asked:012d}{one:08d}", group.prompt_ids, sampling, self.cache_key)
-            for one in range(case.samples)
-        ]
+        return (await self.some([index], version))[0]
+
+    async def some(self, indexes: Sequence[int], version: int = 0) -> list[Group]:
+        """These prompts with their samples, by one request."""
+        case, groups = self._case, [self._prompts.prompt(index) for index in indexes]
+        requests = []
+        for group in groups:
+            self._asked += 1
+            sampling = SamplingParams(
+                temperature=1.0,
+                max_new_tokens=group.token_limit(case.new_tokens),
+                stop_token_ids=self._prompts.stop_token_ids,
+            )
+            requests += [
+                GenerateRequest(
+                    f"{self._asked:012d}{one:08d}",
+                    group.prompt_ids,
+                    sampling,
+                    self.cache_key,
+                    0 if case.dry else CHUNK_TOKENS,
+                )
+                for one in range(case.samples)
+            ]
         ids: list[list[Any]] = [[] for _ in requests]
         logprobs: list[list[Any]] = [[] for _ in requests]
         async with aclosing(self._client.generate_many(requests)) as chunks:
@@ -62,19 +80,21 @@ class Asking:
                 self.came.append((time.monotonic(), len(chunk.token_ids)))
                 ids[at].append(chunk.token_ids)
                 logprobs[at].append(chunk.logprobs)
-        for one in range(case.samples):
+        for one in range(len(requests)):
             tokens = np.concatenate(ids[one])
             runs = (VersionRun(version, 0, len(tokens)),)
-            group.samples.append(
+            groups[one // case.samples].samples.append(
                 Sample(tokens, np.concatenate(logprobs[one]), runs, "stop", reward_of(tokens))
             )
-        return group
+        return groups
 
     async def round(self, first: int, groups: int) -> float:
         """Tokens/s of so many groups, all asked at once, until the last has ended."""
         began = time.monotonic()
-        made = await asyncio.gather(*(self.group(first + at) for at in range(groups)))
-        return sum(group.token_count for group in made) / (time.monotonic() - began)
+        together = [range(at, min(at + GROUPS_TOGETHER, groups)) for at in range(0, groups, GROUPS_TOGETHER)]
+        made = await asyncio.gather(*(self.some([first + at for at in some]) for some in together))
+        tokens = sum(group.token_count for groups_made in made for group in groups_made)
+        return tokens / (time.monotonic() - began)
 
     async def flow(self, first: int, steps: int) -> float:
         """Tokens/s where as many groups as two steps have are always asked for, as by a job that is one step stale:
@@ -115,6 +135,7 @@ async def engine_alone(case: Case, gpu: int = 0) -> Row:
             row: Row = {"ready_s": round(time.monotonic() - began, 1), "command": " ".join(settings)}
             client = engine.client()
             try:
+                await client.freeze_gc()
                 asking = Asking(case, client)
                 await asking.round(0, case.groups)  # kernels are compiled, graphs touched
                 row["rounds_tokens_s"] = [
