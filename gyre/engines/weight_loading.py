@@ -251,8 +251,10 @@ class EngineLoader:
         keep: bool = True,
         call_off: Callable[[], Awaitable[None]] | None = None,
         changed: Callable[[Mapping[str, int] | None], None] = lambda made: None,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> LoadReport:
-        """Serve the version in `folder`, which nobody may change meanwhile.
+        """Serve the version in `folder`, which nobody may change meanwhile. Its bytes are compared with their checksums
+        by the ranks' loaders, or by `check()`, where there is one and the engine is to read the folder itself.
 
         `changed` is called in the pause, when the weights are, or may be, the new ones. Its argument has, by request
         id, the number of tokens that older weights made; it is None if the engine cannot tell.
@@ -261,8 +263,8 @@ class EngineLoader:
         with nothing cached; if the engine cannot do that (SGLang 0.5.17 flushes no cache while requests wait),
         `call_off` must end all running requests.
 
-        Raises WeightMismatch and EngineRefused if the engine goes on with its earlier version, and another EngineError
-        if nobody knows what it serves now.
+        Raises what `check` does, WeightMismatch and EngineRefused if the engine goes on with its earlier version, and
+        another EngineError if nobody knows what it serves now.
         """
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(None, self._read, folder, manifest)
@@ -271,6 +273,8 @@ class EngineLoader:
         report = LoadReport(version, why_disk=self.why_not)
         if found is not None and not self.why_not:
             await self._prepare(found, report)
+        if report.how != "loader" and check is not None:
+            await check()
         async with self._paused(report, keep=keep, call_off=call_off):
             if report.how == "loader":
                 await self._by_loader(version, folder, report, changed)

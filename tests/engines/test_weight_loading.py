@@ -249,6 +249,25 @@ async def test_what_the_loader_may_not_map_is_read_from_disk(
     assert sums == await disk(bench, bench.second)
 
 
+async def test_what_the_loader_does_not_compare_is_checked_before_the_engine_reads_it(bench: Bench) -> None:
+    checked: list[str] = []
+
+    async def check() -> None:
+        checked.append((await bench.serves())[0])
+        if len(checked) == 2:
+            raise WeightMismatch("other bytes")
+
+    await bench.loader.load("2", bench.second, check=check)
+    assert checked == [], "the loader has compared them"
+    bench.loader.why_not = "by disk alone"
+    await bench.loader.load("1", bench.first, check=check)
+    with pytest.raises(WeightMismatch, match="other bytes"):
+        await bench.loader.load("2", bench.second, check=check)
+    assert checked == ["2", "1"]
+    assert (await bench.serves())[0] == "1"
+    assert "pause_generation" not in bench.asked()[-1:], "it was not paused for it"
+
+
 async def test_each_pause_has_a_cache_of_its_own_also_when_the_load_fails(bench: Bench) -> None:
     """Requests that came in the pause run on what was served before, under the new key: the next load needs another."""
     keys = [bench.loader.cache_key]

@@ -35,7 +35,7 @@ from gyre.errors import GyreError
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import limits_of, limits_unknown
 from gyre.rollouts.agent.generation import Generation
-from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights
+from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights, Check
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
@@ -366,8 +366,8 @@ class Agent:
 
     # -- the engine ---------------------------------------------------------------------------------
 
-    async def _serve(self, folder: Path, weights: Weights) -> LoadReport | None:
-        report = await self._host.serve(folder, str(weights.version), self._update_mode)
+    async def _serve(self, folder: Path, weights: Weights, check: Check) -> LoadReport | None:
+        report = await self._host.serve(folder, str(weights.version), self._update_mode, check)
         if report is None:  # started, and not updated
             await self._learn_limits()
         return report

@@ -101,12 +101,17 @@ class EngineHost:
         """Why the engine reads versions from the disk; "" while its loader has them, and without an engine."""
         return self.loader.why_not if self.loader is not None else ""
 
-    async def serve(self, folder: Path, version: str, update_mode: str) -> LoadReport | None:
+    async def serve(
+        self, folder: Path, version: str, update_mode: str, check: Callable[[], Awaitable[None]]
+    ) -> LoadReport | None:
         """Bring the engine to serve this version: start it (and return None), or update it under running samples.
-        Raises EngineNotStarted with the engine's last words, another EngineError if the update failed, and
-        EngineRefused if the engine goes on with its earlier version."""
+        `check()` verifies the folder, and is awaited where the engine's loader does not.
+
+        Raises what `check` does, EngineNotStarted with the engine's last words, another EngineError if the update
+        failed, and EngineRefused if the engine goes on with its earlier version."""
         if self.engine is not None and self.loader is not None:
-            return await self._update(self.loader, folder, version, update_mode)
+            return await self._update(self.loader, folder, version, update_mode, check)
+        await check()
         started = await self._started_early(folder, version) or await self._start(folder, version)
         self.engine, self.client, self.loader = started.engine, started.client, started.loader
         self.reads_apart = started.command.reads_apart
@@ -191,7 +196,14 @@ class EngineHost:
             why = f"The engine's command could not be made: {type(error).__name__}: {error}"
             raise _not_started(why, traceback.format_exc()) from error
 
-    async def _update(self, loader: EngineLoader, folder: Path, version: str, update_mode: str) -> LoadReport:
+    async def _update(
+        self,
+        loader: EngineLoader,
+        folder: Path,
+        version: str,
+        update_mode: str,
+        check: Callable[[], Awaitable[None]],
+    ) -> LoadReport:
         """Update the engine under running samples, which pause only for the load and go on with the new weights."""
         if update_mode == "handover":
             await self._recall_all()
@@ -202,6 +214,7 @@ class EngineHost:
                 keep=update_mode == "in_place",
                 call_off=self._recall_all,
                 changed=partial(self._weights_changed, int(version)),
+                check=check,
             )
         except EngineRefused:
             raise

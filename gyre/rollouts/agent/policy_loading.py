@@ -2,7 +2,7 @@
 
 Invariants:
 - *first the weights*: a version is loaded after all its bytes matched their checksums, and the manager hears of it
-  after it is loaded;
+  after it is loaded. Where the version lies on this machine, and the engine has a loader, that compares them;
 - *one at a time*: of several versions that were published meanwhile, only the newest is loaded; a newer version ends
   an older one's fetch, of which nothing is served;
 - *what is served stays*: the pages of the version that the engine serves are not written to until it serves another;
@@ -18,6 +18,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,14 @@ from gyre.rollouts.weight_peer import WeightPeer, check_transports
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import Superseded
 from gyre.weights.transfer.receiver import Fetched
+from gyre.weights.version.manifest import WeightMismatch
 
 ENGINE_STARTS = 3
 """Starts in a row that may fail before an agent that is nobody's vertex gives up: the fault is then its machine's. Of a
 vertex the master counts them, and decides."""
+
+
+Check = Callable[[], Awaitable[None]]
 
 
 class Holdings:
@@ -67,15 +72,16 @@ class Holdings:
 class AgentWeights:
     """The policy versions of one agent.
 
-    `serve(folder, weights)` brings the engine to serve a verified folder and returns how, None if it started the
-    engine; `is_serving()` says whether there is an engine, `why_disk()` why it has no weight loader; `send(frame)`
-    tells the manager; `cache` holds the folders."""
+    `serve(folder, weights, check)` brings the engine to serve a folder and returns how, None if it started the engine.
+    Unless the engine's loader verifies all bytes, it awaits `check()` first, which raises WeightMismatch.
+    `is_serving()` says whether there is an engine, `why_disk()` why it has no weight loader; `send(frame)` tells the
+    manager; `cache` holds the folders."""
 
     def __init__(
         self,
         cache: Path,
         *,
-        serve: Callable[[Path, Weights], Awaitable[LoadReport | None]],
+        serve: Callable[[Path, Weights, Check], Awaitable[LoadReport | None]],
         is_serving: Callable[[], bool],
         why_disk: Callable[[], str],
         send: Callable[[Frame], None],
@@ -106,6 +112,8 @@ class AgentWeights:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starts = starts
         self._failed_starts = 0
+        self._verifies_links = False
+        """Whether versions that are linked are verified here too, because one of them had other bytes."""
         self._ahead: tuple[int, str, Fetched] | None = None
         """Version and checksum of the weights that were fetched ahead, and how they came."""
 
@@ -174,12 +182,16 @@ class AgentWeights:
                 self._loop = asyncio.get_running_loop()
                 fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
                 came = self._now()
-                report = await self._serve(fetched.files.path, weights)
+                report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
             except Superseded:
                 return
             except ConfigError:  # another attempt would fail the same way
                 raise
             except EngineRefused as error:
+                self._failed(weights, error)
+                return
+            except WeightMismatch as error:  # the next attempt finds the bytes elsewhere
+                self._verifies_links = True
                 self._failed(weights, error)
                 return
             except EngineNotStarted as error:
@@ -256,9 +268,26 @@ class AgentWeights:
         if manifest is None:
             manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None
-        fetched = receiver.fetch(manifest, sources, serving=serving, superseded=superseded)
+        has_loader = self._is_serving() and not self._why_disk()
+        fetched = receiver.fetch(
+            manifest,
+            sources,
+            serving=serving,
+            superseded=superseded,
+            verify_links=self._verifies_links or not has_loader,
+        )
         holdings.peer.settle()
         return fetched
+
+    async def _check(self, fetched: Fetched) -> None:
+        """Verify what was linked and is not verified. Raises WeightMismatch."""
+        files, holdings = fetched.files, self._holdings
+        if files.is_verified or files.manifest is None or holdings is None:
+            return
+        version = files.manifest.version
+        checked = await asyncio.get_running_loop().run_in_executor(None, holdings.peer.arena.check, version)
+        if checked is None:
+            raise WeightMismatch(f"version {version} in {files.path} has other bytes than its manifest says.")
 
     def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:
         """Tell the manager of trouble with a version; callable from any thread."""

@@ -76,7 +76,7 @@ class Delivery:
         self._deliver(open_ones)
 
     def finished(self, samples: Iterable[InFlightSample]) -> None:
-        """These samples have finished: the trainer is told ahead if it reads as fast as it is told; it can do without."""
+        """These samples have finished: the trainer is told, unless it does not read as fast as it is told."""
         trainer = self._trainer
         if trainer is None or not self._samples_ahead:
             return

@@ -1,7 +1,8 @@
 """Receiver of versions: from another process of this machine, or chunk by chunk from peers.
 
 Invariants:
-- *verified before committed*: a version appears after each of its chunks had the manifest's checksum;
+- *verified before committed*: a version appears after each of its chunks had the manifest's checksum, unless its
+  loader is to compare them;
 - *local first*: a version that another process of this machine published is linked, not copied.
 
 The threads of one fetch are in `gyre.weights.transfer.fetch`, the choice of peers in `gyre.weights.transfer.swarm`.
@@ -139,18 +140,20 @@ class Receiver:
         *,
         serving: int | None = None,
         superseded: Callable[[], bool] = lambda: False,
+        verify_links: bool = True,
     ) -> Fetched:
         """Fetch and verify a whole version. `sources()` is called repeatedly, because sources come and go. `serving` is
-        the version that must not make room. Raises Superseded, WeightsUnreachable, ArenaFull, Unauthorized."""
+        the version that must not make room. Without `verify_links` one that is linked is not verified, because whoever
+        loads it does that. Raises Superseded, WeightsUnreachable, ArenaFull, Unauthorized."""
         began = time.monotonic()
         found = self.arena.versions.get(manifest.version)
-        if found is not None and found.manifest == manifest:
+        if found is not None and found.manifest == manifest and verify_links:
             found = self.arena.check(manifest.version)
         if found is not None and found.manifest == manifest:
             return Fetched(found, 0.0, 0, len(manifest.digests), "here", {}, {})
         self._notice_lag(manifest.version)
         try:
-            linked = self._link(manifest, sources(), serving)
+            linked = self._link(manifest, sources(), serving, verify_links)
             if linked is not None:
                 return Fetched(
                     linked, time.monotonic() - began, 0, 0, "linked", {}, {}, "it lies on this machine"
@@ -268,12 +271,12 @@ class Receiver:
         return bool(source.path) and source.path not in self._other_bytes and Path(source.path).is_dir()
 
     def _link(
-        self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None
+        self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None, verify: bool
     ) -> VersionFiles | None:
         for source in sources:
             if self.is_here(source):
                 try:
-                    files = self.arena.adopt(Path(source.path), manifest, keep=serving)
+                    files = self.arena.adopt(Path(source.path), manifest, keep=serving, verify=verify)
                 except WeightMismatch as error:
                     self._other_bytes.add(source.path)
                     self.incident(

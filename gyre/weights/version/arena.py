@@ -278,9 +278,12 @@ class Arena:
             self.staging = None
             return files
 
-    def adopt(self, source: Path, manifest: WeightManifest, *, keep: int | None) -> VersionFiles | None:
+    def adopt(
+        self, source: Path, manifest: WeightManifest, *, keep: int | None, verify: bool = True
+    ) -> VersionFiles | None:
         """Link and verify a version of another arena on this machine; nothing is copied. None if it cannot be linked or
-        is no longer there. Raises WeightMismatch if it has other bytes."""
+        is no longer there. Raises WeightMismatch if it has other bytes. Without `verify`, that is left to `check`, and
+        to whoever loads it or gets its chunks."""
         with self._lock:
             self.abandon(keep_files=False)
             path = self.root / STAGING
@@ -295,7 +298,7 @@ class Arena:
                 shutil.rmtree(path, ignore_errors=True)
                 return None
             self.staging = files
-        wrong = first_wrong(manifest.chunks(), files.is_right)
+        wrong = first_wrong(manifest.chunks(), files.is_right) if verify else None
         if wrong is not None:
             with self._lock:
                 self.abandon(keep_files=False)
@@ -304,6 +307,7 @@ class Arena:
             )
         with self._lock:
             files = self.commit(manifest)
+            files.is_verified = verify
             for version in self._surplus(self._held, keep):
                 self._drop(self.versions.pop(version))
             return files
@@ -314,7 +318,7 @@ class Arena:
             files = self.versions.get(version)
             if files is None or files.is_verified:
                 return files
-            if all(files.is_right(chunk) for chunk in files.chunks):
+            if first_wrong(files.chunks, files.is_right) is None:
                 files.is_verified = True
                 return files
             self._drop(self.versions.pop(version))

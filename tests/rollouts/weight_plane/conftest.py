@@ -17,9 +17,17 @@ def far(tmp_path: Path) -> Iterator[Make]:
     made: list[Far] = []
 
     def make(
-        theirs: WeightsSpec | None = None, *, gives_up_s: float = 30.0, imports: str = "", **settings: Any
+        theirs: WeightsSpec | None = None,
+        *,
+        gives_up_s: float = 30.0,
+        imports: str = "",
+        has_engine: bool = False,
+        **settings: Any,
     ) -> Far:
-        made.append(Far(tmp_path, WeightsSpec(**settings), theirs, gives_up_s=gives_up_s, imports=imports))
+        plane = WeightsSpec(**settings)
+        made.append(
+            Far(tmp_path, plane, theirs, gives_up_s=gives_up_s, imports=imports, has_engine=has_engine)
+        )
         return made[-1]
 
     yield make

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.agent.policy_loading import AgentWeights, Check
 from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights
+from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.gang.weight_source import WeightSource
 
 TOKEN = "t"
@@ -43,7 +44,9 @@ class Far:
         *,
         gives_up_s: float,
         imports: str,
+        has_engine: bool = False,
     ) -> None:
+        """With `has_engine` the instance has an engine whose loader verifies what it loads."""
         self.source = WeightSource(
             tmp_path, lambda: (URL, TOKEN), root=tmp_path / "trainer", settings=settings
         )
@@ -52,7 +55,7 @@ class Far:
         self.instance = AgentWeights(
             tmp_path / "instance",
             serve=self._serve,
-            is_serving=lambda: False,
+            is_serving=lambda: has_engine,
             why_disk=lambda: "",
             send=self.frames.append,
             fetch_timeout_s=gives_up_s,
@@ -60,8 +63,15 @@ class Far:
         )
         self.instance.settle(theirs or settings)
 
-    async def _serve(self, folder: Path, weights: Weights) -> None:
+        self.checks: list[Check] = []
+        """What the engine was offered instead of its loader's own comparison, with each folder."""
+        self.refuses = ""
+
+    async def _serve(self, folder: Path, weights: Weights, check: Check) -> None:
         self.folders.append(folder)
+        self.checks.append(check)
+        if self.refuses:
+            raise WeightMismatch(self.refuses)
 
     async def load(self, version: int, *, here: bool = False, **options: Any) -> Loaded | LoadFailed:
         told = self.source.publish(policy(version, **options), CONFIG, version=version, step=version)

@@ -14,7 +14,7 @@ from gyre.engines.errors import EngineRefused
 from gyre.errors import ConfigError
 from gyre.rollouts import weight_peer
 from gyre.rollouts.agent.agent import Agent, AgentSettings
-from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.agent.policy_loading import AgentWeights, Check
 from gyre.rollouts.protocol.frames import Loaded, LoadFailed, Weights, WeightsTrouble
 from gyre.rollouts.weight_peer import where_to_listen
 from tests.rollouts.plane import live_plane
@@ -71,7 +71,7 @@ def test_an_address_that_this_machine_has_not_is_named(far: Make, bind: str) -> 
 def test_a_machine_that_joins_has_its_own_address_and_ports(tmp_path: Path) -> None:
     one = AgentWeights(
         tmp_path,
-        serve=lambda folder, weights: None,  # type: ignore[arg-type, return-value]
+        serve=lambda folder, weights, check: None,  # type: ignore[arg-type, return-value]
         is_serving=lambda: False,
         why_disk=lambda: "",
         send=lambda frame: None,
@@ -117,7 +117,7 @@ async def test_an_engine_that_rejects_a_version_serves_the_one_before_and_is_off
     assert isinstance(await plane.load(1), Loaded)
     serve = plane.instance._serve
 
-    async def reject(folder: Path, weights: Weights) -> None:
+    async def reject(folder: Path, weights: Weights, check: Check) -> None:
         raise EngineRefused("the tensor w has another shape.")
 
     plane.instance._serve = reject

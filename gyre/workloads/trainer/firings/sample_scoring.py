@@ -44,6 +44,9 @@ from gyre.workloads.vertex.slim_groups import SlimGroups, joined, unscored
 MOST_TOGETHER = 512
 """Samples in one call: a vertex that dies has no more to do again."""
 
+TOKENS_A_WRITE = 4 << 20
+"""In one transaction of the ledger: 32 MiB."""
+
 KEPT = 4096
 """Samples of groups that were given up are forgotten when there are so many more than are wanted."""
 
@@ -218,6 +221,9 @@ class SampleScoring:
     # -- firings ------------------------------------------------------------------------------------
 
     def _end_firings(self) -> None:
+        """End the firings that are scored, as many at once as go into one write to the ledger."""
+        ended: list[Firing] = []
+        scored: list[Group] = []
         for index, (firing, ids) in list(self._begun.items()):
             if not all(self._is_scored(group_id) for group_id in ids):
                 continue
@@ -227,8 +233,17 @@ class SampleScoring:
             if failure is not None and self._scored_by is not None:
                 self._results.fail([firing], self._scored_by, failure)
                 continue
-            self._results.accept([firing], groups)
-            self._forget((group.id, index) for group in groups for index in range(len(group.samples)))
+            ended.append(firing)
+            scored += groups
+            if sum(group.token_count for group in scored) >= TOKENS_A_WRITE:
+                self._accept(ended, scored)
+                ended, scored = [], []
+        if ended:
+            self._accept(ended, scored)
+
+    def _accept(self, firings: Sequence[Firing], groups: Sequence[Group]) -> None:
+        self._results.accept(firings, groups)
+        self._forget((group.id, index) for group in groups for index in range(len(group.samples)))
 
     def _is_scored(self, group_id: int) -> bool:
         count = len(self._groups[group_id].samples)
