@@ -1,0 +1,92 @@
+"""Samples are scored one by one; the groups that are whole by then go to the ledger together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gyre.graph.elements import Operator
+from gyre.graph.flow import Firing
+from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.trainer.firings import sample_scoring
+from gyre.workloads.trainer.firings.sample_scoring import SampleScoring
+from gyre.workloads.trainer.retries import Retries
+
+MEMBER = ("reward-0", 1)
+
+
+def group(group_id: int, tokens: int) -> Group:
+    ids = np.full(tokens, group_id, np.int32)
+    run = (VersionRun(0, 0, tokens),)
+    samples = [Sample(ids, np.zeros(tokens, np.float32), run, "stop") for _ in range(2)]
+    return Group(group_id, np.zeros(1, np.int32), {}, samples)
+
+
+class Around:
+    """What scoring has to do with: the groups, the flow, calls to one vertex, and what is accepted."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.by_id = {one.id: one for one in groups}
+        self.unscored = set(self.by_id)
+        self.accepted: list[list[int]] = []
+        self.scoring = SampleScoring(
+            Operator("reward", "score"),
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            Retries(),
+            vertices=lambda: 1,
+            report_failure=lambda *_: None,
+            on_result=lambda call, outcome: None,
+        )
+
+    def __getitem__(self, group_id: int) -> Group:
+        return self.by_id[group_id]
+
+    def id_at(self, slot: int) -> int:
+        return slot
+
+    slot_of = id_at
+
+    def start(self, firing: Firing) -> None:
+        pass
+
+    def free_member(self, role: str) -> Any:
+        return MEMBER
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Future()
+
+    def problem_with(self, firings: Sequence[Firing], ids: Sequence[int], value: Any) -> None:
+        return None
+
+    def accept(self, firings: Sequence[Firing], groups: Sequence[Group]) -> None:
+        assert [group_id for firing in firings for group_id in firing.groups] == [one.id for one in groups]
+        assert all(sample.reward == 1.0 for one in groups for sample in one.samples)
+        self.accepted.append([one.id for one in groups])
+
+    def score_all(self) -> None:
+        firings = [Firing("reward.score", at, (group_id,)) for at, group_id in enumerate(self.by_id)]
+        self.scoring.send(Operator("reward", "score"), firings, step=1)
+        self.scoring.pump(0.0, step=1)
+        assert self.accepted == []
+        for sample in self.scoring._in_calls.values():  # as the one call does when it ends
+            sample.reward = 1.0
+        self.scoring.pump(0.0, step=1)
+
+
+@pytest.mark.parametrize(
+    ("most", "writes"), [(1 << 20, [[1, 2, 3]]), (40, [[1, 2], [3]]), (1, [[1], [2], [3]])]
+)
+def test_groups_that_are_scored_at_once_are_one_write_unless_it_were_too_large(
+    monkeypatch: pytest.MonkeyPatch, most: int, writes: list[list[int]]
+) -> None:
+    monkeypatch.setattr(sample_scoring, "TOKENS_A_WRITE", most)
+    around = Around([group(group_id, tokens=10) for group_id in (1, 2, 3)])
+    around.score_all()
+    assert around.accepted == writes
