@@ -45,11 +45,12 @@ PARTS = ("engine", "trainer", "colocated", "job", "kills")
 LIMITS_S = {"engine": 300.0, "trainer": 200.0, "colocated": 240.0}
 """Of a part that has no `--within`. A first engine on a fresh machine takes up to 170 s to start."""
 
-ENDING_S = 90.0
-"""For a job to be stopped, beyond its `--within`."""
+ENDING_S = 30.0
+"""For a job to be stopped, beyond its `--within`: it takes some 8 s."""
 
-LEAST_S = {"job": ENDING_S + 90.0, "kills": ENDING_S + 200.0}
-"""With less of `--total` left, the part does not begin; 45 s for others."""
+LEAST_S = {"job": ENDING_S + 80.0, "kills": ENDING_S + 200.0}
+"""With less of `--total` left, the part does not begin; 45 s for others. A job needs 50 s for its first step where the
+machine has compiled its kernels."""
 
 
 def arguments() -> argparse.ArgumentParser:
