@@ -82,6 +82,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         site = web.TCPSite(runner, arguments.host, arguments.port)
         await site.start()
         port = runner.addresses[0][1]
+        gc.collect()
         gc.freeze()  # full collections pass over what there is now: torch, and the model
         print(f"The embedded engine is ready on http://{arguments.host}:{port}", flush=True)
         await stopped.wait()

@@ -214,6 +214,7 @@ class VertexHost:
                 if binding.log_path:
                     # This process is the vertex's own, and what is there now stays. Looked at again and again, it would
                     # stop the process for up to a third of a second at any moment.
+                    gc.collect()  # first what the setup left behind, which would stay for ever
                     gc.freeze()
             except (Exception, SystemExit) as error:  # whatever the user's setup raises is reported
                 return "error", failure_of(error, module=binding.module)
