@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, architecture_of
+from gyre.workloads.megatron.model.rotary import use_in_megatron
 
 _VOCAB_MULTIPLE = 8
 
@@ -54,6 +55,7 @@ def transformer_config(
         if size % parts:
             raise ConfigError(f"config.megatron.{name}: {parts} does not divide the model's {what} ({size}).")
     gpu = device.type == "cuda"
+    use_in_megatron()
     return TransformerConfig(
         num_layers=architecture.layers,
         hidden_size=architecture.hidden,
@@ -88,9 +90,9 @@ def transformer_config(
         # These are compiled by torch, which pays on GPUs alone.
         bias_activation_fusion=gpu,
         bias_dropout_fusion=gpu,
+        apply_rope_fusion=True,  # Gyre's own
         # These need Transformer Engine or Apex.
         masked_softmax_fusion=False,
-        apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         recompute_granularity="full" if settings.recompute else None,

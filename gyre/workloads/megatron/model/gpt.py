@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from gyre.models.architecture import Architecture
 from gyre.workloads.megatron.model.config import padded_vocab
+from gyre.workloads.megatron.model.rotary import Rotary
 
 try:  # torch 2.10 and newer, and a kernel for GPUs alone
     from torch.nn.attention.varlen import varlen_attn
@@ -149,32 +150,6 @@ def _attend_by_segment(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> T
     lengths = list(segments.lengths)
     parts = zip(*(torch.split(x.transpose(0, 1)[None], lengths, dim=2) for x in (q, k, v)), strict=True)
     return torch.cat([_attend(*part)[0].transpose(0, 1) for part in parts])
-
-
-class Rotary(nn.Module):
-    """Rotary angles by token. `positions` (int64 `[tokens]`) are set before each forward; None counts from 0."""
-
-    def __init__(self, frequencies: list[float], device: torch.device) -> None:
-        super().__init__()
-        self.frequencies = torch.tensor(frequencies, dtype=torch.float32, device=device)
-        self.positions: Tensor | None = None
-
-    def get_rotary_seq_len(
-        self, inference: Any, transformer: Any, hidden: Tensor | None, config: TransformerConfig, *_: Any
-    ) -> int:
-        """How many tokens each row has, as Megatron asks it of its own class."""
-        first = transformer.input_tensor if transformer.input_tensor is not None else hidden
-        assert first is not None
-        sharded = config.tensor_model_parallel_size if config.sequence_parallel else 1
-        return int(first.shape[0]) * sharded
-
-    def forward(self, tokens: int, **_: Any) -> Tensor:
-        """Angles float32 `[tokens, 1, 1, head_dim]`."""
-        positions = self.positions
-        if positions is None:
-            positions = torch.arange(tokens, device=self.frequencies.device)
-        angles = torch.outer(positions.float(), self.frequencies)
-        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
 def build_model(
