@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al., arXiv 2104.09864): angles by token, and the rotation by them.
 
-Megatron takes some ten kernels for it, and as many for its gradient, unless Transformer Engine is there. Here each takes
-four, and the cosines are made once for all layers. It comes in where Megatron asks for Transformer Engine's: a small
-model is trained as fast as its kernels are launched.
+Unless Transformer Engine is there, Megatron takes some ten kernels for the rotation, and as many for its gradient. Here
+each takes four, and the cosines are made once for all layers. It comes in where Megatron asks for Transformer Engine's:
+a small model is trained as fast as its kernels are launched.
 
 This module must not be imported before `seam.open_seam`.
 """
