@@ -71,7 +71,7 @@ class _Rotation(torch.autograd.Function):
         return _turned(states, cos, sin, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _turned(gradient, cos, sin, -1.0), None, None
 
