@@ -15,7 +15,8 @@ Parts, each a process of its own with a limit of time; `engine+trainer` are meas
 Lengths: `equal`, all of 256; `anywhere`, ending anywhere up to 256; `lognormal`, median 400, at most 2,048: a prompt's
 samples share a limit, which the prompt brings, and one in five ends before it.
 
-results.json has all cases and parts, and is written anew after each part; what is asked for again is measured again.
+results.json has all cases and parts, and is written anew after each part; what is asked for again is measured again,
+unless it is to be only what is `--missing`: a plan then goes on where an earlier call ended.
 The table is printed at the end, or with `--table` alone from what is there. With `--dry-run` everything runs small, on
 CPUs.
 """
@@ -79,6 +80,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--plan", type=Path, help="a file with a case's arguments a line")
     parser.add_argument("--total", type=float, default=1e9, help="seconds for everything")
+    parser.add_argument("--missing", action="store_true", help="measure only what results.json has not")
     parser.add_argument("--table", action="store_true", help="print the table of what is there, and no more")
     parser.add_argument("--json", action="store_true", help="print results.json instead of the table")
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -116,12 +118,24 @@ def main() -> int:
         for arguments_given in planned(given):
             each = parser.parse_args(arguments_given)
             for part in each.part:
+                if given.missing and is_there(each, part, results):
+                    continue
                 if ends - time.monotonic() < LEAST_S.get(part, 45.0):
                     print(f"no time is left for {part} of {' '.join(arguments_given)}", flush=True)
                     continue
                 measure(each, part, arguments_given, results, ends)
     print(json.dumps(results, indent=1) if given.json else table(results))
     return 0
+
+
+def name_of(given: argparse.Namespace) -> str:
+    return case_of(given).name + (f", {given.label}" if given.label else "")
+
+
+def is_there(given: argparse.Namespace, part: str, results: Row) -> bool:
+    """Whether the results have the part, or both where it is two, without an error."""
+    here = results.get(name_of(given), {})
+    return all("error" not in here.get(one, {"error": ""}) for one in part.split("+"))
 
 
 def planned(given: argparse.Namespace) -> list[list[str]]:
@@ -138,7 +152,7 @@ def measure(
 ) -> None:
     """Measure the part, or both where it is `engine+trainer`, in processes of their own, and add the rows."""
     case = case_of(given)
-    name = case.name + (f", {given.label}" if given.label else "")
+    name = name_of(given)
     here = results.setdefault(name, {"case": asdict(case)})
     results.setdefault("machine", machine())
     parts = part.split("+")
