@@ -45,6 +45,9 @@ STEPS = 120
 EVALUATE_EVERY = 10
 TIS_CAP = 2.0
 
+RATE, STALE_RATE = 1e-3, 4e-4
+"""Learning rates. Four steps stale, the larger one takes the policy so far in those steps that it does not learn on."""
+
 TRITON = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
 """Kernels that need no compiler on the machine."""
 
@@ -89,7 +92,7 @@ def builder(on: str, case: str, *, seed: int, steps: int, digits: int) -> RLJobB
                     "max_positions": 32,
                 },
                 "sampling": {"n": 8, "temperature": 1.0, "max_new_tokens": digits + 2},
-                "optim": {"lr": 1e-3},
+                "optim": {"lr": STALE_RATE if STALENESS[case] > 1 else RATE},
                 "warm_start": {"max_steps": 600, "batch": 256, "lr": 3e-3, "stop_at": 0.68, "slips": 0.62},
                 "loss": {"tis_imp_ratio_cap": TIS_CAP},
             }
