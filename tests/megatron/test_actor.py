@@ -113,6 +113,15 @@ def test_what_would_be_a_small_pass_waits_for_the_next_micro_batch(pool: RankPoo
         np.testing.assert_allclose(first["weights"][name], weights, atol=1e-5, rtol=0, err_msg=name)
 
 
+def test_a_pass_that_was_put_off_and_fails_leaves_nobody_waiting(pool: RankPool) -> None:
+    config = config_of("dp2", collective_timeout_s=20.0)
+    config["megatron"]["pass_tokens"] = 100_000
+    failed, other = pool.run(work.a_loss_that_raises_late, 2, config)
+    assert failed["told"] == "ValueError: a loss that does not like this sample"
+    assert "another rank holds other micro-batches" in other["told"]
+    assert failed["again"] == other["again"] == 1
+
+
 @pytest.mark.parametrize("layout", ["alone", "tp2-dp2"])
 def test_calls_that_come_again_or_wrong_change_nothing(pool: RankPool, layout: str) -> None:
     results = pool.run(work.protocol, LAYOUTS[layout][0], config_of(layout))

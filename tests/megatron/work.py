@@ -448,3 +448,27 @@ def passes_of_a_step(
         everything = [group.id for groups in micro_batches for group in groups]
         metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
         return {"widths": widths, "metrics": metrics, "weights": named_weights(actor)}
+
+
+def a_loss_that_raises_late(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
+    """The first rank's loss raises in a pass that was put off until `apply`: what each rank is told, and the step that
+    is then made again."""
+    groups = random_groups(0, 4)
+    with actor_on(rank, ranks, port, config) as actor:
+        backward = actor.policy.backward
+
+        def broken(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
+            if passes and rank == 0:
+                raise ValueError("a loss that does not like this sample")
+            return backward(passes, *args, **kwargs)
+
+        actor.policy.backward = broken
+        actor.begin(1)
+        actor.accumulate(groups[rank::ranks], step=1, index=0)
+        told = ""
+        try:
+            actor.apply(step=1, indices=1, group_ids=ids(groups))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+        actor.policy.backward = backward
+        return {"told": told, "again": take_step(actor, [groups])["step"]}

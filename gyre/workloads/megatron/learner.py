@@ -226,7 +226,6 @@ class MegatronLearner(TorchLearner):
         return None, tally
 
     def finish_gradient(self, *, refused: bool) -> Tally:
-        self._refuse_spoiled()
         if self.ranks.replica_size > 1:  # no rank begins a pass for which another does not come
             refused = self.ranks.sum([float(refused)])[0] > 0
         if refused:
@@ -273,7 +272,6 @@ class MegatronLearner(TorchLearner):
         self, gradient: torch.Tensor, verdict: float, tally: Tally
     ) -> tuple[torch.Tensor, float, Tally]:
         """Sum over ranks. One rank of a replica counts its samples, and one that has the losses counts these."""
-        self._refuse_spoiled()
         samples = tally if self.ranks.speaks_for_samples else Tally()
         losses = tally if self.ranks.speaks_for_losses else Tally()
         mine = Tally(
@@ -322,10 +320,13 @@ class MegatronLearner(TorchLearner):
         self._put_off = []
         return Accumulation(step, torch.zeros(0))
 
+    def spoiled(self) -> str:
+        return "it failed in a micro-batch, part of its gradient added" if self._spoiled else ""
+
     def _refuse_spoiled(self) -> None:
         if self._spoiled:
             raise MicroBatchMismatch(
-                f"rank {self.rank} failed in a micro-batch of step {self.step + 1}, part of its gradient added.",
+                f"step {self.step + 1} on rank {self.rank}: {self.spoiled()}.",
                 hint=f"Call begin({self.step + 1}) on every rank and accumulate again.",
             )
 

@@ -97,6 +97,10 @@ class TorchLearner(BaseWorkload):
         there is to say of it beyond what `gradient` has said. All ranks call it together."""
         return Tally()
 
+    def spoiled(self) -> str:
+        """Why the accumulated sum is of no use; "" if it is whole."""
+        return ""
+
     def prepared(self, groups: list[Group]) -> list[Group]:
         """The groups with whatever must be of the weights before a step's first update; `groups` stay as they are.
 
@@ -274,15 +278,15 @@ class TorchLearner(BaseWorkload):
 
     def _reduce(self, step: int, indices: int, group_ids: list[int]) -> tuple[torch.Tensor, Tally]:
         """The gradient and the tally summed over ranks, in one exchange that also carries each rank's verdict."""
-        pending = self._pending
-        problem = ""
-        if len(pending.records) != indices:
-            problem = f"{len(pending.records)} micro-batches were accumulated, {indices} were to be applied"
-        elif not pending.group_ids <= set(group_ids):
-            strays = sorted(pending.group_ids - set(group_ids))
-            problem = f"groups {strays[:10]} were accumulated but are not among those to be applied"
-        pending.tally = pending.tally.plus(self.finish_gradient(refused=bool(problem)))
+        pending, raised = self._pending, None
+        problem = self.spoiled() or self._mismatch(indices, group_ids)
+        try:
+            pending.tally = pending.tally.plus(self.finish_gradient(refused=bool(problem)))
+        except Exception as error:  # told after the exchange, for which the others wait
+            raised, problem = error, f"{type(error).__name__}: {error}"
         gradient, problems, tally = self.sum_over_ranks(pending.gradient, float(bool(problem)), pending.tally)
+        if raised is not None:
+            raise raised
         if not problems and int(tally.groups) != len(group_ids):
             problem = f"the ranks accumulated {int(tally.groups)} groups, {len(group_ids)} were to be applied"
         if problems or problem:
@@ -291,6 +295,15 @@ class TorchLearner(BaseWorkload):
                 hint=f"Call begin({step}) on every rank and accumulate again.",
             )
         return gradient, tally
+
+    def _mismatch(self, indices: int, group_ids: list[int]) -> str:
+        """How what was accumulated differs from what is to be applied; "" if it does not."""
+        pending = self._pending
+        if len(pending.records) != indices:
+            return f"{len(pending.records)} micro-batches were accumulated, {indices} were to be applied"
+        if strays := sorted(pending.group_ids - set(group_ids)):
+            return f"groups {strays[:10]} were accumulated but are not among those to be applied"
+        return ""
 
     def _is_applied(self, step: int) -> bool:
         if self._half_updated:
