@@ -16,6 +16,7 @@ This module must not know about samples, frames or the manager.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,7 +25,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gyre.engines.errors import EngineError, EngineNotStarted, EngineRefused
+from gyre.engines.errors import (
+    EngineError,
+    EngineFailed,
+    EngineNotStarted,
+    EngineRefused,
+    EngineTimeout,
+)
 from gyre.engines.http_client import EngineClient
 from gyre.engines.last_words import last_words
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
@@ -175,7 +182,8 @@ class EngineHost:
             client = engine.client()
             loader = EngineLoader(client, folder, key=engine.loader_key)
             await loader.arm()  # before the engine has work
-            await client.freeze_gc()
+            with contextlib.suppress(EngineRefused, EngineFailed, EngineTimeout):  # it can do without
+                await client.freeze_gc()
         except BaseException as error:
             if client is not None:
                 await client.close()
