@@ -2,12 +2,12 @@
 
 Invariants:
 - *first the weights*: a version is loaded after all its bytes matched their checksums, and the manager hears of it
-  after it is loaded. Where the version lies on this machine, and the engine has a loader, that compares them;
+  after it is loaded. Tensors that lie on this machine are compared by the engine's loader, if it has one;
 - *one at a time*: of several versions that were published meanwhile, only the newest is loaded; a newer version ends
   an older one's fetch, of which nothing is served;
 - *what is served stays*: the pages of the version that the engine serves are not written to until it serves another;
-- *ahead is not served*: a version that was fetched ahead is verified and kept; it is served after the order to load it;
-- *a source too*: verified chunks are served to other agents while the rest is fetched.
+- *ahead is not served*: a version that was fetched ahead is kept; it is served after the order to load it;
+- *a source too*: chunks are served to other agents, who verify them, while the rest is fetched.
 
 This module must not know about samples, or how an engine is started.
 """
@@ -112,8 +112,6 @@ class AgentWeights:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starts = starts
         self._failed_starts = 0
-        self._verifies_links = False
-        """Whether versions that are linked are verified here too, because one of them had other bytes."""
         self._ahead: tuple[int, str, Fetched] | None = None
         """Version and checksum of the weights that were fetched ahead, and how they came."""
 
@@ -179,19 +177,12 @@ class AgentWeights:
                 self._tell_loaded(weights)  # again: the last word may have been lost with its connection
                 return
             try:
-                self._loop = asyncio.get_running_loop()
-                fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
-                came = self._now()
-                report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
+                fetched, came, report = await self._bring(weights, url, token)
             except Superseded:
                 return
             except ConfigError:  # another attempt would fail the same way
                 raise
             except EngineRefused as error:
-                self._failed(weights, error)
-                return
-            except WeightMismatch as error:  # the next attempt finds the bytes elsewhere
-                self._verifies_links = True
                 self._failed(weights, error)
                 return
             except EngineNotStarted as error:
@@ -220,6 +211,24 @@ class AgentWeights:
                 why=fetched.reason[:1000],
             )
 
+    async def _bring(
+        self, weights: Weights, url: str, token: str
+    ) -> tuple[Fetched, float, LoadReport | None]:
+        """Fetch the version and have the engine serve it: how, when it was fetched, and how it was loaded. Where the
+        loader finds other bytes than the manifest says, whatever is wrong here is fetched again, once. Raises what
+        `_fetch` and `serve` do."""
+        self._loop = asyncio.get_running_loop()
+        fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
+        came = self._now()
+        try:
+            report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
+        except WeightMismatch:
+            fetched.files.is_verified = False
+            fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token, True)
+            came = self._now()
+            report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
+        return fetched, came, report
+
     def _tell_loaded(self, weights: Weights, **told: Any) -> None:
         known: dict[str, Any] = {"fetch_s": 0.0, "load_s": 0.0, **told}
         self._send(Loaded(version=weights.version, checksum=weights.checksum, source=self.source, **known))
@@ -236,9 +245,9 @@ class AgentWeights:
 
     # -- the fetching thread ---------------------------------------------------------------------------
 
-    def _fetch(self, weights: Weights, url: str, token: str) -> Fetched:
-        """Fetch the version into this agent's folder and verify it. Raises Superseded, WeightsUnreachable, ArenaFull,
-        ConfigError."""
+    def _fetch(self, weights: Weights, url: str, token: str, verify_links: bool = False) -> Fetched:
+        """Fetch the version into this agent's folder and verify it, unless it is linked and the engine's loader does.
+        Raises Superseded, WeightsUnreachable, ArenaFull, ConfigError."""
         holdings = self._holdings
         if holdings is None or holdings.token != token or holdings.plane != self._plane:
             if holdings is not None:
@@ -274,7 +283,7 @@ class AgentWeights:
             sources,
             serving=serving,
             superseded=superseded,
-            verify_links=self._verifies_links or not has_loader,
+            verify_links=verify_links or not has_loader,
         )
         holdings.peer.settle()
         return fetched

@@ -38,6 +38,7 @@ from gyre.weights.version.manifest import CHUNK_BYTES, Chunk, FileSpec, WeightMa
 MANIFEST = "gyre.json"
 STAGING = ".staging"
 SPARE = ".spare"
+TENSORS = ".safetensors"
 _INTENDED = ".intended.json"
 _JOURNAL = ".journal"
 _POPULATE = getattr(
@@ -282,8 +283,8 @@ class Arena:
         self, source: Path, manifest: WeightManifest, *, keep: int | None, verify: bool = True
     ) -> VersionFiles | None:
         """Link and verify a version of another arena on this machine; nothing is copied. None if it cannot be linked or
-        is no longer there. Raises WeightMismatch if it has other bytes. Without `verify`, that is left to `check`, and
-        to whoever loads it or gets its chunks."""
+        is no longer there. Raises WeightMismatch if it has other bytes. Without `verify`, tensors are left to `check`,
+        and to whoever loads them or gets their chunks."""
         with self._lock:
             self.abandon(keep_files=False)
             path = self.root / STAGING
@@ -293,12 +294,22 @@ class Arena:
                     os.link(source / file.name, path / file.name)
                 if not (source / MANIFEST).exists():  # looked for after the links: see `_recycle`
                     raise FileNotFoundError(source)
+                if read_manifest(source).checksum != manifest.checksum:
+                    raise WeightMismatch(f"{source} holds another version than {manifest.version}.")
                 files = VersionFiles(path, manifest.files, manifest.chunk_bytes)
+            except WeightMismatch:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
             except (OSError, ValueError):  # on another file system, gone, or about to go
                 shutil.rmtree(path, ignore_errors=True)
                 return None
             self.staging = files
-        wrong = first_wrong(manifest.chunks(), files.is_right) if verify else None
+        compared = [
+            chunk
+            for chunk in manifest.chunks()
+            if verify or not manifest.files[chunk.file].name.endswith(TENSORS)
+        ]
+        wrong = first_wrong(compared, files.is_right)
         if wrong is not None:
             with self._lock:
                 self.abandon(keep_files=False)
