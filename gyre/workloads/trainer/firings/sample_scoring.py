@@ -108,7 +108,7 @@ class SampleScoring:
     def finished(self, samples: Sequence[SampleAhead]) -> None:
         """Samples have finished before their groups."""
         for told in samples:
-            if told.group_id in self._groups.unscored:
+            if told.group_id in self._groups.unscored and not self._groups[told.group_id].samples:
                 self._add((told.group_id, told.index), unscored(told.token_ids, told.finish_reason))
         if len(self._samples) > self._forget_beyond:
             self._forget([key for key in self._samples if key[0] not in self._groups.unscored])
