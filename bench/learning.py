@@ -272,9 +272,10 @@ def main() -> int:
 
 
 def dumped(report: Row) -> str:
-    """JSON with a line for each row."""
+    """JSON with a line for each row, after whatever else the report has."""
+    rest = "".join(f"{json.dumps(key)}: {json.dumps(report[key])},\n" for key in report if key != "rows")
     rows = ",\n".join(json.dumps(row) for row in report["rows"])
-    return f'{{"rows": [\n{rows}\n]}}\n'
+    return f'{{{rest}"rows": [\n{rows}\n]}}\n'
 
 
 if __name__ == "__main__":
