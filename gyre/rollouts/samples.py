@@ -15,6 +15,8 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import msgpack
@@ -75,6 +77,11 @@ class Group:
     meta: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, with one array for all samples where there was one for each: small arrays take longer to pickle
+        than what is in them."""
+        return _with_samples, (self.id, self.prompt_ids, self.meta, _columns(self.samples))
+
     @property
     def token_count(self) -> int:
         return sum(len(sample.token_ids) for sample in self.samples)
@@ -92,6 +99,64 @@ class Group:
         """The oldest and the newest policy version among the group's tokens; None before generation."""
         runs = [run.version for sample in self.samples for run in sample.versions]
         return (min(runs), max(runs)) if runs else None
+
+
+def _columns(samples: Sequence[Sample]) -> tuple[Any, ...]:
+    """What the samples have, field by field: the arguments of `_with_samples` after a group's own."""
+    extras: Any = [sample.extras for sample in samples]
+    if extras and all(list(one) == list(extras[0]) for one in extras):
+        extras = {key: _joined([one[key] for one in extras]) for key in extras[0]}
+    return (
+        _joined([sample.token_ids for sample in samples]),
+        _joined([sample.logprobs for sample in samples]),
+        [tuple((run.version, run.start, run.end) for run in sample.versions) for sample in samples],
+        [sample.finish_reason for sample in samples],
+        [sample.reward for sample in samples],
+        extras,
+    )
+
+
+def _with_samples(
+    group_id: int, prompt_ids: NDArray[np.int32], meta: dict[str, Any], columns: tuple[Any, ...]
+) -> Group:
+    tokens, logprobs, versions, finish_reasons, rewards, extras = columns
+    if isinstance(extras, dict):
+        parts = {key: _parted(joined) for key, joined in extras.items()}
+        extras = [{key: values[at] for key, values in parts.items()} for at in range(len(versions))]
+    rows = zip(
+        _parted(tokens),
+        _parted(logprobs),
+        versions,
+        finish_reasons,
+        rewards,
+        extras,
+        strict=True,
+    )
+    samples = [
+        Sample(one, theirs, tuple(VersionRun(*run) for run in runs), *others)
+        for one, theirs, runs, *others in rows
+    ]
+    return Group(group_id, prompt_ids, meta, samples)
+
+
+def _joined(values: list[Any]) -> list[Any] | tuple[NDArray[Any], list[int]]:
+    """Vectors of one dtype as one, with their lengths; anything else as it is. `_parted` is its inverse."""
+    if not all(
+        isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.isnative for value in values
+    ):
+        return values
+    if len({value.dtype for value in values}) != 1:
+        return values
+    return np.concatenate(values), [len(value) for value in values]
+
+
+def _parted(joined: list[Any] | tuple[NDArray[Any], list[int]]) -> list[Any]:
+    """The values one by one; vectors that were joined are views of one array."""
+    if isinstance(joined, list):
+        return joined
+    array, lengths = joined
+    ends = list(accumulate(lengths))
+    return [array[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def checked_limit(value: Any, where: str) -> int:
@@ -166,15 +231,22 @@ _DTYPE = re.compile(r"[<>|][biufcSU]\d+")
 
 
 def _array_out(array: NDArray[Any]) -> dict[str, Any]:
-    if not _DTYPE.fullmatch(array.dtype.str):
+    name = array.dtype.str
+    if not _DTYPE.fullmatch(name):
         raise TypeError(f"an array of dtype {array.dtype} has no wire form; give it a number's or a text's")
-    return {_ARRAY: array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+    return {_ARRAY: name, "shape": array.shape, "data": array.tobytes()}
 
 
 def _array_in(value: dict[str, Any]) -> NDArray[Any]:
-    if not _DTYPE.fullmatch(value[_ARRAY]):
-        raise ValueError(f"an array came with dtype {value[_ARRAY]!r}")
-    return np.frombuffer(value["data"], dtype=np.dtype(value[_ARRAY])).reshape(value["shape"]).copy()
+    array: NDArray[Any] = np.frombuffer(bytearray(value["data"]), dtype=_dtype_of(value[_ARRAY]))
+    return array if [len(array)] == value["shape"] else array.reshape(value["shape"])
+
+
+@lru_cache(maxsize=64)
+def _dtype_of(name: str) -> np.dtype[Any]:
+    if not _DTYPE.fullmatch(name):
+        raise ValueError(f"an array came with dtype {name!r}")
+    return np.dtype(name)
 
 
 def _value_out(value: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import msgpack
 import numpy as np
@@ -89,6 +91,23 @@ def test_what_is_unpacked_is_what_was_packed(groups):
     found = unpack_groups(packed)
     same(groups, found)
     assert pack_groups(found) == packed
+
+
+@settings(deadline=None, max_examples=examples(80))
+@given(st.lists(GROUPS, max_size=3))
+def test_what_is_unpickled_is_what_was_pickled(groups):
+    same(groups, pickle.loads(pickle.dumps(groups, protocol=5)))
+    same(groups, copy.deepcopy(groups))
+
+
+def test_what_samples_have_alike_is_pickled_together():
+    group = Group(0, np.zeros(1, np.int32), samples=[copy.deepcopy(GROUP.samples[0]) for _ in range(8)])
+    for number, sample in enumerate(group.samples):
+        sample.extras = {"values": np.full(len(sample.token_ids), number, np.float32), "level": number}
+    buffers = []
+    data = pickle.dumps(group, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == 4  # prompt, tokens, log-probs, values
+    same(group, pickle.loads(data, buffers=buffers))
 
 
 def test_arrays_that_are_views_are_packed_as_they_read():

@@ -28,6 +28,7 @@ _STREAM_HELD_OUT_DRAW = 2
 _STREAM_HELD_OUT = 3
 _STREAM_SLIP = 4
 _MAX_DRAWS = 1024
+_BLOCK = 256
 
 
 class CharTokenizer:
@@ -72,13 +73,25 @@ class ArithmeticTask:
         self.seed = settings.seed
         self.tokenizer = CharTokenizer("0123456789+-*=")
         self.stop_token_ids = (self.tokenizer.eos_id,)
+        self._block: tuple[int | None, NDArray[np.int64]] = None, np.zeros((0, 3), dtype=np.int64)
+        """The newest block of problems that `prompt` has drawn, and its number."""
 
     def prompt(self, index: int) -> Group:
         """Training prompt `index` ≥ 0: `id` is the index, `meta["answer"]` the text that is right."""
-        return self.prompts(index, 1)[0]
+        number, row = divmod(index, _BLOCK)
+        known, problems = self._block
+        if number != known:  # a block takes little longer than a problem
+            problems = self._problems(number * _BLOCK, _BLOCK)
+            self._block = number, problems
+        return self._group(index, problems[row])
 
     def prompts(self, start: int, count: int) -> list[Group]:
         """Training prompts `start .. start + count`; the same as as many calls of `prompt`."""
+        problems = self._problems(start, count)
+        return [self._group(start + i, row) for i, row in enumerate(problems)]
+
+    def _problems(self, start: int, count: int) -> NDArray[np.int64]:
+        """int64 `[count, 3]`, as `_draw` has them, none of them held out."""
         if start < 0:
             raise ValueError(f"prompt {start}: training prompts are numbered from 0")
         indices = np.arange(start, start + count)
@@ -94,7 +107,7 @@ class ArithmeticTask:
                 "Nearly every problem of this task is held out.",
                 hint="Raise task.digits or task.held_out_every.",
             )
-        return [self._group(int(i), row) for i, row in zip(indices, problems, strict=True)]
+        return problems
 
     def demonstrations(self, start: int, count: int, slips: float) -> list[tuple[Group, str]]:
         """Training prompts with the answers that a forgetful pupil wrote beside them.
