@@ -184,6 +184,8 @@ class FailoverSpec(Model):
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0
     report_interval_s: Seconds = 0.5
     """A vertex answers the master's pending watch call at least this often."""
+    wait_for_room_s: Seconds = 4 * 3600.0
+    """How long the job may wait for a machine that it cannot do without. Waiting takes from no budget."""
     silence_timeout_s: Seconds = 10.0
     """A vertex that does not answer its watch call for this long is stuck (SIGSTOP, a dead node)."""
     step_timeout_s: Seconds = 1800.0

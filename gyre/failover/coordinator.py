@@ -27,10 +27,19 @@ from gyre.config import JobSpec
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
-from gyre.failover.handlers import deaths, ending, engines, pausing, role_counts, startup, training_progress
+from gyre.failover.handlers import (
+    deaths,
+    ending,
+    engines,
+    pausing,
+    role_counts,
+    room,
+    startup,
+    training_progress,
+)
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, Reason, RowKey, VertexPhase
-from gyre.failover.vertices import wanted
+from gyre.failover.vertices import can_do_without, wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class FailoverCoordinator:
             raise TypeError(f"no decision for {type(event).__name__}")
         commands = tuple(handler(self.layout, draft, event, now))
         if draft.moved or draft.job.paused is not state.job.paused:
-            _derive_phase(draft)
+            _derive_phase(self.layout, draft)
         return Decision(draft.done(), commands, draft.changed())
 
     @staticmethod
@@ -101,22 +110,36 @@ class FailoverCoordinator:
         role_counts.check_scale(self.layout, state, role, count)
 
 
-def _derive_phase(draft: Draft) -> None:
+def _derive_phase(layout: JobLayout, draft: Draft) -> None:
     """Set the job's phase from its vertices', by the rank that `gyre.failover.state` documents."""
     job = draft.job
     if job.phase.ended or job.phase is JobPhase.STOPPING:
         return
-    reason = job.reason
+    reason, lack = job.reason, room.lack_of_room(draft)
     if not job.trainer_started:
         phase = JobPhase.STARTING
-    elif any(vertex.phase is not VertexPhase.RUNNING for vertex in wanted(draft)):
+    elif any(
+        vertex.phase is not VertexPhase.RUNNING
+        and not (vertex.no_room and can_do_without(layout, draft, vertex, at_least=1))
+        for vertex in wanted(draft)
+    ):
         phase = JobPhase.RECOVERING
     elif job.paused:
         phase, reason = JobPhase.PAUSED, Reason.PAUSE_REQUESTED
     else:
         phase, reason = JobPhase.RUNNING, Reason.NONE
-    if phase is not job.phase:
-        draft.set_job(phase=phase, reason=reason, message="")
+    if lack and phase is not JobPhase.PAUSED:
+        reason = Reason.NO_ROOM
+    elif reason is Reason.NO_ROOM:
+        reason = Reason.SUBMITTED if phase is JobPhase.STARTING else Reason.NONE
+    if phase is not job.phase or reason is not job.reason or (lack and lack != job.message):
+        draft.set_job(phase=phase, reason=reason, message=lack)
+
+
+def _timer_fired(layout: JobLayout, draft: Draft, event: e.TimerFired, now: float) -> Iterable[c.Command]:
+    if event.timer.startswith(room.ROOM_TIMER):
+        return room.waited_too_long(layout, draft, event.timer, now)
+    return ending.timer_fired(layout, draft, event, now)
 
 
 _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
@@ -125,6 +148,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.MasterHung: startup.master_hung,
     e.VertexStarted: startup.vertex_started,
     e.VertexStartFailed: deaths.vertex_start_failed,
+    e.VertexWaitsForRoom: room.vertex_waits_for_room,
+    e.VertexFoundRoom: room.vertex_found_room,
     e.VertexLost: deaths.vertex_lost,
     e.OperatorFailed: deaths.operator_failed,
     e.TrainerFailed: deaths.trainer_failed,
@@ -145,7 +170,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.PauseRequested: pausing.pause_requested,
     e.ResumeRequested: pausing.resume_requested,
     e.StopRequested: ending.stop_requested,
-    e.TimerFired: ending.timer_fired,
+    e.TimerFired: _timer_fired,
     e.TrainerFinished: ending.trainer_finished,
     e.VertexStopped: ending.vertex_stopped,
     e.ClusterLost: ending.cluster_lost,

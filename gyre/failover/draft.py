@@ -31,7 +31,7 @@ class Draft:
         self.incidents: dict[str, Incident] = state.incidents
         self.uses: dict[str, tuple[float, ...]] = state.uses
         self.moved = False
-        """True once a vertex came, went or changed its phase."""
+        """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
         self._written: set[RowKey] = set()
         self._own: set[str] = set()
@@ -60,7 +60,27 @@ class Draft:
                 f"{vertex} cannot go from {before.phase} to {to} (incarnation {before.incarnation}, reason {reason})"
             )
         self.moved = True
-        return self.set_vertex(vertex, phase=to, since=now, reason=reason, message=message, **fields)
+        return self.set_vertex(
+            vertex,
+            phase=to,
+            since=now,
+            reason=reason,
+            message=message,
+            no_room="",
+            no_room_since=0.0,
+            **fields,
+        )
+
+    def wait_for_room(self, vertex: str, now: float, lacks: str) -> bool:
+        """Note that the vertex, which is STARTING, waits for room. Returns whether it waited before."""
+        before = self.vertices[vertex]
+        self.moved = True
+        self.set_vertex(vertex, no_room=lacks, no_room_since=before.no_room_since or now)
+        return bool(before.no_room)
+
+    def found_room(self, vertex: str) -> None:
+        self.moved = True
+        self.set_vertex(vertex, no_room="", no_room_since=0.0)
 
     def set_incident(self, incident: Incident) -> None:
         self._own_table("incidents")

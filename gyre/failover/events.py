@@ -53,13 +53,33 @@ class VertexStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexStartFailed(Event):
-    """No process could be placed, or its `setup()` raised."""
+    """Its `setup()` raised."""
 
     vertex: str
     incarnation: int
     error: str
     traceback: str = ""
     user_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VertexWaitsForRoom(Event):
+    """No machine has room for the vertex. Whoever starts it goes on trying; the event comes again when what is missing
+    has changed."""
+
+    vertex: str
+    incarnation: int
+    required: str
+    available: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexFoundRoom(Event):
+    """A vertex that waited for room has its place, and its process starts."""
+
+    vertex: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +356,8 @@ _KINDS: dict[str, type[Event]] = {
         MasterStarted,
         VertexStarted,
         VertexStartFailed,
+        VertexWaitsForRoom,
+        VertexFoundRoom,
         VertexLost,
         VertexStopped,
         OperatorFailed,

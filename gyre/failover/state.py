@@ -5,7 +5,8 @@ Few phases, with a reason (an enum) and a message beside them. A job's phase der
     SUBMITTED → STARTING → RUNNING ⇄ RECOVERING, PAUSED → STOPPING → SUCCEEDED | FAILED | STOPPED
 
 by this rank: ended and stopping are decided outright; before the trainer first ran it is STARTING; with a
-wanted vertex not running it is RECOVERING; paused by the user it is PAUSED; else RUNNING.
+wanted vertex not running it is RECOVERING, unless that waits for room and the job can do without it; paused by
+the user it is PAUSED; else RUNNING.
 
 Invariant *fold is snapshot*: `rows_of(state)` is what the journal's snapshot holds, and `state_from` is its
 inverse, so a master may load either the rows or the whole history.
@@ -58,6 +59,7 @@ class Reason(StrEnum):
     ENGINE_NOT_STARTED = "engine_not_started"
     PAUSE_REQUESTED = "pause_requested"
     CLUSTER_LOST = "cluster_lost"
+    NO_ROOM = "no_room"
 
 
 class Cause(StrEnum):
@@ -82,6 +84,8 @@ class Cause(StrEnum):
     """The newest checkpoint was damaged or gone, and the job went back to the one before it."""
     NO_STEP = "no_step"
     """Every vertex runs, and the job makes no step."""
+    NO_ROOM = "no_room"
+    """No machine has room for the vertex."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
 
@@ -158,6 +162,9 @@ class VertexRecord:
     node: str = ""
     since: float = 0.0
     restarts: int = 0
+    no_room: str = ""
+    """While it waits for room: what it requires, what is available, and what would help."""
+    no_room_since: float = 0.0
     reported: int = 0
     """Reports of this incarnation up to here are in the journal; repeated ones are dropped."""
 
@@ -216,7 +223,12 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if uses is None else {"uses": list(uses)}
     if kind == "vertex":
         record = state.vertices.get(name)
-        return None if record is None else fields_of(record)
+        if record is None:
+            return None
+        row = fields_of(record)
+        if not record.no_room:
+            del row["no_room"], row["no_room_since"]  # older rows do not have them
+        return row
     incident = state.incidents.get(name)
     return None if incident is None else {**fields_of(incident), "region": list(incident.region)}
 

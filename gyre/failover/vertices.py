@@ -35,6 +35,19 @@ def wanted(draft: Draft) -> list[VertexRecord]:
     return [vertex for vertex in draft.vertices.values() if vertex.phase not in _LEAVING]
 
 
+def can_do_without(layout: JobLayout, draft: Draft, record: VertexRecord, *, at_least: int = 0) -> bool:
+    """Whether the job goes on while this vertex waits for room: its role is elastic, and its minimum runs, and
+    `at_least` so many."""
+    elastic = layout.spec.roles[record.role].elastic
+    if elastic is None:
+        return False
+    running = sum(
+        vertex.role == record.role and vertex.phase is VertexPhase.RUNNING
+        for vertex in draft.vertices.values()
+    )
+    return running >= max(elastic.min, at_least)
+
+
 def live_trainer(draft: Draft) -> VertexRecord | None:
     """The trainer's record if its process runs and `fit()` has begun; otherwise None."""
     trainer = draft.vertices.get(TRAINER_VERTEX)

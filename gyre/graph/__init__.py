@@ -1,7 +1,7 @@
 """The job as a graph: recipes, compilation, validation, regions, sub-graphs, placement. All of it pure."""
 
 from gyre.graph.backends import Backend
-from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster
+from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster, fit_what_has_room
 from gyre.graph.compile import CompiledJob, compile_job
 from gyre.graph.elements import (
     DURABLE,
@@ -48,6 +48,7 @@ __all__ = [
     "compile_job",
     "elastic_of",
     "fit_to_cluster",
+    "fit_what_has_room",
     "is_instance",
     "local_roles",
     "plan_placement",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyre.errors import GraphError
@@ -57,6 +57,13 @@ class _Machine:
             and need.gpu <= self.gpu + tolerance
         )
 
+    def take(self, need: _Need) -> None:
+        self.guests += 1
+        self.cpu -= need.cpu
+        self.memory_bytes -= need.memory_bytes
+        self.gpu -= need.gpu
+        self.devices_taken = self.devices_taken or bool(need.gpu)
+
 
 def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> PlacementPlan:
     """The plan with `assignments`: for each logical node in use, the id of its machine.
@@ -65,12 +72,7 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
     """
     if not nodes:
         raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
-    needs = _needs(plan)
-    machines = [
-        _Machine(node, node.cpu, node.memory_bytes, node.gpu)
-        for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
-    ]
-    gpu_nodes = sum(1 for need in needs if need.gpu)
+    gpu_nodes = sum(1 for need in _needs(plan) if need.gpu)
     with_gpu = sum(1 for node in nodes if node.gpu)
     if gpu_nodes > with_gpu:
         raise GraphError(
@@ -78,18 +80,50 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
             hint="Wait for more machines, or lower node_num and raise device_per_node.",
             details={"required": gpu_nodes, "available": with_gpu},
         )
+    fitted, lacking = fit_what_has_room(plan, nodes)
+    for error in lacking.values():
+        raise error
+    return fitted
+
+
+def fit_what_has_room(
+    plan: PlacementPlan, nodes: Sequence[NodeCapacity], standing: Mapping[int, str] | None = None
+) -> tuple[PlacementPlan, dict[int, GraphError]]:
+    """The plan with `assignments` for the logical nodes that find a machine, and for each of the others what it lacks.
+
+    `standing` has the machines of logical nodes on which vertices run: these stay, as far as the machines are there.
+    """
+    needs = _needs(plan)
+    machines = [
+        _Machine(node, node.cpu, node.memory_bytes, node.gpu)
+        for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
+    ]
+    by_id = {machine.capacity.node_id: machine for machine in machines}
     assignments: dict[int, str] = {}
-    by_size = sorted(needs, key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
+    for need in needs:
+        machine = by_id.get((standing or {}).get(need.node, ""))
+        if machine is not None:
+            machine.take(need)
+            assignments[need.node] = machine.capacity.node_id
+    moving = sorted(
+        (need for need in needs if need.node not in assignments),
+        key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node),
+    )
     # The tightest fit for devices keeps big machines free. Without devices: the machine with the fewest logical nodes.
-    _assign([need for need in by_size if need.gpu], machines, lambda machine: machine.gpu, assignments)
-    _assign([need for need in by_size if not need.gpu], machines, lambda machine: machine.guests, assignments)
-    ordered = {need.node: assignments[need.node] for need in needs}
-    return replace(
+    lacking = _assign(
+        [need for need in moving if need.gpu], machines, lambda machine: machine.gpu, assignments
+    )
+    lacking |= _assign(
+        [need for need in moving if not need.gpu], machines, lambda machine: machine.guests, assignments
+    )
+    ordered = {need.node: assignments[need.node] for need in needs if need.node in assignments}
+    fitted = replace(
         plan,
         sub_graphs=tuple(_laid_out(sub_graph, ordered) for sub_graph in plan.sub_graphs),
         notes=(*plan.notes, *_notes(ordered, nodes)),
         assignments=ordered,
     )
+    return fitted, lacking
 
 
 def _assign(
@@ -97,28 +131,32 @@ def _assign(
     machines: Sequence[_Machine],
     preference: Callable[[_Machine], float],
     assignments: dict[int, str],
-) -> None:
+) -> dict[int, GraphError]:
     """Assign each need to the machine with the least `preference` that holds it; of equal ones to that with most CPU,
-    then to the first."""
+    then to the first. Returns what each need lacks that no machine holds."""
+    lacking: dict[int, GraphError] = {}
 
     def entry(number: int) -> tuple[float, float, int]:
         return preference(machines[number]), -machines[number].cpu, number
 
-    heap = [entry(number) for number in range(len(machines))]
+    heap = [
+        entry(number)
+        for number, machine in enumerate(machines)
+        if not (machine.devices_taken and needs and needs[0].gpu)
+    ]
     heapq.heapify(heap)
     for need in needs:
         passed = []
         while heap and not machines[heap[0][2]].holds(need):
             passed.append(heapq.heappop(heap))
         if not heap:
-            raise _no_machine(need, machines)
+            lacking[need.node] = _no_machine(need, machines)
+            for item in passed:
+                heapq.heappush(heap, item)
+            continue
         number = heap[0][2]
         chosen = machines[number]
-        chosen.guests += 1
-        chosen.cpu -= need.cpu
-        chosen.memory_bytes -= need.memory_bytes
-        chosen.gpu -= need.gpu
-        chosen.devices_taken = chosen.devices_taken or bool(need.gpu)
+        chosen.take(need)
         assignments[need.node] = chosen.capacity.node_id
         if need.gpu:
             heapq.heappop(heap)  # its devices are numbered once, so no other node with devices stands on it
@@ -126,6 +164,7 @@ def _assign(
             heapq.heapreplace(heap, entry(number))
         for item in passed:
             heapq.heappush(heap, item)
+    return lacking
 
 
 def _needs(plan: PlacementPlan) -> list[_Need]:
@@ -153,12 +192,15 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
     return GraphError(
         f"cluster: logical node {need.node} required {required} on one machine, available: {free}{more}.",
         hint="Lower the roles' resources, or add machines.",
+        details={"required": f"{required} on one machine", "available": f"{free}{more}" or "no machine"},
     )
 
 
 def _laid_out(sub_graph: SubGraph, assignments: dict[int, str]) -> SubGraph:
-    """Returns the sub-graph with its bundles on their machines. A strict spread that the machines cannot give becomes
-    an ordinary one."""
+    """Returns the sub-graph with its bundles on their machines, if all of them have one. A strict spread that the
+    machines cannot give becomes an ordinary one."""
+    if not all(bundle.node in assignments for bundle in sub_graph.bundles):
+        return sub_graph
     bundles = tuple(replace(bundle, machine=assignments[bundle.node]) for bundle in sub_graph.bundles)
     machines = {bundle.machine for bundle in bundles}
     narrow = sub_graph.strategy == "STRICT_SPREAD" and len(machines) < len(bundles)

@@ -26,7 +26,12 @@ class NotAnswering(Exception):
 
 
 class CannotPlace(Exception):
-    """The cluster has no room: the message says what is required and what is available."""
+    """The cluster has no room now: what is required, and what is available."""
+
+    def __init__(self, message: str, *, required: str = "", available: str = "") -> None:
+        super().__init__(message)
+        self.required = required or message
+        self.available = available
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,9 @@ class Cluster(Protocol):
     async def nodes(self) -> list[NodeCapacity]: ...
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
-        """Reserve a sub-graph's bundles; a second call finds them reserved. Raises CannotPlace."""
+        """Reserve a sub-graph's bundles; a second call finds them reserved. Raises CannotPlace where there is no room
+        within the timeout; what was asked for goes on waiting, so that whoever adds machines sees it, and a later call
+        waits for the same."""
         ...
 
     async def release(self, sub_graph_id: str) -> None: ...

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -48,6 +49,9 @@ CONTROL_THREADS = 4
 
 REMOVAL_DEADLINE_S = 10.0
 
+LONGEST_PAUSE_S = 0.25
+"""Between two looks at a placement group that waits for room."""
+
 NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives every node; a bundle that selects it stands on that machine."""
 
@@ -69,6 +73,8 @@ class RayCluster:
         self._groups: dict[str, PlacementGroup] = {}
         self._placing: dict[str, asyncio.Lock] = {}
         self._pins: dict[str, set[str]] = {}
+        self._waiting: dict[str, set[str]] = {}
+        """The machines that the waiting placement groups ask for, by sub-graph."""
         self._actors: dict[Address, Any] = {}
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         self._host = remote(
@@ -97,24 +103,32 @@ class RayCluster:
             await self._remove(name, self._groups.pop(sub_graph.id))
         selectors = self._selectors(sub_graph, machines)
         group = await asyncio.to_thread(self._find, name)
-        if group is not None and await asyncio.to_thread(_waits_for_a_node, group):
+        pins = {selector[NODE_LABEL] for selector in selectors if selector}
+        state = "" if group is None else await asyncio.to_thread(_state_of, group)
+        if group is not None and (
             # The group's machine died under an earlier master; no process lives in the group any more.
+            state == "RESCHEDULING"
+            # It waits, perhaps for a machine that another plan chose.
+            or (state == "PENDING" and self._waiting.get(sub_graph.id) != pins)
+        ):
             await self._remove(name, group)
             group = None
         if group is None:
             group = await asyncio.to_thread(self._create, name, sub_graph, selectors)
-        try:
-            await asyncio.wait_for(_as_future(group.ready()), timeout_s)
-        except TimeoutError:
+        self._waiting[sub_graph.id] = pins
+        if not await _is_created(group, timeout_s):
             available = await asyncio.to_thread(ray.available_resources)
-            shown = {key: value for key, value in available.items() if key in ("CPU", "GPU", "memory")}
-            await asyncio.to_thread(remove_placement_group, group)
+            shown = _in_words(available)
+            bundles = "; ".join(_in_words(bundle) for bundle in self._bundles(sub_graph))
+            required = f"{bundles} ({sub_graph.strategy})" if len(sub_graph.bundles) > 1 else bundles
             raise CannotPlace(
-                f"{sub_graph.id} found no room in {timeout_s:g} s: required {self._bundles(sub_graph)} "
-                f"({sub_graph.strategy}), available {shown}"
-            ) from None
+                f"{sub_graph.id} found no room in {timeout_s:g} s: required {required}, available {shown}",
+                required=required,
+                available=f"{shown} in the whole cluster",
+            )
+        self._waiting.pop(sub_graph.id, None)
         self._groups[sub_graph.id] = group
-        self._pins[sub_graph.id] = {selector[NODE_LABEL] for selector in selectors if selector}
+        self._pins[sub_graph.id] = pins
 
     def _selectors(self, sub_graph: SubGraph, machines: set[str]) -> list[dict[str, str]]:
         """Label selectors that put each bundle on the machine that the plan chose; none on a cluster of one machine."""
@@ -298,6 +312,14 @@ def living_nodes() -> list[NodeCapacity]:
     ]
 
 
+def _in_words(resources: Mapping[str, float]) -> str:
+    """What there is of CPUs, GPUs and memory."""
+    words = [f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
+    if resources.get("memory"):
+        words.append(f"{resources['memory'] / 2**30:.1f} GiB of memory")
+    return ", ".join(words) or "nothing"
+
+
 def _as_future(reference: Any) -> asyncio.Future[Any]:
     return asyncio.wrap_future(reference.future())
 
@@ -310,8 +332,20 @@ async def _within(reference: Any, timeout_s: float) -> Any:
         return None
 
 
-def _waits_for_a_node(group: PlacementGroup) -> bool:
-    return str(placement_group_table(group).get("state", "")) == "RESCHEDULING"
+async def _is_created(group: PlacementGroup, timeout_s: float) -> bool:
+    """Whether the group has its place before the timeout. `group.ready()` would leave a pending task behind with each
+    call that is given up."""
+    deadline, pause_s = asyncio.get_running_loop().time() + timeout_s, 0.005
+    while await asyncio.to_thread(_state_of, group) != "CREATED":
+        if asyncio.get_running_loop().time() > deadline:
+            return False
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    return True
+
+
+def _state_of(group: PlacementGroup) -> str:
+    return str(placement_group_table(group).get("state", ""))
 
 
 def _own_node() -> str:

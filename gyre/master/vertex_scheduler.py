@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
 from gyre.failover import Cause, JobPhase, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
-from gyre.failover.events import Event, VertexLost, VertexStarted, VertexStartFailed, VertexStopped
+from gyre.failover.events import (
+    Event,
+    VertexFoundRoom,
+    VertexLost,
+    VertexStarted,
+    VertexStartFailed,
+    VertexStopped,
+    VertexWaitsForRoom,
+)
 from gyre.graph import (
     CompiledJob,
     PlacementPlan,
+    SubGraph,
     VertexPlacement,
     compile_job,
     elastic_of,
     fit_to_cluster,
+    fit_what_has_room,
     local_roles,
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
@@ -26,12 +37,29 @@ from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.messages import Binding, Failure
 
-PLACE_TIMEOUT_S = 60.0
-"""How long a sub-graph may wait for room: long enough for an autoscaler to add a node, short enough to be reported."""
+PLACE_TIMEOUT_S = 5.0
+"""How long a sub-graph waits for room before that is told: placing takes a fraction of a second where there is room.
+The waiting itself has no end here; `failover.wait_for_room_s` ends it."""
+
+SPAWN_TIMEOUT_S = 60.0
+"""Deadline of a process's start: Ray's worker on a busy machine takes some ten seconds."""
+
+LOOK_FOR_ROOM_S = 1.0
+"""How often the machines are looked at for one that has come."""
+
+TELL_AGAIN_S = 60.0
+"""What is missing is told again, if it has changed, at most this often."""
 
 CONTROL_TIMEOUT_S = 30.0
 """Deadline of control calls. A healthy vertex answers in milliseconds, more slowly while its machine starts many
 others."""
+
+
+class Fitted(NamedTuple):
+    """A plan on the present machines, and for each logical node without one what it lacks."""
+
+    plan: PlacementPlan
+    lacking: dict[int, GraphError]
 
 
 class Scheduler:
@@ -56,7 +84,7 @@ class Scheduler:
         self._epoch = epoch
         self._clock = clock
         self._plans: dict[tuple[tuple[str, int], ...], CompiledJob] = {}
-        self._fitted: dict[tuple[tuple[str, int], ...], tuple[frozenset[str], PlacementPlan]] = {}
+        self._fitted: dict[tuple[tuple[str, int], ...], tuple[frozenset[str], Fitted]] = {}
         self._used: set[str] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
         self._gone: dict[str, int] = {}
@@ -89,8 +117,9 @@ class Scheduler:
                 return number
         return min(count, roles.get(role, 0))
 
-    async def plan(self) -> PlacementPlan:
-        """Returns the plan for the vertices wanted now, fitted to the present machines."""
+    async def plan(self) -> Fitted:
+        """Returns the plan for the vertices wanted now, fitted to the present machines, and what it lacks. Raises
+        GraphError where the numbers of vertices do not fit each other."""
         roles = self._state().job.roles
         key = tuple(sorted(roles.items()))
         nodes = await self._cluster.nodes()
@@ -98,16 +127,28 @@ class Scheduler:
         known = self._fitted.get(key)
         if known is None or known[0] != machines:
             # The machines have changed, so the plan is fitted anew: what runs stays, what starts finds its place.
-            known = self._fitted[key] = (machines, fit_to_cluster(self.compiled(roles).plan, nodes))
+            plan = self.compiled(roles).plan
+            fitted = fit_what_has_room(plan, nodes, self._standing(plan, machines))
+            known = self._fitted[key] = (machines, Fitted(*fitted))
         return known[1]
+
+    def _standing(self, plan: PlacementPlan, machines: frozenset[str]) -> dict[int, str]:
+        """The machines of the logical nodes on which vertices run."""
+        standing: dict[int, str] = {}
+        for vertex in self._state().vertices.values():
+            placement = plan.placements.get(vertex.id)
+            if vertex.phase is VertexPhase.RUNNING and placement is not None and vertex.node in machines:
+                standing.setdefault(placement.node, vertex.node)
+        return standing
 
     # -- starting -----------------------------------------------------------------------------------
 
     async def start_region(self, command: StartRegion) -> AsyncIterator[Event]:
         """Kill the replaced incarnations, spawn, rendezvous, set up. Yields each vertex's event as it comes.
 
-        Waiting for the back-off or for room takes long, and a later decision may overtake the command meanwhile: then
-        the start ends without an event, and every process that it has started is killed.
+        Where no machine has room, that is told, and the start waits for one. Waiting for the back-off or for room takes
+        long, and a later decision may overtake the command meanwhile: then the start ends without a further event, and
+        every process that it has started is killed.
         """
         await asyncio.gather(
             *(self._kill_through(vertex, incarnation) for vertex, incarnation in command.replaces.items())
@@ -116,13 +157,27 @@ class Scheduler:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         addresses = [Address(vertex, incarnation) for vertex, incarnation in command.vertices.items()]
-        try:
-            plan = await self.plan()
-        except GraphError as error:
-            yield VertexStartFailed(addresses[0].vertex, addresses[0].incarnation, error=str(error))
-            return
+        told, told_at = "", -TELL_AGAIN_S
+        while self._is_meant(command):
+            try:
+                plan = await self._placed(addresses)
+                break
+            except GraphError as error:
+                yield VertexStartFailed(addresses[0].vertex, addresses[0].incarnation, error=str(error))
+                return
+            except CannotPlace as lack:
+                now = self._clock()
+                said = f"{lack.required} {lack.available}"
+                if not self._is_meant(command):
+                    return
+                if said != told and (not told or now - told_at >= TELL_AGAIN_S):
+                    told, told_at = said, now
+                    yield _waiting(addresses[0], lack)
+                await asyncio.sleep(LOOK_FOR_ROOM_S)
         if not self._is_meant(command):
             return
+        if told:
+            yield VertexFoundRoom(addresses[0].vertex, addresses[0].incarnation)
         placements = {address: plan.placements[address.vertex] for address in addresses}
         outcomes = await asyncio.gather(*(self._spawn(address, plan, command) for address in addresses))
         if not self._is_meant(command):
@@ -156,6 +211,26 @@ class Scheduler:
             for task in tasks:
                 task.cancel()
 
+    async def _placed(self, addresses: Sequence[Address]) -> PlacementPlan:
+        """Returns the plan once these vertices' sub-graphs have their places. Raises CannotPlace where one has no room
+        now, GraphError where the numbers of vertices do not fit each other, which no machine mends."""
+        plan, lacking = await self.plan()
+        if not all(one.vertex in plan.placements for one in addresses):
+            raise CannotPlace("a vertex was scaled away meanwhile")
+        sub_graphs = {sub.id: sub for sub in (_sub_graph_of(plan, one.vertex) for one in addresses)}
+        for sub_graph in sub_graphs.values():
+            for bundle in sub_graph.bundles:
+                if bundle.node not in plan.assignments:
+                    raise _cannot_place(lacking.get(bundle.node))
+        self._used.update(sub_graphs)
+        for outcome in await asyncio.gather(
+            *(self._cluster.place(sub, PLACE_TIMEOUT_S) for sub in sub_graphs.values()),
+            return_exceptions=True,
+        ):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return plan
+
     def _is_meant(self, command: StartRegion) -> bool:
         """Whether no later decision has overtaken the start."""
         records = self._state().vertices
@@ -181,20 +256,18 @@ class Scheduler:
     async def _spawn(
         self, address: Address, plan: PlacementPlan, command: StartRegion
     ) -> Spawned | Event | None:
-        """Returns None if a later decision overtook the command while the sub-graph waited for room."""
+        """Returns None if a later decision overtook the command."""
         placement = plan.placements[address.vertex]
-        sub_graph = next(sub for sub in plan.sub_graphs if sub.id == placement.sub_graph)
-        self._used.add(sub_graph.id)
+        sub_graph = _sub_graph_of(plan, address.vertex)
+        if not self._is_meant(command):
+            return None
         try:
-            await self._cluster.place(sub_graph, PLACE_TIMEOUT_S)
-            if not self._is_meant(command):
-                return None
             spawned = await self._cluster.spawn(
                 address,
                 sub_graph=sub_graph,
                 bundle=placement.bundle,
                 epoch=self._epoch(),
-                timeout_s=PLACE_TIMEOUT_S,
+                timeout_s=SPAWN_TIMEOUT_S,
             )
         except (ProcessDied, NotAnswering) as error:
             return _lost(address, error)
@@ -327,6 +400,28 @@ class Scheduler:
         except (ProcessDied, NotAnswering):
             pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
             return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)
+
+
+def _sub_graph_of(plan: PlacementPlan, vertex: str) -> SubGraph:
+    name = plan.placements[vertex].sub_graph
+    return next(sub for sub in plan.sub_graphs if sub.id == name)
+
+
+def _cannot_place(error: GraphError | None) -> CannotPlace:
+    if error is None:
+        return CannotPlace("no machine has room", required="a machine", available="none")
+    told = error.details
+    return CannotPlace(str(error), required=str(told["required"]), available=str(told["available"]))
+
+
+def _waiting(address: Address, lack: CannotPlace) -> VertexWaitsForRoom:
+    return VertexWaitsForRoom(
+        address.vertex,
+        address.incarnation,
+        required=lack.required,
+        available=lack.available,
+        hint="Add machines, or end other jobs: it starts within seconds of room.",
+    )
 
 
 def _lost(address: Address, error: ProcessDied | NotAnswering) -> VertexLost:

@@ -24,7 +24,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
@@ -57,7 +57,7 @@ class Timings:
     step_s: tuple[float, float] = (1.0, 2.0)
     notice_death_s: float = 0.05
     stop_s: float = 0.2
-    place_s: float = 60.0
+    look_for_room_s: float = 2.0
     """How long a start waits for room."""
     master_away_s: tuple[float, float] = (1.0, 5.0)
 
@@ -169,6 +169,8 @@ class _Model:
         # The cluster.
         self._processes: dict[str, _Process] = {}
         self._away: set[str] = set()
+        self._waiting: set[tuple[str, int]] = set()
+        """The incarnations that were told to wait for room."""
         self._fails_next: set[str] = set()
         # The master.
         self._epoch = 0
@@ -354,7 +356,7 @@ class _Model:
             return
         for vertex, incarnation in command.replaces.items():
             self._end_process(vertex, incarnation)
-        waiting_for_room = False
+        waiting = []
         for vertex, incarnation in command.vertices.items():
             record = self.state.vertices.get(vertex)
             if record is None or (record.incarnation, record.phase) != (incarnation, VertexPhase.STARTING):
@@ -366,19 +368,20 @@ class _Model:
                 raise InvariantBroken(f"one incarnation lives: {incarnation} starts beside {process}")
             if vertex in self._fails_next:
                 self._fails_next.discard(vertex)
-                self._tell(e.VertexStartFailed(vertex, incarnation, error="no room"))
+                self._tell(e.VertexStartFailed(vertex, incarnation, error="setup() raised"))
             elif vertex in self._away:
-                waiting_for_room = True
+                waiting.append(vertex)
             else:
+                if (vertex, incarnation) in self._waiting:
+                    self._tell(e.VertexFoundRoom(vertex, incarnation))
                 self._spawn(vertex, incarnation)
-        if waiting_for_room:
-            if command.not_before + self._timings.place_s > self.now or not command.not_before:
-                first = command if command.not_before else replace(command, not_before=self.now)
-                self.after(2.0, self._start_region, number, epoch, first)
-                return
-            for vertex in command.vertices:
-                if vertex in self._away:
-                    self._tell(e.VertexStartFailed(vertex, command.vertices[vertex], error="no room"))
+        for vertex in waiting:
+            if (vertex, command.vertices[vertex]) not in self._waiting:
+                self._waiting.add((vertex, command.vertices[vertex]))
+                self._tell(e.VertexWaitsForRoom(vertex, command.vertices[vertex], "a machine", "none"))
+        if waiting:
+            self.after(self._timings.look_for_room_s, self._start_region, number, epoch, command)
+            return
         self._outbox.pop(number, None)
 
     def _spawn(self, vertex: str, incarnation: int) -> None:

@@ -357,7 +357,11 @@ class FakeCluster:
             if not self.no_room & set(sub_graph.vertices):
                 self.placed.add(sub_graph.id)
             elif self.clock.monotonic() >= deadline - 1e-9:
-                raise CannotPlace(f"{sub_graph.id} found no room in {timeout_s:g} s: required 1, available 0")
+                raise CannotPlace(
+                    f"{sub_graph.id} found no room in {timeout_s:g} s: required 1, available 0",
+                    required="1",
+                    available="0",
+                )
             else:
                 await self._sleep(min(0.5, deadline - self.clock.monotonic()))
 
@@ -511,6 +515,7 @@ class Connection:
         return await call
 
     async def nodes(self) -> list[NodeCapacity]:
+        self._world.advance()
         return [
             NodeCapacity(f"node-{n}", f"10.0.0.{n + 1}", cpu=64.0, memory_bytes=1 << 38)
             for n in range(self._world.node_count)

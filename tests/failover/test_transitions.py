@@ -84,7 +84,15 @@ ROWS = {
     "the last comes up": Row(starting, lambda h: h.start_all(), P.RUNNING, ["StartTrainer"]),
     "no room at first": Row(
         starting,
-        lambda h: h.decide(e.VertexStartFailed("reward-0", 1, error="no room")),
+        lambda h: h.decide(e.VertexWaitsForRoom("reward-0", 1, "8 CPU", "2 CPU")),
+        P.STARTING,
+        ["SetTimer"],
+        None,
+        ("reward-0", V.STARTING),
+    ),
+    "set-up fails": Row(
+        starting,
+        lambda h: h.decide(e.VertexStartFailed("reward-0", 1, error="no library")),
         P.STARTING,
         ["StartRegion"],
         ("start_failed", Scope.VERTEX),
@@ -281,7 +289,7 @@ def test_what_follows(history: History, row: Row) -> None:
 
 
 def test_every_pair_of_the_table_is_reached_and_no_other(history: History) -> None:
-    history.decide(e.VertexStartFailed("rollout-0", 1, error="no room"))
+    history.decide(e.VertexStartFailed("rollout-0", 1, error="no library"))
     history.start_all()
     history.lose("rollout-0")
     history.start_all()
@@ -436,12 +444,18 @@ def test_who_came_or_went_by_the_policy_says_why(history: History) -> None:
     assert history.state.job.roles["rollout"] == 3
 
 
-def test_an_instance_that_only_the_policy_wanted_and_that_cannot_be_had_does_not_end_the_job() -> None:
+@pytest.mark.parametrize("why", ["no room", "no library"])
+def test_an_instance_that_only_the_policy_wanted_and_that_cannot_be_had_does_not_end_the_job(
+    why: str,
+) -> None:
     history = History(coordinator_of(spec_with(vertex=Budget(max=2, window_s=1e9)))).submit()
     history.start_all()
     history.decide(advice(2, 3))
-    for incarnation in range(1, 4):
-        history.decide(e.VertexStartFailed("rollout-2", incarnation, error="no room"))
+    if why == "no room":
+        history.decide(e.VertexWaitsForRoom("rollout-2", 1, "a GPU", "none"))
+    else:
+        for incarnation in range(1, 4):
+            history.decide(e.VertexStartFailed("rollout-2", incarnation, error="no library"))
     assert history.state.job.roles["rollout"] == 2
     assert history.state.vertices["rollout-2"].phase is VertexPhase.STOPPING
     last = list(history.state.incidents.values())[-1]

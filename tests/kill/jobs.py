@@ -73,6 +73,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     rollouts = overrides.pop("rollouts", {})
     rollout_total = overrides.pop("rollout_total", 2)
     elastic = overrides.pop("elastic", None)
+    rollout_cpu = overrides.pop("rollout_cpu", None)
     actors = overrides.pop("actors", 2)
     actor = overrides.pop("actor", ())
     reward = overrides.pop("reward", "PacedReward")
@@ -83,4 +84,6 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     builder = builder.rollout(*own).total(rollout_total).stall_timeout(stall_s)
     if elastic is not None:
         builder = builder.elastic(**elastic)
+    if rollout_cpu is not None:
+        builder = builder.resources(cpu=rollout_cpu)
     return builder.reward("tests.kill.workloads", reward).total(1).stall_timeout(stall_s).end()

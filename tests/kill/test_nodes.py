@@ -1,4 +1,4 @@
-"""A machine dies, with every vertex on it."""
+"""A machine dies, with every vertex on it, or goes away for a while."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_vertices_of_a_dead_node_come_back_on_another(undisturbed_digest: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kill.node_loss"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    out = json.loads(done.stdout.splitlines()[-1])
+    out = run("tests.kill.node_loss")
     assert out["phase"] == "succeeded"
     assert out["result"]["digest"] == undisturbed_digest
     assert out["result"]["prompts_lost"] == 0
@@ -37,3 +29,33 @@ def test_the_vertices_of_a_dead_node_come_back_on_another(undisturbed_digest: st
     # Ranks of one gang that die together are one incident, of the first that was noticed.
     assert {name.rpartition("-")[0] for name in lost} == {name.rpartition("-")[0] for name in out["victims"]}
     assert all(incident["outcome"] == "recovered" for incident in out["incidents"])
+
+
+@pytest.mark.ray
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rollout_machine_that_is_away_costs_rollout_speed_and_nothing_else() -> None:
+    out = run("tests.kill.machine_away")
+    assert out["before"]["rollout-0"] != out["before"]["rollout-1"]
+    away = out["away"]
+    assert (away["phase"], away["reason"]) == ("running", "no_room")
+    assert away["step"] > 5, "it trained meanwhile"
+    assert list(away["waiting"]) == ["rollout-1"]
+    assert "required 3 CPU" in away["message"]
+    assert out["used_after_s"] < 20
+    end = out["end"]
+    assert (end["phase"], end["waiting"]) == ("succeeded", {})
+    assert end["incidents"] == [["rollout-1", "node_lost", "vertex", "recovered"]]
+    assert end["restarts"] == {"rollout-1": 1}, "waiting takes from no budget"
+    assert (end["result"]["prompts_lost"], end["result"]["trained_twice"]) == (0, 0)
+
+
+def run(program: str) -> dict[str, Any]:
+    """What the program prints at its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", program], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    out: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return out

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gyre.config import Budget, JobSpec, WeightsSpec
-from gyre.failover import JobPhase, Scope
+from gyre.config import Budget, Elastic, JobSpec, WeightsSpec
+from gyre.failover import JobPhase, Reason, Scope, VertexPhase
 from gyre.sim import FaultKind
 from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
 from gyre.testing.fault_injector import FaultInjector
@@ -232,12 +232,55 @@ def test_scaled_down_and_up_before_it_was_gone(make_job: Callable[..., Job]) -> 
 # -- no room ----------------------------------------------------------------------------------------
 
 
-def test_a_start_that_finds_no_room_is_tried_again(job: Job) -> None:
-    job.world.no_room = {"rollout-1"}
-    job.world.at(100.0, job.world.no_room.clear)
-    job.run()
+def test_a_vertex_that_has_no_room_waits_for_it_and_spends_no_budget(job: Job) -> None:
+    """Twelve times as long as it took to spend every budget when each minute without room was a failed start."""
+    job.world.no_room = {"reward-0"}
+    seen = []
+    life = job.life().at(3000.0, lambda life: seen.append(job.state))
+    job.world.at(3600.0, job.world.no_room.clear)
+    life.run(5000.0)
     assert job.phase is JobPhase.SUCCEEDED
-    assert "required 1, available 0" in job.incidents[0].evidence["error"]
+    assert not job.incidents
+    assert not job.state.uses
+    (state,) = seen
+    waiting = state.vertices["reward-0"]
+    assert waiting.no_room.startswith("required 1, available 0.")
+    assert waiting.no_room_since - state.job.submitted_at < 6.0
+    assert (state.job.phase, state.job.reason) == (JobPhase.STARTING, Reason.NO_ROOM)
+    assert "no room for reward-0: required 1, available 0" in state.job.message
+
+
+def test_the_waiting_for_what_a_job_cannot_do_without_has_an_end(make_job: Callable[..., Job]) -> None:
+    job = make_job(change=lambda spec: setattr(spec.failover, "wait_for_room_s", 900.0))
+    job.world.no_room = {"actor-0"}
+    job.run()
+    assert (job.phase, job.state.job.reason) == (JobPhase.FAILED, Reason.NO_ROOM)
+    assert "actor-0: no room for 900 s: required 1, available 0" in job.state.job.message
+    assert not job.state.uses
+
+
+def test_an_elastic_role_goes_on_with_those_that_have_room_and_grows_when_there_is_more(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=100, change=elastic_from_one)
+    job.world.no_room = {"rollout-1"}
+    seen = []
+    life = job.life().at(50.0, lambda life: seen.append((job.state, len(job.world.steps))))
+    job.world.at(60.0, job.world.no_room.clear)
+    life.at(70.0, lambda life: seen.append((job.state, len(job.world.steps))))
+    life.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    (without, steps), (with_it, _) = seen
+    assert (without.job.phase, without.job.reason) == (JobPhase.RUNNING, Reason.NO_ROOM)
+    assert steps > 20, "it trains meanwhile"
+    assert with_it.vertices["rollout-1"].phase is VertexPhase.RUNNING
+    assert (with_it.job.phase, with_it.job.reason, with_it.job.message) == (JobPhase.RUNNING, Reason.NONE, "")
+    assert not job.incidents
+
+
+def elastic_from_one(spec: JobSpec) -> None:
+    spec.roles["rollout"].elastic = Elastic(min=1, max=4)
+    spec.failover.wait_for_room_s = 30.0  # which does not end what can be done without
 
 
 def test_a_job_without_room_can_be_scaled_to_what_there_is(job: Job) -> None:
@@ -259,7 +302,7 @@ def test_a_start_given_up_while_it_waited_for_room_starts_nothing(make_job: Call
     assert job.phase is JobPhase.SUCCEEDED
 
 
-def test_a_cluster_without_machines_is_an_incident_not_the_masters_end(job: Job) -> None:
+def test_a_cluster_without_machines_is_waited_for(job: Job) -> None:
     job.world.node_count = 0
     job.world.at(5.0, setattr, job.world, "node_count", 1)
     life = job.run()

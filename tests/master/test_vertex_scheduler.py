@@ -14,7 +14,7 @@ from gyre.failover import events as e
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.graph import compile_job
 from gyre.master.cluster import Address
-from gyre.master.vertex_scheduler import PLACE_TIMEOUT_S, Scheduler
+from gyre.master.vertex_scheduler import Scheduler
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
@@ -168,7 +168,8 @@ def test_a_start_that_is_overtaken_while_it_waits_for_room_starts_nothing(bench:
         bench.world.no_room = {VERTEX}
         bench.later(10.0, 2)
         bench.world.at(20.0, bench.world.no_room.clear)
-        assert await bench.start(1) == []
+        [told] = await bench.start(1)
+        assert isinstance(told, e.VertexWaitsForRoom)
         assert bench.world.spawned == []
 
     bench.run(scenario)
@@ -185,24 +186,32 @@ def test_a_start_that_is_overtaken_while_its_process_comes_up_leaves_nothing(ben
     bench.run(scenario)
 
 
-def test_no_room_and_no_machine_are_failed_starts(bench: Bench) -> None:
+def test_where_there_is_no_room_it_says_so_and_goes_on_trying(bench: Bench) -> None:
     async def scenario() -> None:
         bench.world.no_room = {VERTEX}
-        [event] = await bench.start(1)
-        assert isinstance(event, e.VertexStartFailed)
-        assert "required 1, available 0" in event.error
-        assert bench.clock.monotonic() >= PLACE_TIMEOUT_S
+        bench.world.at(600.0, bench.world.no_room.clear)
+        waits, found, started = await bench.start(1)
+        assert isinstance(waits, e.VertexWaitsForRoom)
+        assert (waits.required, waits.available) == ("1", "0")
+        assert found == e.VertexFoundRoom(VERTEX, 1)
+        assert isinstance(started, e.VertexStarted)
+        assert 600.0 <= bench.clock.monotonic() < 610.0
 
     bench.run(scenario)
-    bench.world.node_count = 0
-    bench.scheduler._fitted.clear()
 
-    async def without_machines() -> None:
-        [event] = await bench.start(1)
-        assert isinstance(event, e.VertexStartFailed)
-        assert "available 0" in event.error
 
-    bench.run(without_machines)
+def test_without_any_machine_it_waits_for_one(bench: Bench) -> None:
+    async def scenario() -> None:
+        bench.world.node_count = 0
+        bench.world.at(100.0, setattr, bench.world, "node_count", 1)
+        waits, found, started = await bench.start(1)
+        assert isinstance(waits, e.VertexWaitsForRoom)
+        assert waits.available == "no machine"
+        assert found == e.VertexFoundRoom(VERTEX, 1)
+        assert isinstance(started, e.VertexStarted)
+        assert 100.0 <= bench.clock.monotonic() < 105.0
+
+    bench.run(scenario)
 
 
 def test_a_setup_that_does_not_return_is_a_stall_with_its_stack(bench: Bench) -> None:

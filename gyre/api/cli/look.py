@@ -177,13 +177,19 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
                 vertex["busy"],
                 vertex["restarts"] or "",
                 duration(now - vertex["since"]),
-                one_line(vertex["message"]),
+                one_line(_message_of(vertex, now)),
             )
             for vertex in vertices[:SHOWN_VERTICES]
         ],
     )
     if len(vertices) > SHOWN_VERTICES:
         remark(f"… and {len(vertices) - SHOWN_VERTICES} more; --json has them all.")
+
+
+def _message_of(vertex: dict[str, Any], now: float) -> str:
+    if vertex.get("no_room"):
+        return f"waits for room for {duration(now - vertex['no_room_since'])}: {vertex['no_room']}"
+    return str(vertex["message"])
 
 
 def _show_engines(view: dict[str, Any]) -> None:

@@ -76,7 +76,8 @@ class Master(Out):
 
 
 class Vertex(Out):
-    """One instance of a role. `version`: of the weights that it serves."""
+    """One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
+    `no_room_since`, while no machine has room for it."""
 
     id: str
     role: str
@@ -89,6 +90,8 @@ class Vertex(Out):
     incarnation: int
     restarts: int
     since: float
+    no_room: str = ""
+    no_room_since: float = 0.0
     version: int | None = None
     busy: str = ""
     fields: dict[str, Any] = Field(default_factory=dict)

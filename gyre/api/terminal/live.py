@@ -59,6 +59,10 @@ class LiveProgress:
                 self._told.add(change)
                 if vertex["phase"] in ("starting", "stopping"):
                     self.say(f"~ {vertex['id']} is {vertex['phase']}: {vertex['message']}")
+            waits = f"{vertex['id']}/{vertex['incarnation']}/room"
+            if vertex.get("no_room") and waits not in self._told:
+                self._told.add(waits)
+                self.say(f"~ {vertex['id']} waits for room: {vertex['no_room']}")
         if self._live is not None:
             self._live.update(LivePanel(view, self._history))
         else:

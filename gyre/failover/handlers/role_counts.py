@@ -95,7 +95,7 @@ def set_count(
         yield c.StopVertex(vertex.id, vertex.incarnation, grace_s=layout.spec.failover.drain_timeout_s)
     if leaving:
         close_incidents(draft, now)
-        yield from first_start(draft, now)
+        yield from first_start(layout, draft, now)
 
 
 def bring_back(draft: Draft, record: VertexRecord, now: float, message: str = "") -> None:

@@ -12,7 +12,7 @@ from gyre.failover.draft import Draft
 from gyre.failover.incidents import close_incidents
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, Incident, JobPhase, Reason, Scope, VertexPhase, VertexRecord
-from gyre.failover.vertices import announce, current, start_commands, start_trainer, wanted
+from gyre.failover.vertices import announce, can_do_without, current, start_commands, start_trainer, wanted
 
 
 def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: float) -> Iterable[c.Command]:
@@ -88,15 +88,22 @@ def vertex_started(
     )
     close_incidents(draft, now)
     if not draft.job.trainer_started:
-        yield from first_start(draft, now)
+        yield from first_start(layout, draft, now)
     elif record.role == TRAINER:
         yield start_trainer(draft)
     else:
         yield announce(draft)
 
 
-def first_start(draft: Draft, now: float) -> Iterable[c.Command]:
-    """`fit()` begins when every wanted vertex runs for the first time."""
-    if not draft.job.trainer_started and all(vertex.phase is VertexPhase.RUNNING for vertex in wanted(draft)):
-        draft.set_job(trainer_started=True, started_at=now)
-        yield start_trainer(draft)
+def first_start(layout: JobLayout, draft: Draft, now: float) -> Iterable[c.Command]:
+    """`fit()` begins when every wanted vertex runs for the first time, but for those that wait for room and that the
+    job can do without."""
+    if draft.job.trainer_started:
+        return
+    for vertex in wanted(draft):
+        if vertex.phase is not VertexPhase.RUNNING and not (
+            vertex.no_room and can_do_without(layout, draft, vertex)
+        ):
+            return
+    draft.set_job(trainer_started=True, started_at=now)
+    yield start_trainer(draft)
