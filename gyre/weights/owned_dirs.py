@@ -97,9 +97,14 @@ def _take_over(root: Path, key: str) -> tuple[Path, int | None] | None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None where somebody else holds it, or it is gone or not ours."""
+    """A descriptor that holds the folder's lock; None where somebody else holds it, or it is gone, a link, or another
+    user's or open to others: such a folder may have been put there for us to fill or to delete."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        found = os.fstat(descriptor)
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            os.close(descriptor)
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -65,6 +65,28 @@ def test_what_is_not_a_manifest_is_refused(damage):
         WeightManifest.from_dict(plain)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float13"},
+        {"dtype": ["float32"]},
+        {"shape": [-1, 3]},
+        {"shape": [4, 4]},
+        {"nbytes": 1 << 62},
+        {"offset": 1 << 40},
+        {"offset": "0"},
+        {"offset": -8},
+    ],
+    ids=str,
+)
+def test_a_tensor_that_cannot_be_is_no_manifest(change):
+    manifest, _ = pack_weights({"w": torch.zeros(4, 3)}, version=1, step=1)
+    plain = manifest.to_dict()
+    plain["tensors"][0].update(change)
+    with pytest.raises(WeightMismatch, match="not a weight manifest"):
+        WeightManifest.from_dict(plain)
+
+
 def test_every_flipped_bit_is_noticed():
     manifest, buffer = pack_weights(state(), version=1, step=1)
     for position in range(0, len(buffer), 7):

@@ -80,3 +80,27 @@ def test_who_is_about_to_be_ended_takes_its_folder_away_and_keeps_its_place(tmp_
     assert list(tmp_path.iterdir()) == []
     assert OwnedDir(tmp_path, "first").path != owned.path
     owned.close()
+
+
+def test_a_link_that_lies_in_a_dead_owners_place_is_neither_followed_nor_emptied(
+    dead, tmp_path: Path
+) -> None:
+    strangers = tmp_path.parent / "strangers"
+    strangers.mkdir()
+    (strangers / "precious").write_bytes(b"x")
+    left = dead()
+    (left / "model").unlink()
+    left.rmdir()
+    left.symlink_to(strangers)
+    successor = OwnedDir(tmp_path, "first")
+    assert not successor.path.is_symlink()
+    assert (strangers / "precious").exists()
+    successor.close()
+    remove_left(tmp_path, [])
+    assert (strangers / "precious").exists()
+
+
+def test_a_folder_that_others_may_write_to_is_not_taken_over(dead, tmp_path: Path) -> None:
+    left = dead()
+    left.chmod(0o777)
+    assert OwnedDir(tmp_path, "first").path != left

@@ -135,6 +135,8 @@ class WeightManifest:
             made = cls(**{**fields, "tensors": tensors, "files": files, "digests": digests})
             if made.chunk_bytes < 1 or any(file.size_bytes < 0 for file in files):
                 raise ValueError("a size is negative")
+            for spec in tensors:
+                _check(spec, max((file.size_bytes for file in files if file.name == TENSOR_FILE), default=0))
             expected = sum(-(-file.size_bytes // made.chunk_bytes) for file in files)
         except (KeyError, TypeError, ValueError) as error:
             raise WeightMismatch(f"this is not a weight manifest: {error}.") from error
@@ -144,6 +146,15 @@ class WeightManifest:
         if len(digests) != expected or made.checksum != checksum_of(files, made.chunk_bytes, digests):
             raise WeightMismatch(f"the manifest of version {made.version} does not have its own checksum.")
         return made
+
+
+def _check(spec: TensorSpec, file_bytes: int) -> None:
+    """Raises ValueError where a tensor's bytes are not what its shape and dtype say, or not within their file."""
+    numbers = (*spec.shape, spec.offset, spec.nbytes)
+    if spec.dtype not in DTYPES or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"tensor {spec.name!r} is {spec.shape} of {spec.dtype!r} at {spec.offset!r}")
+    if spec.nbytes != math.prod(spec.shape) * DTYPES[spec.dtype][1] or spec.offset + spec.nbytes > file_bytes:
+        raise ValueError(f"tensor {spec.name!r} has {spec.nbytes} bytes at {spec.offset} of {file_bytes}")
 
 
 def is_plain(name: str) -> bool:
