@@ -84,7 +84,7 @@ def home(path: str | os.PathLike[str] | None = None) -> Home:
 
 def _made(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(folder, error) from None
     return folder

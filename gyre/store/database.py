@@ -145,8 +145,9 @@ def _check_path(path: Path, *, create: bool) -> None:
                 f"There is no store at {path}.", hint="Check the path, or open it with create=True."
             )
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # It holds environment variables and database URLs. SQLite gives its -wal and -shm files the same mode.
+            path.touch(mode=0o600)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(str(path), error) from error

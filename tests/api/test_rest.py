@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -14,6 +15,7 @@ from httpx import Client
 from gyre.api.cli.look import show_view
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import create_app
+from gyre.api.rest.guard import Guard
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.master import master_api
 from gyre.testing.standing_job import StandingJob
@@ -231,10 +233,47 @@ def test_a_token_opens_every_path(
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "http://127.0.0.1"}, 202),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 202),
+        ({"Sec-Fetch-Site": "none"}, 202),
     ],
 )
 def test_without_a_token_no_web_page_can_command(http: Client, headers: dict[str, str], status: int) -> None:
     assert http.post(f"{JOB}:pause", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("header", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_nor_can_another_sites_page_with_the_token(
+    job: StandingJob, connect: Callable[..., Any], header: dict[str, str]
+) -> None:
+    headers = {"Authorization": "Bearer s3cret"}
+    with connect(create_app(job.master, token="s3cret"), "http://gyre.example") as client:
+        assert_problem(client.post(f"{JOB}:pause", headers=headers | header), 403, "forbidden_origin")
+        assert client.post(f"{JOB}:pause", headers=headers).status_code == 202
+
+
+def test_what_is_no_request_reaches_nothing() -> None:
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["type"])
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    guard = Guard(app, token=None)
+    asyncio.run(guard({"type": "websocket", "path": "/healthz"}, receive, send))
+    asyncio.run(guard({"type": "lifespan"}, receive, send))
+    assert reached == ["lifespan"]
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_nothing_is_loaded_from_elsewhere(shared_http: Client) -> None:
+    assert shared_http.get("/api/v1/docs").status_code == 404
 
 
 def test_openapi_is_complete(shared_http: Client) -> None:

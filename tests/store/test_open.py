@@ -225,3 +225,15 @@ def test_opening_again_does_not_need_the_write_lock(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     with open_store(url) as first, first._database.write():
         open_database(url, create=False, read_only=False).close()
+
+
+def test_what_holds_secrets_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "gyre.db"
+    before = os.umask(0)
+    try:
+        with open_store(f"sqlite:///{path}") as store:
+            store.journal("j1")
+            assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
+            assert path.parent.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

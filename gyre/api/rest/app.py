@@ -31,7 +31,7 @@ def create_app(port: MasterApi, *, token: str | None, heartbeat_s: float = HEART
         version=_version(),
         description="The control plane of one RL post-training job.",
         openapi_url=f"{PREFIX}/openapi.json",
-        docs_url=f"{PREFIX}/docs",
+        docs_url=None,  # FastAPI's page loads scripts from elsewhere
         redoc_url=None,
     )
     app.state.port = port

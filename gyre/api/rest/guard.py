@@ -3,8 +3,8 @@
 Invariants:
 - *token or loopback*: with a token set every path but `/healthz` requires it; a server without one is only ever
   bound to loopback (`gyre.api.rest.serve` refuses else);
-- *no stranger's page*: a server without a token answers neither a host name that is not loopback (DNS
-  rebinding) nor a changing request from another origin, so that no web page can stop a job.
+- *no stranger's page*: no changing request from another site's page is answered, with or without a token, so that
+  no web page can stop a job. A server without a token answers no host name that is not loopback (DNS rebinding).
 
 A plain ASGI middleware: it looks at headers only and never at a body, so streams pass through untouched.
 """
@@ -30,13 +30,22 @@ class Guard:
         self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        if scope["type"] != "http":  # there is nothing else to reach
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(headers) or _foreign(scope["method"], headers)
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, method: str, headers: Headers) -> ASGIApp | None:
+    def _refusal(self, headers: Headers) -> ASGIApp | None:
         if self._token is not None:
             return None if self._is_valid(headers.get("authorization", "")) else _unauthorized(headers)
         host = headers.get("host", "")
@@ -47,14 +56,6 @@ class Guard:
                 detail=f"This server has no token, so it answers loopback names only, not {host!r}.",
                 hint="Start the job with a token to reach it by another name.",
             )
-        origin = headers.get("origin")
-        if origin and method not in ("GET", "HEAD", "OPTIONS") and urlsplit(origin).netloc != host:
-            return problem(
-                status=403,
-                code=FORBIDDEN_ORIGIN,
-                detail=f"A page of {origin} may not change this job.",
-                hint="Ask from the dashboard, the command line or a program.",
-            )
         return None
 
     def _is_valid(self, header: str) -> bool:
@@ -63,6 +64,22 @@ class Guard:
         # Header values are latin-1 on the wire; a token beyond ASCII is sent as UTF-8.
         same = compare_digest(given.strip().encode("latin-1", "replace"), self._token)
         return same and scheme.lower() == "bearer"
+
+
+def _foreign(method: str, headers: Headers) -> ASGIApp | None:
+    """The refusal of a change that a page of another site asks for, with or without a token; None for anything else."""
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return None
+    origin = headers.get("origin")
+    is_foreign = bool(origin) and urlsplit(origin or "").netloc != headers.get("host", "")
+    if not is_foreign and headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return None
+    return problem(
+        status=403,
+        code=FORBIDDEN_ORIGIN,
+        detail=f"A page of {origin or 'another site'} may not change this job.",
+        hint="Ask from the dashboard, the command line or a program.",
+    )
 
 
 def _unauthorized(headers: Headers) -> ASGIApp:
