@@ -178,13 +178,14 @@ class RayCluster:
         return out
 
     async def release(self, sub_graph_id: str) -> None:
-        group = self._groups.pop(sub_graph_id, None)
-        if group is None:
-            try:
-                group = await asyncio.to_thread(get_placement_group, f"{self._job_id}/{sub_graph_id}")
-            except ValueError:
+        # Whoever wants it again meanwhile makes a new one, once this one's name is free.
+        async with self._placing.setdefault(sub_graph_id, asyncio.Lock()):
+            name = f"{self._job_id}/{sub_graph_id}"
+            group = self._groups.pop(sub_graph_id, None) or await asyncio.to_thread(self._find, name)
+            if group is None:
                 return  # never made, or gone already
-        await asyncio.to_thread(remove_placement_group, group)
+            with contextlib.suppress(CannotPlace):  # it is asked for; Ray takes its time
+                await self._remove(name, group)
 
     # -- processes ----------------------------------------------------------------------------------
 

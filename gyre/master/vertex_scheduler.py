@@ -368,7 +368,27 @@ class Scheduler:
                 timeout_s=command.grace_s + 2.0,
             )
         await self._kill_through(command.vertex, command.incarnation)
+        if not job_ends:  # else `release_all` does it
+            await self._release_left(command.vertex)
         return VertexStopped(command.vertex, command.incarnation)
+
+    async def _release_left(self, vertex: str) -> None:
+        """Release the sub-graph of a vertex that has left, if it stands for no vertex that is wanted."""
+        state = self._state()
+        role, _, rank = vertex.rpartition("-")
+        count = max(state.job.roles.get(role, 0), int(rank) + 1)
+        try:
+            plan = self.compiled({**state.job.roles, role: count}).plan
+        except GraphError:  # other roles have grown meanwhile; the job's end releases it
+            return
+        if vertex not in plan.placements:
+            return
+        sub_graph = _sub_graph_of(plan, vertex)
+        leaving = (VertexPhase.STOPPING, VertexPhase.STOPPED)
+        if all(
+            one not in state.vertices or state.vertices[one].phase in leaving for one in sub_graph.vertices
+        ):
+            await self._cluster.release(sub_graph.id)
 
     async def release_all(self) -> None:
         """Release every placement group that this or an earlier master may have made, and this machine's memory in

@@ -111,6 +111,20 @@ def test_stopping_a_vertex_ends_its_earlier_incarnations_too(bench: Bench) -> No
     bench.run(scenario)
 
 
+def test_who_is_scaled_away_gives_its_place_back(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.start(1, vertex="rollout-1")
+        [place] = bench.world.placed
+        records = {**bench.state.vertices}
+        records["rollout-1"] = replace(records["rollout-1"], phase=VertexPhase.STOPPING)
+        job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": 1})
+        bench.state = replace(bench.state, job=job, vertices=records)
+        await bench.scheduler.stop_vertex(StopVertex("rollout-1", 1))
+        assert bench.world.placed == set(), f"{place} is held"
+
+    bench.run(scenario)
+
+
 @pytest.mark.parametrize("phase", [JobPhase.RUNNING, JobPhase.STOPPING])
 def test_who_is_stopped_is_told_whether_the_job_ends(bench: Bench, phase: JobPhase) -> None:
     async def scenario() -> None:
