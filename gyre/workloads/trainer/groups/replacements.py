@@ -28,6 +28,19 @@ EVIDENCE_LENGTH = 4000
 """Characters of the evidence that the event keeps; the ledger has all of it."""
 
 
+class StepCount:
+    """A number that begins anew with each step."""
+
+    def __init__(self) -> None:
+        self._step, self._count = -1, 0
+
+    def add(self, step: int) -> None:
+        self._step, self._count = step, self.at(step) + 1
+
+    def at(self, step: int) -> int:
+        return self._count if step == self._step else 0
+
+
 class Replacements:
     """`prompt(id)` returns the prompt of that number; `refs_before_training` are the operators that a group passes
     before it is scored; `report` sends an event to the journal."""
@@ -55,20 +68,20 @@ class Replacements:
         self._dynamic_sampling = dynamic_sampling
         self._prompt = prompt
         self._report = report
-        self._quarantined_at: list[int] = []
-        """The step at which this trainer quarantined each group."""
-        self._without_gradient_at: list[int] = []
-        """The step at which this trainer replaced each group that had no gradient."""
+        self._quarantined = StepCount()
+        """Groups that this trainer quarantined since the last step."""
+        self._without_gradient = StepCount()
+        """Groups without gradient that this trainer replaced since the last step."""
 
     @property
     def too_many_quarantined(self) -> bool:
         """Whether more than a step's groups were quarantined since the last step: that is not the prompts' fault."""
-        return self._quarantined_at.count(self._groups.step) > self._groups.per_step
+        return self._quarantined.at(self._groups.step) > self._groups.per_step
 
     def quarantine(self, group_id: int, *, evidence: str) -> Group:
         """Nobody can generate this group. Returns the group that takes its slot."""
         by = self._replace(group_id, reason="poison", evidence=evidence)
-        self._quarantined_at.append(self._groups.step)
+        self._quarantined.add(self._groups.step)
         return by
 
     def drop(self, group_id: int, verdict: Verdict) -> None:
@@ -105,8 +118,8 @@ class Replacements:
         self.tokens_discarded[reason] = self.tokens_discarded.get(reason, 0) + tokens
 
     def _check_dynamic_sampling(self) -> None:
-        self._without_gradient_at.append(self._groups.step)
-        step, count = self._groups.step + 1, self._without_gradient_at.count(self._groups.step)
+        self._without_gradient.add(self._groups.step)
+        step, count = self._groups.step + 1, self._without_gradient.at(self._groups.step)
         if count > self._dynamic_sampling * self._groups.per_step:
             raise UserCodeError(
                 f"step {step}: of {count} groups all samples earned the same, more than "

@@ -12,7 +12,7 @@ This module must not know why a group is replaced.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
 
@@ -22,19 +22,22 @@ class Slots:
         self._successor = dict(replaced)
         self._predecessor = {new: old for old, new in replaced.items()}
         self._replacements = sorted(self._predecessor)
+        self._drawn_before = [by - place for place, by in enumerate(self._replacements)]
+        """For each replacement, how many slots were drawn before it. Never falls, because ids only grow."""
 
     def replace(self, group_id: int, by: int) -> None:
-        """`by` is greater than any id that was drawn."""
+        """`by` is greater than any id that was drawn. Raises ValueError if it is not."""
+        if self._replacements and by <= self._replacements[-1]:
+            raise ValueError(
+                f"group {by} would replace {group_id} after group {self._replacements[-1]} was drawn"
+            )
         self._successor[group_id] = by
         self._predecessor[by] = group_id
-        insort(self._replacements, by)
+        self._replacements.append(by)
+        self._drawn_before.append(by - len(self._drawn_before))
 
     def id_at(self, slot: int) -> int:
-        group_id = slot
-        for replacement in self._replacements:  # an id that was drawn as a replacement has no slot of its own
-            if replacement > group_id:
-                break
-            group_id += 1
+        group_id = slot + bisect_right(self._drawn_before, slot)  # a replacement's id has no slot of its own
         while group_id in self._successor:
             group_id = self._successor[group_id]
         return group_id
