@@ -245,6 +245,9 @@ class AgentWeights:
 
     # -- the fetching thread ---------------------------------------------------------------------------
 
+    def _version_wanted(self) -> int:
+        return self._wanted.version if self._wanted is not None else -1
+
     def _fetch(self, weights: Weights, url: str, token: str, verify_links: bool = False) -> Fetched:
         """Fetch the version into this agent's folder and verify it, unless it is linked and the engine's loader does.
         Raises Superseded, WeightsUnreachable, ArenaFull, ConfigError."""
@@ -259,7 +262,7 @@ class AgentWeights:
                 url,
                 plane=self._plane,
                 give_up_s=self._fetch_timeout_s,
-                incident=lambda what, evidence: self._trouble(weights.version, what, evidence),
+                incident=lambda what, evidence: self._trouble(self._version_wanted(), what, evidence),
             )
 
         def superseded() -> bool:

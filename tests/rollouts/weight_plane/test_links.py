@@ -133,3 +133,15 @@ async def test_what_everybody_has_wrong_is_told(far: Make) -> None:
     assert isinstance(failed, LoadFailed)
     assert "the loader found other bytes" in failed.error
     assert len(plane.folders) == 2, "it was tried again, once"
+
+
+async def test_trouble_is_told_of_the_version_that_has_it(far: Make, tmp_path: Path) -> None:
+    plane = far(has_engine=True)
+    loads_as_the_ranks_do(plane)
+    assert isinstance(await plane.load(1, here=True), Loaded)
+    told = plane.source.publish(policy(2), CONFIG, version=2, step=2)
+    beside = tmp_path / "beside"
+    shutil.copytree(told["path"], beside)
+    flip(beside / "model.safetensors")
+    assert isinstance(await load_here(plane, beside, told), Loaded)
+    assert [frame.version for frame in plane.frames if isinstance(frame, WeightsTrouble)] == [2]
