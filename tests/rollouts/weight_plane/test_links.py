@@ -145,3 +145,4 @@ async def test_trouble_is_told_of_the_version_that_has_it(far: Make, tmp_path: P
     flip(beside / "model.safetensors")
     assert isinstance(await load_here(plane, beside, told), Loaded)
     assert [frame.version for frame in plane.frames if isinstance(frame, WeightsTrouble)] == [2]
+    shutil.rmtree(beside)
