@@ -277,6 +277,14 @@ class DeviceSharing:
             self._gather(now)
         elif self._closing_since is not None or now >= self._quiet_until:
             self._put_to_sleep(now)
+        if (
+            self._closing_since is not None
+            and self._lent is not None
+            and now - self._planned_at >= PLAN_EVERY_S
+        ):
+            # It may take long, while an instance loads; whoever hears nothing takes its devices back from under it.
+            self._planned_at = now
+            self._answer(WindowStatus(window=self._lent.frame.window, left_s=0.0, reason=self._closing_why))
 
     def _is_done(self) -> bool:
         """Whether all is generated, so that the trainer waits only for its devices."""

@@ -20,6 +20,7 @@ from gyre.rollouts.protocol.frames import (
     Frame,
     Hello,
     LendDevices,
+    ReclaimDevices,
     Request,
     Sleep,
     Wake,
@@ -27,6 +28,7 @@ from gyre.rollouts.protocol.frames import (
 )
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
+from gyre.workloads.trainer.device_lending import DeviceLending
 
 TICK_S = 0.1
 SLOTS = 8
@@ -484,3 +486,45 @@ def test_with_nobody_local_there_is_nothing_to_lend_to(world: World) -> None:
     world.ask(4, 10)
     world.lend()
     assert world.until_back(1.0).reason == "there is no local instance"
+
+
+def test_a_trainer_whose_instance_loads_for_a_minute_leaves_it_its_devices(world: World) -> None:
+    """Both ends: who hears nothing for half a minute takes the devices back, and two would compute on one GPU."""
+    world.join("remote")
+    local = world.join("local", local=True, rate=100.0)
+    world.run(1.0)
+    world.answers.clear()
+
+    def hear(frame: LendDevices | ReclaimDevices) -> bool:
+        if isinstance(frame, LendDevices):
+            world.windows.lend(frame, world.now)
+        else:
+            world.windows.reclaim(frame.window, world.now)
+        return True
+
+    lending = DeviceLending(hear, last_share=0.25, now=world.now)
+    lending.on_frame(DevicesReturned(window=0, reason=""))
+    lending.observe(world.now, training=False, could_train=False, waits=True)
+    world.ask(40, 400)
+    follow(world, lending, 20.0)
+    assert lending.is_lent
+    assert world.windows.window is not None
+    local.loading = 1
+    assert not lending.take_back(world.now)
+    follow(world, lending, 60.0)
+    assert lending.is_lent
+    local.loading = None
+    follow(world, lending, 1.0)
+    assert lending.lent_s > 60.0, "they came back, and were lent again meanwhile"
+    assert lending.closed_because == "the trainer needs its devices"
+
+
+def follow(world: World, lending: DeviceLending, seconds: float) -> None:
+    """Time passes at both ends."""
+    for _ in range(round(seconds / TICK_S)):
+        world.run(TICK_S)
+        for answer in world.answers:
+            assert isinstance(answer, DevicesReturned | WindowStatus)
+            lending.on_frame(answer)
+        world.answers.clear()
+        lending.observe(world.now, training=False, could_train=False, waits=True)
