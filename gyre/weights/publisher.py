@@ -111,8 +111,12 @@ class Publisher:
     ) -> WeightManifest:
         """Publish a whole version, and wait for the commit."""
         publication = self.begin(version, step, layout, **options)
-        for name, tensor in tensors:
-            publication.put(name, tensor)
+        try:
+            for name, tensor in tensors:
+                publication.put(name, tensor)
+        except BaseException as error:  # its thread waits for the rest
+            publication.give_up(error)
+            raise
         return publication.finish().result()
 
 

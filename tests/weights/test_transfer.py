@@ -16,7 +16,7 @@ from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.protocol import PeerConnection, dial, is_allowed
 from gyre.weights.version.manifest import WeightMismatch, layout_of
 from tests.waits import GENEROUS_S
-from tests.weights.plane import TOKEN, content, weights
+from tests.weights.plane import TOKEN, content, until, weights
 
 
 def test_a_version_arrives_with_all_its_bytes(peer):
@@ -302,6 +302,22 @@ def test_a_publish_without_all_tensors_is_none(peer):
     with pytest.raises(WeightMismatch, match="second time"):
         publication.put("norm.weight", own["norm.weight"])
     assert origin.arena.versions == {}
+
+
+def test_a_publish_that_breaks_off_leaves_no_thread_and_the_next_one_is_whole(peer):
+    origin = peer()
+    layout, own = layout_of(weights(1), floats="bfloat16")
+
+    def broken():
+        yield "norm.weight", own["norm.weight"]
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        origin.publisher.publish(1, 1, layout, broken())
+    until(lambda: not any(thread.name == "gyre-publish" for thread in threading.enumerate()))
+    assert origin.arena.versions == {}
+    manifest = origin.publish(1)
+    assert content(peer().fetch(manifest, origin).files) == content(origin.arena.versions[1])
 
 
 def test_two_hundred_publishes_take_the_memory_of_two(peer):
