@@ -38,7 +38,7 @@ from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
 from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
-from gyre.master.master_api import View, view_of
+from gyre.master.master_api import View, spec_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store, open_store
@@ -253,7 +253,7 @@ class JobMaster:
         )
 
     def spec(self) -> dict[str, Any]:
-        return self._spec.model_dump(mode="json")
+        return spec_of(self._spec)
 
     def graph(self) -> dict[str, Any]:
         return as_dict(self._scheduler.compiled(self._context.committed.job.roles))

@@ -8,6 +8,7 @@ The view of a job is plain data with these keys:
     job        JobRecord as a mapping (job_id, name, phase, reason, message, step, version, …)
     master     pid, epoch, url, node, answering
     vertices   a list: id, role, rank, pid, node, phase, reason, message, incarnation, restarts, since,
+               no_room and no_room_since (what it waits for, while no machine has room for it),
                version (of the weights it serves, or null), busy (operator or ""), fields (its own report)
     incidents  a list, oldest first
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
@@ -23,9 +24,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from sqlalchemy import make_url
+
+from gyre.config import JobSpec
 from gyre.failover import JobState
 
 View = dict[str, Any]
+
+HIDDEN = "***"
+"""What stands for a value that may be secret; SQLAlchemy writes the same for a password."""
 
 
 class MasterApi(Protocol):
@@ -33,7 +40,9 @@ class MasterApi(Protocol):
 
     def view(self) -> View: ...
 
-    def spec(self) -> dict[str, Any]: ...
+    def spec(self) -> dict[str, Any]:
+        """The job's configuration, as `spec_of` gives it."""
+        ...
 
     def graph(self) -> dict[str, Any]:
         """The compiled graph and plan, as `gyre.graph.as_dict` gives it."""
@@ -124,3 +133,14 @@ def view_of(
         "seq": seq,
         "store": {"error": store_error},
     }
+
+
+def spec_of(spec: JobSpec) -> dict[str, Any]:
+    """The job's configuration without what may be secret: the values of environment variables, and the password in the
+    store's URL. Whoever may look at a job need not be its owner."""
+    shown: dict[str, Any] = spec.model_dump(mode="json")
+    for part in (shown, *shown["roles"].values()):
+        part["env"] = dict.fromkeys(part["env"], HIDDEN)
+    if spec.store.url is not None:
+        shown["store"]["url"] = make_url(spec.store.url).render_as_string(hide_password=True)
+    return shown

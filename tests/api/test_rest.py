@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -18,7 +19,7 @@ from gyre.api.rest import create_app
 from gyre.api.rest.guard import Guard
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.master import master_api
-from gyre.testing.standing_job import StandingJob
+from gyre.testing.standing_job import StandingJob, small_spec
 
 JOB = "/api/v1/jobs/small"
 
@@ -72,6 +73,18 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
         "version": -1,
         "progress": {"step": 3, "reward": "nan"},
     }
+
+
+def test_what_may_be_secret_is_not_told() -> None:
+    spec = small_spec()
+    spec.env = {"WANDB_API_KEY": "k3y"}
+    spec.roles["reward"].env = {"JUDGE_TOKEN": "t0ken"}
+    spec.store.url = "postgresql+psycopg://gyre:pa55@db/gyre"
+    told = master_api.spec_of(spec)
+    assert told["env"] == {"WANDB_API_KEY": "***"}
+    assert told["roles"]["reward"]["env"] == {"JUDGE_TOKEN": "***"}
+    assert told["store"]["url"] == "postgresql+psycopg://gyre:***@db/gyre"
+    assert not any(secret in json.dumps(told) for secret in ("k3y", "t0ken", "pa55"))
 
 
 def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(
