@@ -47,6 +47,9 @@ TOKEN_CPU = 0.001
 CONTROL_THREADS = 4
 """Concurrent control calls to a vertex: one is the pending watch call, the others are for calls meanwhile."""
 
+OPERATOR_THREADS = 4
+"""Concurrent calls of the user's own control operators, which may block: the watch call must not wait for them."""
+
 REMOVAL_DEADLINE_S = 10.0
 
 LONGEST_PAUSE_S = 0.25
@@ -80,7 +83,7 @@ class RayCluster:
         self._host = remote(
             num_cpus=0,
             max_restarts=0,
-            concurrency_groups={"control": CONTROL_THREADS},
+            concurrency_groups={"control": CONTROL_THREADS, "operators": OPERATOR_THREADS},
             enable_task_events=False,
         )(VertexHost)
 

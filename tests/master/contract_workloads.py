@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from gyre.workloads import BaseWorkload
+import time
+
+from gyre.workloads import BaseWorkload, operator
+
+BLOCKS_S = 20.0
+
+
+class Blocking(BaseWorkload):
+    @operator(control=True)
+    def look(self) -> None:
+        time.sleep(BLOCKS_S)
 
 
 class Quiet(BaseWorkload):

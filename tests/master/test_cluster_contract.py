@@ -17,9 +17,12 @@ import pytest
 from gyre.errors import Fenced
 from gyre.graph import Bundle, SubGraph
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied, Spawned
+from gyre.master.ray_cluster import CONTROL_THREADS
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
 from gyre.workloads.vertex.messages import Binding, Failure, Report
+from gyre.workloads.vertex.transport import RayTransport
+from tests.master.contract_workloads import BLOCKS_S
 from tests.waits import GENEROUS_S
 
 FIRST, SECOND = Address("rollout-0", 1), Address("rollout-0", 2)
@@ -172,6 +175,27 @@ def test_a_quiet_watch_ends_at_its_deadline_with_a_report(bench: Bench) -> None:
         assert bench.now() - began >= WATCH_S * 0.9
         assert (report.busy, report.outbox, report.version) == ("", [], None)
         assert report.still_s >= WATCH_S * 0.9
+
+    bench.run(scenario)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("bench", ["ray"], indirect=True)
+def test_operators_that_block_keep_nobody_from_watching(bench: Bench) -> None:
+    """Else a healthy vertex counts as silent, and is killed."""
+
+    async def scenario() -> None:
+        await bench.spawn()
+        await bench.bind(FIRST, "Blocking")
+        transport = RayTransport(bench.cluster._job_id, 1)  # type: ignore[attr-defined]
+        calls = [
+            transport.submit(FIRST.vertex, FIRST.incarnation, "look", control=True)
+            for _ in range(2 * CONTROL_THREADS)
+        ]
+        await asyncio.sleep(1.0)  # by then they have begun
+        report = await bench.cluster.call(FIRST, "watch", 1, 0, WATCH_S, timeout_s=BLOCKS_S / 2)
+        assert isinstance(report, Report)
+        assert not any(call.done() for call in calls)
 
     bench.run(scenario)
 

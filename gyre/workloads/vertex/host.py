@@ -303,7 +303,7 @@ class VertexHost:
         return self.call(term, method, *args, **kwargs)
 
     def control_call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
-        """(control) Run an operator that is marked `control`, beside whatever else runs."""
+        """(operators) Run an operator that is marked `control`, beside whatever else runs."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused

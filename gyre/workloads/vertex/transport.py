@@ -70,7 +70,7 @@ class RayTransport:
     ) -> Future[tuple[str, Any]]:
         def call(handle: Any) -> Any:
             if control:
-                beside = handle.control_call.options(concurrency_group="control")
+                beside = handle.control_call.options(concurrency_group="operators")
                 return beside.remote(self._term, method, *args, **kwargs)
             if bundle is not None:
                 return handle.call_with_weights.remote(self._term, bundle, method, *args, **kwargs)
