@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,10 @@ class PromptAccount:
     discarded: dict[str, int] = field(default_factory=dict)
 
 
+NO_SAMPLES = b""
+"""The payload of a group whose samples were discarded: nobody reads them again, and a long run would keep them all."""
+
+
 class SampleLedger:
     """The one writer of a job's ledger. `term` is the trainer's incarnation."""
 
@@ -177,7 +181,8 @@ class SampleLedger:
     ) -> None:
         """The samples of a group are discarded, and its prompt is queued again for policies of `version` and newer."""
         discard = self._discard(group_id, reason, tokens, evidence, now, None)
-        self._store.write(self._term, groups=[_queued(group_id, version)], discards=[discard])
+        row = replace(_queued(group_id, version), payload=NO_SAMPLES)
+        self._store.write(self._term, groups=[row], discards=[discard])
 
     def record_replaced(
         self,
@@ -192,7 +197,10 @@ class SampleLedger:
     ) -> None:
         """Record that the group `replaced_by`, newly drawn, takes the slot of another for good."""
         discard = self._discard(group_id, reason, tokens, evidence, now, replaced_by)
-        rows = [GroupRow(group_id, "set_aside"), GroupRow(replaced_by, "queued")]
+        rows = [
+            GroupRow(group_id, "set_aside", payload=NO_SAMPLES),
+            GroupRow(replaced_by, "queued"),
+        ]
         self._store.write(self._term, groups=rows, discards=[discard], cursor=cursor)
 
     def _discard(

@@ -75,6 +75,23 @@ def test_after_the_samples_are_written_the_next_writer_has_them_bit_by_bit(store
     assert pack_groups(list(found.groups.values())) == pack_groups([group(at) for at in range(4)])
 
 
+def test_the_samples_of_what_is_discarded_are_kept_nowhere(store, ledger):
+    """A run that replaces groups would else hold all of them, in the database and in each new trainer's memory."""
+    draw_and_finish(ledger, 1)
+    told = {"reason": "stale", "tokens": 2, "evidence": "", "now": 1.0}
+    ledger.record_replaced(0, replaced_by=4, cursor=5, **told)
+    ledger.record_redrawn(1, version=3, **told)
+    kept = {row.group_id: len(row.payload or b"") for row in store.load().groups}
+    assert [number for number, size in kept.items() if size] == [2, 3]
+    found = SampleLedger(store, 2).open()
+    assert list(found.groups) == [2, 3]
+    assert found.queued == {1: 3, 4: None}
+    ledger = SampleLedger(store, 3)
+    ledger.open()
+    ledger.record_scored([group(1, version=3)])
+    assert SampleLedger(store, 4).open().groups[1].versions == (3, 4)
+
+
 def test_what_was_written_is_there_for_whoever_reads_the_moment_it_is_written(store, ledger, tmp_path):
     """Written before trained: the call has returned, so another connection sees it."""
     draw_and_finish(ledger, 1)
