@@ -59,7 +59,10 @@ def test_when_actor_and_rollouts_die_with_a_version_the_next_actor_serves_it(tmp
     with job:
         result = job.result(timeout_s=DEADLINE_S)
     assert (result["steps"], result["prompts_lost"], result["trained_twice"]) == (4, 0, 0)
-    assert [report.body["version"] for report in job.reports_of("WeightsPublished")] == [0, 1, 2, 3, 4]
+    published = [report.body["version"] for report in job.reports_of("WeightsPublished")]
+    # Told twice, if the files go before the manager has looked at them: it refuses the trainer, which begins anew.
+    assert sorted(published) == published
+    assert set(published) == {0, 1, 2, 3, 4}
     assert job.reports_of("OperatorFailed") == []
     (restored,) = [report.body for report in job.reports_of("GangRestored")]
     assert (restored["source"], restored["step"]) == ("disk", 0)
