@@ -39,7 +39,7 @@ from gyre.failover.handlers import (
 )
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, Reason, RowKey, VertexPhase
-from gyre.failover.vertices import can_do_without, wanted
+from gyre.failover.vertices import roles_that_can_wait, wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,7 @@ def _derive_phase(layout: JobLayout, draft: Draft) -> None:
     reason, lack = job.reason, room.lack_of_room(draft)
     if not job.trainer_started:
         phase = JobPhase.STARTING
-    elif any(
-        vertex.phase is not VertexPhase.RUNNING
-        and not (vertex.no_room and can_do_without(layout, draft, vertex, at_least=1))
-        for vertex in wanted(draft)
-    ):
+    elif _is_held_up(layout, draft):
         phase = JobPhase.RECOVERING
     elif job.paused:
         phase, reason = JobPhase.PAUSED, Reason.PAUSE_REQUESTED
@@ -134,6 +130,15 @@ def _derive_phase(layout: JobLayout, draft: Draft) -> None:
         reason = Reason.SUBMITTED if phase is JobPhase.STARTING else Reason.NONE
     if phase is not job.phase or reason is not job.reason or (lack and lack != job.message):
         draft.set_job(phase=phase, reason=reason, message=lack)
+
+
+def _is_held_up(layout: JobLayout, draft: Draft) -> bool:
+    """Whether a wanted vertex does not run, other than those that wait for room and that the job can do without."""
+    missing = [vertex for vertex in wanted(draft) if vertex.phase is not VertexPhase.RUNNING]
+    if not missing:
+        return False
+    can_wait = roles_that_can_wait(layout, draft, at_least=1)
+    return not all(vertex.no_room and vertex.role in can_wait for vertex in missing)
 
 
 def _timer_fired(layout: JobLayout, draft: Draft, event: e.TimerFired, now: float) -> Iterable[c.Command]:

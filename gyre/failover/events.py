@@ -53,7 +53,7 @@ class VertexStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexStartFailed(Event):
-    """Its `setup()` raised."""
+    """It could not be started: mostly because its `setup()` raised."""
 
     vertex: str
     incarnation: int

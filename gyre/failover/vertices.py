@@ -6,6 +6,7 @@ two is newer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from gyre.config import TRAINER
@@ -35,17 +36,17 @@ def wanted(draft: Draft) -> list[VertexRecord]:
     return [vertex for vertex in draft.vertices.values() if vertex.phase not in _LEAVING]
 
 
-def can_do_without(layout: JobLayout, draft: Draft, record: VertexRecord, *, at_least: int = 0) -> bool:
-    """Whether the job goes on while this vertex waits for room: its role is elastic, and its minimum runs, and
-    `at_least` so many."""
-    elastic = layout.spec.roles[record.role].elastic
-    if elastic is None:
-        return False
-    running = sum(
-        vertex.role == record.role and vertex.phase is VertexPhase.RUNNING
-        for vertex in draft.vertices.values()
+def roles_that_can_wait(layout: JobLayout, draft: Draft, *, at_least: int = 0) -> frozenset[str]:
+    """The elastic roles of which the minimum runs, and `at_least` so many: the job goes on while others of them wait
+    for room."""
+    running = Counter(
+        vertex.role for vertex in draft.vertices.values() if vertex.phase is VertexPhase.RUNNING
     )
-    return running >= max(elastic.min, at_least)
+    return frozenset(
+        name
+        for name, role in layout.spec.roles.items()
+        if role.elastic is not None and running[name] >= max(role.elastic.min, at_least)
+    )
 
 
 def live_trainer(draft: Draft) -> VertexRecord | None:

@@ -133,11 +133,13 @@ class Scheduler:
         return known[1]
 
     def _standing(self, plan: PlacementPlan, machines: frozenset[str]) -> dict[int, str]:
-        """The machines of the logical nodes on which vertices run."""
+        """The machines of the logical nodes on which vertices run, or ran before they were restarted: there their
+        sub-graphs still stand."""
         standing: dict[int, str] = {}
         for vertex in self._state().vertices.values():
             placement = plan.placements.get(vertex.id)
-            if vertex.phase is VertexPhase.RUNNING and placement is not None and vertex.node in machines:
+            stands = vertex.phase in (VertexPhase.RUNNING, VertexPhase.STARTING)
+            if stands and placement is not None and vertex.node in machines:
                 standing.setdefault(placement.node, vertex.node)
         return standing
 

@@ -58,7 +58,7 @@ class Timings:
     notice_death_s: float = 0.05
     stop_s: float = 0.2
     look_for_room_s: float = 2.0
-    """How long a start waits for room."""
+    """How often a start that waits looks for room."""
     master_away_s: tuple[float, float] = (1.0, 5.0)
 
 

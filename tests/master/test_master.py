@@ -250,6 +250,17 @@ def test_a_vertex_that_has_no_room_waits_for_it_and_spends_no_budget(job: Job) -
     assert "no room for reward-0: required 1, available 0" in state.job.message
 
 
+def test_a_master_that_dies_while_a_vertex_waits_changes_nothing(make_job: Callable[..., Job]) -> None:
+    job = make_job(change=lambda spec: setattr(spec.failover, "wait_for_room_s", 900.0))
+    job.world.no_room = {"actor-0"}
+    job.life().at(400.0, lambda life: life.die()).run()
+    before = job.state.vertices["actor-0"]
+    job.run()
+    assert before.no_room
+    assert (job.phase, job.state.job.reason) == (JobPhase.FAILED, Reason.NO_ROOM)
+    assert "actor-0: no room for 900 s" in job.state.job.message, "the deadline is that of the first master"
+
+
 def test_the_waiting_for_what_a_job_cannot_do_without_has_an_end(make_job: Callable[..., Job]) -> None:
     job = make_job(change=lambda spec: setattr(spec.failover, "wait_for_room_s", 900.0))
     job.world.no_room = {"actor-0"}

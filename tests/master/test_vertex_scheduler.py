@@ -214,6 +214,21 @@ def test_where_there_is_no_room_it_says_so_and_goes_on_trying(bench: Bench) -> N
     bench.run(scenario)
 
 
+def test_who_restarts_stays_where_its_place_is_when_machines_come(bench: Bench) -> None:
+    """Else another's place would be sought on its machine, and would wait there for ever."""
+
+    async def scenario() -> None:
+        bench.world.node_count = 3
+        records = {**bench.state.vertices}
+        records[VERTEX] = replace(records[VERTEX], phase=VertexPhase.STARTING, node="node-2")
+        bench.state = replace(bench.state, vertices=records)
+        plan, lacking = await bench.scheduler.plan()
+        assert plan.assignments[plan.placements[VERTEX].node] == "node-2"
+        assert not lacking
+
+    bench.run(scenario)
+
+
 def test_without_any_machine_it_waits_for_one(bench: Bench) -> None:
     async def scenario() -> None:
         bench.world.node_count = 0

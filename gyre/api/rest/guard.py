@@ -67,12 +67,19 @@ class Guard:
 
 
 def _foreign(method: str, headers: Headers) -> ASGIApp | None:
-    """The refusal of a change that a page of another site asks for, with or without a token; None for anything else."""
+    """The refusal of a change that a page of another site asks for, with or without a token; None for anything else.
+
+    Browsers say so in `Sec-Fetch-Site`, also through a proxy that rewrites the host; where that header is missing, the
+    origin is compared with the host. This is the order of Go's `http.CrossOriginProtection`.
+    """
     if method in ("GET", "HEAD", "OPTIONS"):
         return None
-    origin = headers.get("origin")
-    is_foreign = bool(origin) and urlsplit(origin or "").netloc != headers.get("host", "")
-    if not is_foreign and headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if site is not None:
+        is_foreign = site not in ("none", "same-origin")
+    else:
+        is_foreign = bool(origin) and urlsplit(origin or "").netloc != headers.get("host", "")
+    if not is_foreign:
         return None
     return problem(
         status=403,

@@ -36,6 +36,7 @@ class LiveProgress:
         self._live: Any = None
         self._said, self._said_at = "", 0.0
         self._told: set[str] = set()
+        self._waits = False
         self._history = RunHistory()
         if self._console.is_terminal:
             from rich.live import Live
@@ -59,10 +60,10 @@ class LiveProgress:
                 self._told.add(change)
                 if vertex["phase"] in ("starting", "stopping"):
                     self.say(f"~ {vertex['id']} is {vertex['phase']}: {vertex['message']}")
-            waits = f"{vertex['id']}/{vertex['incarnation']}/room"
-            if vertex.get("no_room") and waits not in self._told:
-                self._told.add(waits)
-                self.say(f"~ {vertex['id']} waits for room: {vertex['no_room']}")
+        waits = view["job"]["reason"] == "no_room"
+        if waits and not self._waits:  # one line, however many wait
+            self.say(f"~ {view['job']['message']}")
+        self._waits = waits
         if self._live is not None:
             self._live.update(LivePanel(view, self._history))
         else:

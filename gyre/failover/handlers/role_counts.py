@@ -99,7 +99,7 @@ def set_count(
 
 
 def bring_back(draft: Draft, record: VertexRecord, now: float, message: str = "") -> None:
-    """Want a vertex again that was scaled away, as its next incarnation."""
+    """Want a vertex again that was scaled away, as its next incarnation; its place was given back."""
     draft.move(
         record.id,
         VertexPhase.STARTING,
@@ -108,5 +108,6 @@ def bring_back(draft: Draft, record: VertexRecord, now: float, message: str = ""
         message=message,
         incarnation=record.incarnation + 1,
         pid=0,
+        node="",
         reported=0,
     )

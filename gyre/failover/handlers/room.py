@@ -18,7 +18,7 @@ from gyre.failover.handlers.startup import first_start
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, JobPhase, Reason, Scope, VertexPhase, VertexRecord
-from gyre.failover.vertices import can_do_without, current, wanted
+from gyre.failover.vertices import current, roles_that_can_wait, wanted
 
 ROOM_TIMER = "room/"
 """Prefix of the timers that end the waiting; the vertex and its incarnation follow."""
@@ -53,11 +53,12 @@ def vertex_found_room(
 
 def lack_of_room(draft: Draft) -> str:
     """The job's message while vertices wait for room; "" if none does."""
-    waiting = sorted((vertex for vertex in wanted(draft) if vertex.no_room), key=lambda one: one.id)
+    waiting = [vertex for vertex in wanted(draft) if vertex.no_room]
     if not waiting:
         return ""
+    first = min(waiting, key=lambda vertex: vertex.id)
     others = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-    return f"no room for {waiting[0].id}{others}: {waiting[0].no_room}"
+    return f"no room for {first.id}{others}: {first.no_room}"
 
 
 def waited_too_long(layout: JobLayout, draft: Draft, timer: str, now: float) -> Iterable[c.Command]:
@@ -65,7 +66,7 @@ def waited_too_long(layout: JobLayout, draft: Draft, timer: str, now: float) -> 
     record = current(draft, vertex, int(incarnation))
     if record is None or not record.no_room or draft.job.phase is JobPhase.STOPPING:
         return []
-    if can_do_without(layout, draft, record):
+    if record.role in roles_that_can_wait(layout, draft):
         return []  # it costs nothing to wait on
     return _give_up(layout, draft, record, now)
 

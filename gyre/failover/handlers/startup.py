@@ -12,7 +12,14 @@ from gyre.failover.draft import Draft
 from gyre.failover.incidents import close_incidents
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, Incident, JobPhase, Reason, Scope, VertexPhase, VertexRecord
-from gyre.failover.vertices import announce, can_do_without, current, start_commands, start_trainer, wanted
+from gyre.failover.vertices import (
+    announce,
+    current,
+    roles_that_can_wait,
+    start_commands,
+    start_trainer,
+    wanted,
+)
 
 
 def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: float) -> Iterable[c.Command]:
@@ -100,10 +107,11 @@ def first_start(layout: JobLayout, draft: Draft, now: float) -> Iterable[c.Comma
     job can do without."""
     if draft.job.trainer_started:
         return
-    for vertex in wanted(draft):
-        if vertex.phase is not VertexPhase.RUNNING and not (
-            vertex.no_room and can_do_without(layout, draft, vertex)
-        ):
-            return
+    missing = [vertex for vertex in wanted(draft) if vertex.phase is not VertexPhase.RUNNING]
+    if not all(vertex.no_room for vertex in missing):
+        return
+    can_wait = roles_that_can_wait(layout, draft)
+    if not all(vertex.role in can_wait for vertex in missing):
+        return
     draft.set_job(trainer_started=True, started_at=now)
     yield start_trainer(draft)
