@@ -6,39 +6,23 @@ Prints one JSON object. A program of its own because a process has one Ray conne
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-from tests.kill.node_loss import HEALTH
 
 AWAY_S = 20.0
 """Longer than all restarts of a vertex take that the job's small budget pays for."""
 
 
 def main() -> int:
-    os.environ.update(HEALTH)  # Ray reads them when its processes start
-    import ray
-    from ray.cluster_utils import Cluster
-
     from gyre.api.home import home
     from gyre.testing.processes import ProcessFaults
     from tests.kill.gate import Gate
     from tests.kill.jobs import tiny_job
+    from tests.kill.several_nodes import several_nodes
 
-    with tempfile.TemporaryDirectory(prefix="gm", dir="/tmp") as folder:
-        os.environ["RAY_TMPDIR"] = folder  # where Ray notes the address of a new cluster
-        os.makedirs(f"{folder}/ray", exist_ok=True)
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 4, "include_dashboard": False},
-        )
-        worker = cluster.add_node(num_cpus=4)
-        cluster.wait_for_nodes()
-        ray.init(address=cluster.address, namespace="gyre", log_to_driver=False)
+    with several_nodes(1, cpus=4) as (cluster, (worker,), folder):
         builder = tiny_job(
             steps=60,
             config={"gated": True},
@@ -66,8 +50,6 @@ def main() -> int:
         view = handle.wait(150)
         out["end"] = summary(view) | {"result": view["job"]["result"]}
         handle.close()
-        ray.shutdown()
-        cluster.shutdown()
     sys.stdout.write(json.dumps(out) + "\n")
     return 0
 

@@ -6,42 +6,20 @@ Prints one JSON object. A program of its own because a process has one Ray conne
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HEALTH = {
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_worker_niceness": "0",
-}
-
 
 def main() -> int:
-    os.environ.update(HEALTH)  # Ray reads them when its processes start
-    import ray
-    from ray.cluster_utils import Cluster
-
     from gyre.api.home import home
     from gyre.testing.processes import ProcessFaults
     from tests.kill.gate import Gate
     from tests.kill.jobs import tiny_job
+    from tests.kill.several_nodes import several_nodes
 
-    with tempfile.TemporaryDirectory(prefix="gn", dir="/tmp") as folder:
-        os.environ["RAY_TMPDIR"] = folder  # where Ray notes the address of a new cluster
-        os.makedirs(f"{folder}/ray", exist_ok=True)
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 2, "include_dashboard": False},
-        )
-        workers = [cluster.add_node(num_cpus=2) for _ in range(2)]
-        cluster.wait_for_nodes()
-        ray.init(address=cluster.address, namespace="gyre", log_to_driver=False)
+    with several_nodes(2, cpus=2) as (cluster, workers, folder):
         builder = tiny_job(config={"gated": True}).node_num(3)
         handle = builder.spread("rollout").build().submit("nodes", home_path=folder)
         gate = Gate(home(folder).job_directory(handle.job_id))
@@ -69,8 +47,6 @@ def main() -> int:
             ],
         }
         handle.close()
-        ray.shutdown()
-        cluster.shutdown()
     sys.stdout.write(json.dumps(out) + "\n")
     return 0
 

@@ -34,8 +34,11 @@ WATCH_S = 0.3
 class Bench:
     """A cluster under test, and the two things that only the world can do: raise in `setup`, stop a process."""
 
-    def __init__(self, cluster: Cluster, world: FakeCluster | None, folder: Path) -> None:
+    def __init__(
+        self, cluster: Cluster, world: FakeCluster | None, folder: Path, job_id: str = "contract"
+    ) -> None:
         self.cluster = cluster
+        self.job_id = job_id
         self._world = world
         self._folder = folder
 
@@ -124,7 +127,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     request.getfixturevalue("ray_session")
     from gyre.master.ray_cluster import RayCluster
 
-    yield Bench(RayCluster(f"contract-{os.urandom(4).hex()}", device_type="CPU"), None, tmp_path)
+    job_id = f"contract-{os.urandom(4).hex()}"
+    yield Bench(RayCluster(job_id, device_type="CPU"), None, tmp_path, job_id)
 
 
 def test_a_process_is_started_once_and_found_again(bench: Bench) -> None:
@@ -187,7 +191,7 @@ def test_operators_that_block_keep_nobody_from_watching(bench: Bench) -> None:
     async def scenario() -> None:
         await bench.spawn()
         await bench.bind(FIRST, "Blocking")
-        transport = RayTransport(bench.cluster._job_id, 1)  # type: ignore[attr-defined]
+        transport = RayTransport(bench.job_id, 1)
         calls = [
             transport.submit(FIRST.vertex, FIRST.incarnation, "look", control=True)
             for _ in range(2 * CONTROL_THREADS)
