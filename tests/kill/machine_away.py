@@ -22,7 +22,7 @@ def main() -> int:
     from tests.kill.jobs import tiny_job
     from tests.kill.several_nodes import several_nodes
 
-    with several_nodes(1, cpus=4) as (cluster, (worker,), folder):
+    with several_nodes(1, cpus=4, head_cpus=5) as (cluster, (worker,), folder):
         builder = tiny_job(
             steps=60,
             config={"gated": True},

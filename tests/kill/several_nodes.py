@@ -18,8 +18,13 @@ HEALTH = {
 
 
 @contextmanager
-def several_nodes(workers: int, *, cpus: int) -> Iterator[tuple[Any, list[Any], str]]:
-    """A head and so many workers, each with `cpus`: Ray's `Cluster`, its workers, and a folder for the job's home."""
+def several_nodes(
+    workers: int, *, cpus: int, head_cpus: int | None = None
+) -> Iterator[tuple[Any, list[Any], str]]:
+    """A head and so many workers, each with `cpus`: Ray's `Cluster`, its workers, and a folder for the job's home.
+
+    With more `head_cpus` the head is the first machine that a plan takes; among equal ones that is chance.
+    """
     os.environ.update(HEALTH)  # Ray reads them when its processes start
     import ray
     from ray.cluster_utils import Cluster
@@ -27,7 +32,8 @@ def several_nodes(workers: int, *, cpus: int) -> Iterator[tuple[Any, list[Any], 
     with tempfile.TemporaryDirectory(prefix="gn", dir="/tmp") as folder:
         os.environ["RAY_TMPDIR"] = folder  # where Ray notes the address of a new cluster
         os.makedirs(f"{folder}/ray", exist_ok=True)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+        head = {"num_cpus": head_cpus or cpus, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         added = [cluster.add_node(num_cpus=cpus) for _ in range(workers)]
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="gyre", log_to_driver=False)

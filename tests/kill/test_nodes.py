@@ -39,7 +39,7 @@ def test_a_rollout_machine_that_is_away_costs_rollout_speed_and_nothing_else() -
     out = run("tests.kill.machine_away")
     assert out["before"]["rollout-0"] != out["before"]["rollout-1"]
     away = out["away"]
-    assert (away["phase"], away["reason"]) == ("running", "no_room")
+    assert (away["phase"], away["reason"]) == ("running", "no_room"), out
     assert away["step"] > 5, "it trained meanwhile"
     assert list(away["waiting"]) == ["rollout-1"]
     assert "required 3 CPU" in away["message"]
