@@ -46,7 +46,7 @@ def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
     ray = sys.modules.get("ray")
     connected = ray is not None and ray.is_initialized()
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
-    return spec.node_num == 1 and address == "local" and not connected
+    return spec.node_num in (None, 1) and address == "local" and not connected
 
 
 def check_class_sections(spec: JobSpec, classes: Mapping[str, type]) -> None:

@@ -416,8 +416,10 @@ class JobSpec(Model):
     """A whole job, before it is placed."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = "job"
-    node_num: PositiveInt = 1
-    device_per_node: PositiveInt = 8
+    node_num: PositiveInt | None = None
+    """The most machines that the job uses; None for as many as it takes."""
+    device_per_node: PositiveInt | None = None
+    """Devices that a machine gives the job; None for those that it has."""
     device_type: DeviceType = "CPU"
     config: dict[str, Any] = Field(default_factory=dict)
     """The user's own configuration: every workload sees it as `self.config`."""

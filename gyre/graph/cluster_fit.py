@@ -1,27 +1,33 @@
-"""Fitting a placement plan to a cluster: which machine each logical node becomes.
+"""Fitting a placement plan to a cluster: which machine each bundle stands on.
 
 Invariants:
-- *one machine per logical node*: vertices that the plan puts on one logical node stay together;
-- *devices are real for GPUs*: a logical node that uses GPUs has a machine of its own with enough of them. For
-  CPU a device is only a number, so logical nodes may share a machine, and a note says so.
+- *others stay*: a bundle whose vertices stand on a machine that is there stays on it;
+- *together where it fits*: the bundles of one logical node stand on one machine if one holds them all; else its
+  sub-graphs find machines of their own, one by one, and what finds none waits alone;
+- *bounds are the user's*: a job with `node_num` uses no more machines than that, and where it also uses GPUs each of
+  its logical nodes has a machine of its own. A job without takes what machines there are.
 
-This module must not ask the cluster itself: its machines are an argument.
+For CPU a device is only a number, so logical nodes may share a machine, and a note says so. This module must not ask
+the cluster itself: its machines are an argument.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gyre.errors import GraphError
-from gyre.graph.elements import PlacementPlan, SubGraph
+from gyre.graph.elements import Bundle, PlacementPlan, SubGraph
+
+_Key = tuple[str, int]
+"""A bundle: its sub-graph's id and its index there."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """A live machine of the cluster and what it can still give."""
+    """A live machine of the cluster and what the job may use of it: what is free, and what the job has there."""
 
     node_id: str
     ip: str
@@ -32,10 +38,23 @@ class NodeCapacity:
 
 @dataclass(slots=True)
 class _Need:
+    """Bundles of one logical node that look for a machine together, and what they reserve."""
+
     node: int
+    bundles: list[_Key] = field(default_factory=list)
+    roles: set[str] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)
     cpu: float = 0.0
     memory_bytes: int = 0
     gpu: float = 0.0
+
+    def add(self, sub_graph: SubGraph, bundle: Bundle) -> None:
+        self.bundles.append((sub_graph.id, bundle.index))
+        self.roles.update(vertex.rpartition("-")[0] for vertex in bundle.vertices)
+        self.apart.update(sub_graph.apart)
+        self.cpu += bundle.cpu
+        self.memory_bytes += bundle.memory_bytes
+        self.gpu += bundle.accelerator
 
 
 @dataclass(slots=True)
@@ -44,11 +63,15 @@ class _Machine:
     cpu: float
     memory_bytes: int
     gpu: float
-    guests: int = 0
-    devices_taken: bool = False
+    exclusive: bool
+    """Whether one logical node with devices has it for itself."""
+    guests: set[int] = field(default_factory=set)
+    roles: set[str] = field(default_factory=set)
+    devices_of: int | None = None
+    """The logical node whose devices are here; -1 for several."""
 
     def holds(self, need: _Need) -> bool:
-        if need.gpu and self.devices_taken:
+        if need.gpu and self.exclusive and self.devices_of not in (None, need.node):
             return False
         tolerance = 1e-6
         return (
@@ -58,23 +81,22 @@ class _Machine:
         )
 
     def take(self, need: _Need) -> None:
-        self.guests += 1
+        self.guests.add(need.node)
+        self.roles |= need.roles
         self.cpu -= need.cpu
         self.memory_bytes -= need.memory_bytes
         self.gpu -= need.gpu
-        self.devices_taken = self.devices_taken or bool(need.gpu)
+        if need.gpu:
+            self.devices_of = need.node if self.devices_of in (None, need.node) else -1
 
 
 def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> PlacementPlan:
-    """The plan with `assignments`: for each logical node in use, the id of its machine.
-
-    Raises GraphError with required and available if a logical node finds no machine.
-    """
+    """The plan with a machine for each bundle. Raises GraphError with required and available if one finds none."""
     if not nodes:
         raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
-    gpu_nodes = sum(1 for need in _needs(plan) if need.gpu)
+    gpu_nodes = len({b.node for sub in plan.sub_graphs for b in sub.bundles if b.accelerator})
     with_gpu = sum(1 for node in nodes if node.gpu)
-    if gpu_nodes > with_gpu:
+    if plan.most_nodes is not None and gpu_nodes > with_gpu:
         raise GraphError(
             f"cluster: required {gpu_nodes} machines with GPUs, available {with_gpu}.",
             hint="Wait for more machines, or lower node_num and raise device_per_node.",
@@ -87,96 +109,169 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
 
 
 def fit_what_has_room(
-    plan: PlacementPlan, nodes: Sequence[NodeCapacity], standing: Mapping[int, str] | None = None
-) -> tuple[PlacementPlan, dict[int, GraphError]]:
-    """The plan with `assignments` for the logical nodes that find a machine, and for each of the others what it lacks.
+    plan: PlacementPlan, nodes: Sequence[NodeCapacity], standing: Mapping[str, str] | None = None
+) -> tuple[PlacementPlan, dict[str, GraphError]]:
+    """The plan with a machine for each bundle of the sub-graphs that find room, and what each of the others lacks, by
+    sub-graph.
 
-    `standing` has the machines of logical nodes on which vertices run: these stay, as far as the machines are there.
+    `standing` has the machines of the vertices that run, or did before they were restarted.
     """
-    needs = _needs(plan)
-    machines = [
-        _Machine(node, node.cpu, node.memory_bytes, node.gpu)
-        for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
-    ]
-    by_id = {machine.capacity.node_id: machine for machine in machines}
-    assignments: dict[int, str] = {}
-    for need in needs:
-        machine = by_id.get((standing or {}).get(need.node, ""))
-        if machine is not None:
-            machine.take(need)
-            assignments[need.node] = machine.capacity.node_id
-    moving = sorted(
-        (need for need in needs if need.node not in assignments),
-        key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node),
-    )
+    fit = _Fit(plan, nodes)
+    moving = fit.keep(standing or {})
+    split = fit.beside_others(moving)
+    wholes = sorted(moving.values(), key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
     # The tightest fit for devices keeps big machines free. Without devices: the machine with the fewest logical nodes.
-    lacking = _assign(
-        [need for need in moving if need.gpu], machines, lambda machine: machine.gpu, assignments
-    )
-    lacking |= _assign(
-        [need for need in moving if not need.gpu], machines, lambda machine: machine.guests, assignments
-    )
-    ordered = {need.node: assignments[need.node] for need in needs if need.node in assignments}
-    fitted = replace(
-        plan,
-        sub_graphs=tuple(_laid_out(sub_graph, ordered) for sub_graph in plan.sub_graphs),
-        notes=(*plan.notes, *_notes(ordered, nodes)),
-        assignments=ordered,
-    )
-    return fitted, lacking
+    split += fit.together([need for need in wholes if need.gpu], lambda machine: machine.gpu)
+    split += fit.together([need for need in wholes if not need.gpu], lambda machine: len(machine.guests))
+    lacking = fit.one_by_one(split)
+    return fit.laid_out(lacking), lacking
 
 
-def _assign(
-    needs: Sequence[_Need],
-    machines: Sequence[_Machine],
-    preference: Callable[[_Machine], float],
-    assignments: dict[int, str],
-) -> dict[int, GraphError]:
-    """Assign each need to the machine with the least `preference` that holds it; of equal ones to that with most CPU,
-    then to the first. Returns what each need lacks that no machine holds."""
-    lacking: dict[int, GraphError] = {}
+class _Fit:
+    def __init__(self, plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> None:
+        self._plan = plan
+        self._nodes = nodes
+        self._sub_graphs = {sub_graph.id: sub_graph for sub_graph in plan.sub_graphs}
+        exclusive = plan.most_nodes is not None
+        self._machines = [
+            _Machine(node, node.cpu, node.memory_bytes, node.gpu, exclusive)
+            for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
+        ]
+        self._found: dict[_Key, _Machine] = {}
+        self._homes: dict[int, _Machine] = {}
+        """For each logical node the machine on which most of it stands, or some of it."""
 
-    def entry(number: int) -> tuple[float, float, int]:
-        return preference(machines[number]), -machines[number].cpu, number
+    def _seat(self, need: _Need, machine: _Machine) -> None:
+        machine.take(need)
+        self._homes.setdefault(need.node, machine)
+        for key in need.bundles:
+            self._found[key] = machine
 
-    heap = [
-        entry(number)
-        for number, machine in enumerate(machines)
-        if not (machine.devices_taken and needs and needs[0].gpu)
-    ]
-    heapq.heapify(heap)
-    for need in needs:
-        passed = []
-        while heap and not machines[heap[0][2]].holds(need):
-            passed.append(heapq.heappop(heap))
-        if not heap:
-            lacking[need.node] = _no_machine(need, machines)
+    def keep(self, standing: Mapping[str, str]) -> dict[int, _Need]:
+        """Seat the bundles that stand somewhere. Returns what each logical node needs for the others."""
+        by_id = {machine.capacity.node_id: machine for machine in self._machines}
+        rest: dict[int, _Need] = {}
+        for sub_graph in self._plan.sub_graphs:
+            for bundle in sub_graph.bundles:
+                places = (standing[vertex] for vertex in bundle.vertices if vertex in standing)
+                machine = by_id.get(next(places, ""))
+                if machine is not None:
+                    need = _Need(bundle.node)
+                    need.add(sub_graph, bundle)
+                    self._seat(need, machine)
+                else:
+                    rest.setdefault(bundle.node, _Need(bundle.node)).add(sub_graph, bundle)
+        return {node: rest[node] for node in sorted(rest)}
+
+    def beside_others(self, moving: dict[int, _Need]) -> list[_Need]:
+        """Seat the rest of logical nodes of which a part stands. Takes these out of `moving`, and returns those that
+        have no room beside the others."""
+        split = []
+        for node in [node for node in moving if node in self._homes]:
+            need, home = moving.pop(node), self._homes[node]
+            if home.holds(need):
+                self._seat(need, home)
+            else:
+                split.append(need)
+        return split
+
+    def together(self, needs: Sequence[_Need], preference: Callable[[_Machine], float]) -> list[_Need]:
+        """Seat each need on the machine with the least `preference` that holds it; of equal ones on that with most CPU,
+        then the first. Returns those that no machine holds."""
+        machines, left = self._machines, []
+
+        def entry(number: int) -> tuple[float, float, int]:
+            return preference(machines[number]), -machines[number].cpu, number
+
+        heap = [entry(number) for number in range(len(machines))]
+        heapq.heapify(heap)
+        for need in needs:
+            passed = []
+            while heap and not self._may_take(machines[heap[0][2]], need):
+                passed.append(heapq.heappop(heap))
+            if heap:
+                number = heap[0][2]
+                self._seat(need, machines[number])
+                if need.gpu and machines[number].exclusive:
+                    heapq.heappop(heap)  # no other logical node with devices may stand on it
+                else:
+                    heapq.heapreplace(heap, entry(number))
+            else:
+                left.append(need)
             for item in passed:
                 heapq.heappush(heap, item)
-            continue
-        number = heap[0][2]
-        chosen = machines[number]
-        chosen.take(need)
-        assignments[need.node] = chosen.capacity.node_id
-        if need.gpu:
-            heapq.heappop(heap)  # its devices are numbered once, so no other node with devices stands on it
-        else:
-            heapq.heapreplace(heap, entry(number))
-        for item in passed:
-            heapq.heappush(heap, item)
-    return lacking
+        return left
 
+    def _may_take(self, machine: _Machine, need: _Need) -> bool:
+        """Whether the machine holds it, and who stands there does not have to be apart from it. Where devices are only
+        numbers, `separate` is about logical nodes, and these may share a machine."""
+        if need.gpu and need.apart & machine.roles:
+            return False
+        return machine.holds(need)
 
-def _needs(plan: PlacementPlan) -> list[_Need]:
-    """Returns what each logical node in use reserves, in the order of node numbers."""
-    needs: dict[int, _Need] = {}
-    for sub_graph in plan.sub_graphs:
-        for bundle in sub_graph.bundles:
-            need = needs.setdefault(bundle.node, _Need(bundle.node))
-            need.cpu += bundle.cpu
-            need.memory_bytes += bundle.memory_bytes
-            need.gpu += bundle.accelerator
-    return [needs[node] for node in sorted(needs)]
+    def one_by_one(self, needs: Sequence[_Need]) -> dict[str, GraphError]:
+        """Seat the sub-graphs of logical nodes that no machine holds as a whole. Returns what each lacks that found no
+        machine; a sub-graph with several logical nodes lacks what its first one does."""
+        most = self._plan.most_nodes
+        used = {id(machine) for machine in self._found.values()}
+        lacking: dict[str, GraphError] = {}
+        for need in sorted(self._parts(needs), key=lambda part: (-part.gpu, -part.cpu, part.node)):
+            home = self._homes.get(need.node)
+            fitting = [
+                machine
+                for machine in self._machines
+                if self._may_take(machine, need) and (most is None or len(used) < most or id(machine) in used)
+            ]
+            if not fitting:
+                lacking.setdefault(need.bundles[0][0], _no_machine(need, self._machines))
+                continue
+            machine = min(
+                fitting,
+                key=lambda one: (
+                    one is not home,
+                    bool(need.apart & one.roles),
+                    one.gpu if need.gpu else len(one.guests),
+                    -one.cpu,
+                ),
+            )
+            self._seat(need, machine)
+            used.add(id(machine))
+        return lacking
+
+    def _parts(self, needs: Iterable[_Need]) -> list[_Need]:
+        """The needs of sub-graphs on their own. Ranks of a gang that the plan has on one logical node stay together."""
+        parts: list[_Need] = []
+        for need in needs:
+            of_sub_graph: dict[str, _Need] = {}
+            for name, index in need.bundles:
+                sub_graph = self._sub_graphs[name]
+                part = of_sub_graph.setdefault(name, _Need(need.node))
+                part.add(sub_graph, next(bundle for bundle in sub_graph.bundles if bundle.index == index))
+            parts.extend(of_sub_graph.values())
+        return parts
+
+    def laid_out(self, lacking: Mapping[str, GraphError]) -> PlacementPlan:
+        """The plan with the bundles of the sub-graphs that lack nothing on their machines. A strict spread that the
+        machines cannot give becomes an ordinary one."""
+        seated = []
+        for sub_graph in self._plan.sub_graphs:
+            if sub_graph.id in lacking:
+                seated.append(sub_graph)
+                continue
+            bundles = tuple(
+                replace(bundle, machine=self._found[sub_graph.id, bundle.index].capacity.node_id)
+                for bundle in sub_graph.bundles
+            )
+            machines = {bundle.machine for bundle in bundles}
+            strategy = sub_graph.strategy
+            if strategy == "STRICT_SPREAD" and len(machines) < len(bundles):
+                strategy = "SPREAD"
+            elif strategy == "STRICT_PACK" and len(machines) > 1:
+                strategy = "PACK"
+            seated.append(replace(sub_graph, bundles=bundles, strategy=strategy))
+        return replace(
+            self._plan, sub_graphs=tuple(seated), notes=(*self._plan.notes, *_notes(seated, self._nodes))
+        )
 
 
 def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
@@ -190,34 +285,26 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
     )
     more = f"; and {len(machines) - 8} more" if len(machines) > 8 else ""
     return GraphError(
-        f"cluster: logical node {need.node} required {required} on one machine, available: {free}{more}.",
+        f"cluster: {need.bundles[0][0]} required {required} on one machine, available: {free}{more}.",
         hint="Lower the roles' resources, or add machines.",
         details={"required": f"{required} on one machine", "available": f"{free}{more}" or "no machine"},
     )
 
 
-def _laid_out(sub_graph: SubGraph, assignments: dict[int, str]) -> SubGraph:
-    """Returns the sub-graph with its bundles on their machines, if all of them have one. A strict spread that the
-    machines cannot give becomes an ordinary one."""
-    if not all(bundle.node in assignments for bundle in sub_graph.bundles):
-        return sub_graph
-    bundles = tuple(replace(bundle, machine=assignments[bundle.node]) for bundle in sub_graph.bundles)
-    machines = {bundle.machine for bundle in bundles}
-    narrow = sub_graph.strategy == "STRICT_SPREAD" and len(machines) < len(bundles)
-    return replace(sub_graph, bundles=bundles, strategy="SPREAD" if narrow else sub_graph.strategy)
-
-
-def _notes(assignments: dict[int, str], nodes: Sequence[NodeCapacity]) -> list[str]:
-    guests: dict[str, list[int]] = defaultdict(list)
-    for node, node_id in assignments.items():
-        guests[node_id].append(node)
+def _notes(sub_graphs: Sequence[SubGraph], nodes: Sequence[NodeCapacity]) -> list[str]:
+    guests: dict[str, set[int]] = defaultdict(set)
+    for sub_graph in sub_graphs:
+        for bundle in sub_graph.bundles:
+            if bundle.machine:
+                guests[bundle.machine].add(bundle.node)
     ips = {node.node_id: node.ip for node in nodes}
-    shared = [(ips[node_id], found) for node_id, found in guests.items() if len(found) > 1]
+    shared = [(ips[node_id], sorted(found)) for node_id, found in guests.items() if len(found) > 1]
     if not shared:
         return []
     where = "; ".join(f"{ip} holds {_some(found)}" for ip, found in shared[:8])
+    count = len({bundle.node for sub_graph in sub_graphs for bundle in sub_graph.bundles})
     return [
-        f"The job asks for {len(assignments)} nodes and the cluster has {len(nodes)}, "
+        f"The job asks for {count} nodes and the cluster has {len(nodes)}, "
         f"so logical nodes share machines: {where}."
     ]
 

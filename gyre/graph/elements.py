@@ -149,6 +149,8 @@ class SubGraph:
     bundles: tuple[Bundle, ...]
     strategy: str
     """Ray's placement strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD."""
+    apart: frozenset[str] = frozenset()
+    """Roles that must not be where it is."""
 
     @property
     def vertices(self) -> tuple[str, ...]:
@@ -169,10 +171,7 @@ class VertexPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Where every vertex goes. `notes` are sentences for people to read.
-
-    `assignments` maps logical nodes to the cluster's node ids; it is empty until `fit_to_cluster` has seen one.
-    """
+    """Where every vertex goes. `notes` are sentences for people to read."""
 
     node_num: int
     device_per_node: int
@@ -180,8 +179,15 @@ class PlacementPlan:
     sub_graphs: tuple[SubGraph, ...]
     placements: dict[str, VertexPlacement] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    assignments: dict[int, str] = field(default_factory=dict)
+    most_nodes: int | None = None
+    """The most machines, if the user said so."""
 
-    def node_id(self, vertex: str) -> str | None:
-        """The cluster node that a vertex is meant for; None before the plan is fitted to a cluster."""
-        return self.assignments.get(self.placements[vertex].node)
+    def machines(self) -> dict[str, str]:
+        """The cluster's node that each vertex is meant for; empty before the plan is fitted to a cluster."""
+        return {
+            vertex: bundle.machine
+            for sub_graph in self.sub_graphs
+            for bundle in sub_graph.bundles
+            if bundle.machine
+            for vertex in bundle.vertices
+        }

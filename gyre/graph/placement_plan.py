@@ -22,6 +22,9 @@ from gyre.errors import GraphError
 from gyre.graph.elements import Bundle, PlacementPlan, SubGraph, VertexPlacement
 from gyre.graph.units import SHARE, Unit, units_of
 
+USUAL_DEVICES = 8
+"""Devices of a logical node where the user does not say."""
+
 
 @dataclass(slots=True)
 class LogicalNode:
@@ -58,6 +61,11 @@ class LogicalNode:
         return (device,)
 
 
+def untouched(index: int, devices: int) -> LogicalNode:
+    """A logical node on which nothing stands."""
+    return LogicalNode(index, list(range(devices - 1, -1, -1)))
+
+
 _Layout = list[tuple[LogicalNode, int]]
 """How many bundles on which node, in the order of ranks."""
 
@@ -68,20 +76,24 @@ class _NoRoom(Exception):
 
 
 def plan_placement(spec: JobSpec) -> PlacementPlan:
-    """Place a resolved job (`compile_job(...).spec`) on its `node_num` nodes.
+    """Place a resolved job (`compile_job(...).spec`) on its `node_num` nodes, or on as few as it takes.
 
     Raises GraphError that says required and available. Roles are placed in the order of their declaration; where
     that leaves no room, the most constrained ones go first.
     """
     units = units_of(spec)
-    _check_sizes(spec, units)
-    layouts, stuck = None, None
-    for order in _orders(units):
-        try:
-            layouts = _lay_out(spec, order)
+    devices = spec.device_per_node or _devices_on_a_node(units)
+    layouts, node_num, stuck = None, 0, None
+    for node_num in [spec.node_num] if spec.node_num else _numbers_of_nodes(units, devices):
+        _check_sizes(units, node_num, devices)
+        for order in _orders(units):
+            try:
+                layouts = _lay_out(order, node_num, devices)
+                break
+            except _NoRoom as error:
+                stuck = stuck or error
+        if layouts is not None:
             break
-        except _NoRoom as error:
-            stuck = stuck or error
     if layouts is None:
         assert stuck is not None
         raise GraphError(
@@ -95,18 +107,36 @@ def plan_placement(spec: JobSpec) -> PlacementPlan:
         sub_graphs.extend(_sub_graphs(unit, bundles))
         placements.update(unit_placements)
     return PlacementPlan(
-        spec.node_num,
-        spec.device_per_node,
+        node_num,
+        devices,
         spec.device_type,
         tuple(sub_graphs),
         placements,
-        tuple(_notes(spec, units)),
+        tuple(_notes(spec, units, node_num * devices * SHARE)),
+        spec.node_num,
     )
 
 
-def _check_sizes(spec: JobSpec, units: Sequence[Unit]) -> None:
+def _devices_on_a_node(units: Sequence[Unit]) -> int:
+    """Returns the devices of a logical node where the user did not say: as most machines have, or what the widest role
+    takes."""
+    return max(USUAL_DEVICES, *(_devices_for(unit.width, unit.per_node or 1) for unit in units))
+
+
+def _numbers_of_nodes(units: Sequence[Unit], devices: int) -> Iterable[int]:
+    """The numbers of nodes to try where the user did not say, up to a node for each bundle."""
+    width = sum(unit.width * unit.bundles for unit in units)
+    gangs = (unit.bundles // unit.per_node for unit in units if unit.per_node)
+    number = max(1, -(-width // (devices * SHARE)), *gangs)
+    most = max(number, sum(unit.bundles for unit in units))
+    while number < most:
+        yield number
+        number += max(1, number // 8)
+    yield most
+
+
+def _check_sizes(units: Sequence[Unit], node_num: int, devices: int) -> None:
     """Refuse a job that does not fit in any order of placing."""
-    devices = spec.device_per_node
     for unit in units:
         path = f"roles.{unit.id}"
         here = _devices_for(unit.width, unit.per_node or 1)
@@ -116,20 +146,20 @@ def _check_sizes(spec: JobSpec, units: Sequence[Unit]) -> None:
                 f"{path}: {how} requires {here} devices on a node, available {devices} (device_per_node).",
                 hint="Lower per_node or resources.accelerator, or raise device_per_node.",
             )
-        if unit.per_node and unit.bundles // unit.per_node > spec.node_num:
+        if unit.per_node and unit.bundles // unit.per_node > node_num:
             raise GraphError(
                 f"{path}.per_node: {unit.bundles} with {unit.per_node} on a node requires "
-                f"{unit.bundles // unit.per_node} nodes, available {spec.node_num} (node_num).",
+                f"{unit.bundles // unit.per_node} nodes, available {node_num} (node_num).",
                 hint="Raise per_node or node_num.",
             )
     required = sum(unit.width * unit.bundles for unit in units)
-    if required > spec.node_num * devices * SHARE:
+    if required > node_num * devices * SHARE:
         shown = ", ".join(
             f"{unit.id} {unit.width * unit.bundles / SHARE:g}" for unit in units if unit.width * unit.bundles
         )
         raise GraphError(
-            f"roles: required {required / SHARE:g} devices ({shown}), available {spec.node_num * devices} "
-            f"(node_num {spec.node_num} × device_per_node {devices}).",
+            f"roles: required {required / SHARE:g} devices ({shown}), available {node_num * devices} "
+            f"(node_num {node_num} × device_per_node {devices}).",
             hint="Collocate roles, lower their totals, or raise node_num.",
         )
 
@@ -153,10 +183,11 @@ def _orders(units: Sequence[Unit]) -> Iterable[Sequence[Unit]]:
     yield sorted(units, key=lambda unit: (-unit.width * (unit.per_node or 1), not unit.apart, -unit.bundles))
 
 
-def _lay_out(spec: JobSpec, order: Sequence[Unit]) -> dict[str, tuple[_Layout, list[tuple[int, ...]]]]:
+def _lay_out(
+    order: Sequence[Unit], node_num: int, devices: int
+) -> dict[str, tuple[_Layout, list[tuple[int, ...]]]]:
     """Returns the nodes of every unit, and the devices of each of its bundles."""
-    devices = range(spec.device_per_node - 1, -1, -1)
-    nodes = [LogicalNode(index, list(devices)) for index in range(spec.node_num)]
+    nodes = [untouched(index, devices) for index in range(node_num)]
     result = {}
     for unit in order:
         layout = sorted(_choose(unit, nodes), key=lambda item: item[0].index)
@@ -302,8 +333,13 @@ def _part(devices: tuple[int, ...], wanted: int, inner: int) -> tuple[int, ...]:
 
 def _sub_graphs(unit: Unit, bundles: list[Bundle]) -> list[SubGraph]:
     if unit.single:
-        return [SubGraph(f"{unit.id}-{number}", (bundle,), "PACK") for number, bundle in enumerate(bundles)]
-    return [SubGraph(unit.id, tuple(bundles), _strategy(unit, bundles))]
+        return [single_sub_graph(unit, number, bundle) for number, bundle in enumerate(bundles)]
+    return [SubGraph(unit.id, tuple(bundles), _strategy(unit, bundles), unit.apart)]
+
+
+def single_sub_graph(unit: Unit, number: int, bundle: Bundle) -> SubGraph:
+    """The sub-graph of one bundle of a unit that scales."""
+    return SubGraph(f"{unit.id}-{number}", (bundle,), "PACK", unit.apart)
 
 
 def _strategy(unit: Unit, bundles: Sequence[Bundle]) -> str:
@@ -322,13 +358,14 @@ def _strategy(unit: Unit, bundles: Sequence[Bundle]) -> str:
 # -- notes ------------------------------------------------------------------------------------------
 
 
-def _notes(spec: JobSpec, units: Sequence[Unit]) -> Iterable[str]:
+def _notes(spec: JobSpec, units: Sequence[Unit], total: int) -> Iterable[str]:
     for unit in units:
         takers = [member for member in unit.members if member.share]
         if len(takers) > 1:
             shares = ", ".join(f"{member.role} {member.share / SHARE:g}" for member in takers)
             yield f"{', '.join(m.role for m in unit.members)} share their devices; of a device each takes: {shares}."
-    total = spec.node_num * spec.device_per_node * SHARE
+    if spec.node_num is None:
+        return  # it takes what machines there are
     used = sum(unit.width * unit.bundles for unit in units)
     for unit in units:
         bounds = spec.roles[unit.members[0].role].elastic

@@ -28,6 +28,7 @@ def as_dict(compiled: CompiledJob) -> dict[str, Any]:
     """Plain data that `json.dumps` takes. Cycles are lists of edges in the direction of flow."""
     spec, dcg, plan = compiled.spec, compiled.dcg, compiled.plan
     regions = [sorted(region, key=_natural) for region in compiled.graph.regions() if len(region) > 1]
+    machines = plan.machines()
     return {
         "name": spec.name,
         "recipe": dcg.recipe,
@@ -66,7 +67,7 @@ def as_dict(compiled: CompiledJob) -> dict[str, Any]:
             for sub_graph in plan.sub_graphs
         ],
         "placement": [
-            {**asdict(found), "devices": list(found.devices), "node_id": plan.assignments.get(found.node)}
+            {**asdict(found), "devices": list(found.devices), "node_id": machines.get(found.vertex)}
             for found in plan.placements.values()
         ],
         "notes": list(plan.notes),
@@ -103,7 +104,7 @@ def as_tables(compiled: CompiledJob, rows: int = 64) -> list[Table]:
     from rich.table import Table
 
     spec, dcg, plan = compiled.spec, compiled.dcg, compiled.plan
-
+    machines = plan.machines()
     shares = {vertex.rpartition("-")[0]: place.accelerator for vertex, place in plan.placements.items()}
 
     def table(title: str, *columns: str) -> Table:
@@ -200,7 +201,7 @@ def as_tables(compiled: CompiledJob, rows: int = 64) -> list[Table]:
                 (
                     place.vertex,
                     str(place.node),
-                    plan.assignments.get(place.node, "-"),
+                    machines.get(place.vertex, "-"),
                     ",".join(str(device) for device in place.devices) or "-",
                     f"{place.accelerator:g}",
                 )

@@ -4,20 +4,21 @@ Invariants:
 - *others stay*: what was placed keeps its node, devices and sub-graph;
 - *same rules*: a new vertex is placed by the affinities and on the devices that a plan made from scratch would obey.
 
-Only elastic roles scale: each of their vertices is a sub-graph of its own. This module must not know which
-vertices live, only which are planned.
+Only roles without a collective scale: each of their vertices is a sub-graph of its own. Where the user bounds neither
+machines nor devices, a vertex that finds no room on the plan's logical nodes has one of its own. This module must not
+know which vertices live, only which are planned.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gyre.config import JobSpec
 from gyre.errors import GraphError, NotFound, nearest
-from gyre.graph.elements import PlacementPlan, SubGraph
-from gyre.graph.placement_plan import LogicalNode, bundle_of
+from gyre.graph.elements import PlacementPlan
+from gyre.graph.placement_plan import LogicalNode, bundle_of, single_sub_graph, untouched
 from gyre.graph.units import SHARE, Unit, units_of
 
 
@@ -37,16 +38,16 @@ def with_vertices(plan: PlacementPlan, spec: JobSpec, role: str, ranks: Iterable
     for rank in sorted(set(ranks)):
         if f"{role}-{rank}" in placements:
             continue
-        node = _choose(unit, nodes, residents)
+        node = _choose(unit, nodes, residents, plan)
         taken = residents[node.index]
         local = next(number for number in range(len(taken) + 1) if number not in taken)
         bundle, places = bundle_of(plan.device_type, unit, rank, node.index, local, node.take(unit.width))
         taken.add(local)
         node.load += 1
         node.tenants.update(unit.roles)
-        sub_graphs.append(SubGraph(f"{unit.id}-{rank}", (bundle,), "PACK"))
+        sub_graphs.append(single_sub_graph(unit, rank, bundle))
         placements.update({place.vertex: place for place in places})
-    return replace(plan, sub_graphs=tuple(sub_graphs), placements=placements)
+    return replace(plan, node_num=len(nodes), sub_graphs=tuple(sub_graphs), placements=placements)
 
 
 def without_vertices(plan: PlacementPlan, vertices: Collection[str]) -> PlacementPlan:
@@ -65,6 +66,33 @@ def without_vertices(plan: PlacementPlan, vertices: Collection[str]) -> Placemen
             )
     placements = {vertex: place for vertex, place in plan.placements.items() if vertex not in gone}
     return replace(plan, sub_graphs=tuple(kept), placements=placements)
+
+
+def with_numbers(
+    plan: PlacementPlan, spec: JobSpec, roles: Mapping[str, int], leaving: Iterable[str] = ()
+) -> PlacementPlan:
+    """Returns the plan with so many vertices of each role, and the places of those that are `leaving`. Raises
+    GraphError as `with_vertices` does."""
+    staying = set(leaving)
+    gone = set()
+    for vertex in plan.placements:
+        role, _, rank = vertex.rpartition("-")
+        if int(rank) >= roles.get(role, 0) and vertex not in staying:
+            gone.add(vertex)
+    if gone:
+        plan = without_vertices(plan, gone)
+    for role, count in roles.items():
+        missing = [rank for rank in range(count) if f"{role}-{rank}" not in plan.placements]
+        if missing:
+            plan = with_vertices(plan, spec, role, missing)
+    return plan
+
+
+def sub_graph_id(spec: JobSpec, role: str, rank: int) -> str:
+    """The id of the sub-graph of a vertex, whatever the plan."""
+    unit = next(unit for unit in units_of(spec) if role in unit.roles)
+    count = next(member.count for member in unit.members if member.role == role)
+    return f"{unit.id}-{rank // count}" if unit.single else unit.id
 
 
 def _unit_of(spec: JobSpec, role: str) -> Unit:
@@ -97,7 +125,9 @@ def _occupied(plan: PlacementPlan) -> list[LogicalNode]:
     return nodes
 
 
-def _choose(unit: Unit, nodes: list[LogicalNode], residents: dict[int, set[int]]) -> LogicalNode:
+def _choose(
+    unit: Unit, nodes: list[LogicalNode], residents: dict[int, set[int]], plan: PlacementPlan
+) -> LogicalNode:
     fitting = [
         node
         for node in nodes
@@ -105,6 +135,9 @@ def _choose(unit: Unit, nodes: list[LogicalNode], residents: dict[int, set[int]]
         and (unit.per_node is None or len(residents[node.index]) < unit.per_node)
         and (unit.width == 0 or node.room(unit.width))
     ]
+    if not fitting and plan.most_nodes is None:
+        nodes.append(untouched(len(nodes), plan.device_per_node))
+        return nodes[-1]
     if not fitting:
         limit = f", at most {unit.per_node} on a node" if unit.per_node else ""
         raise GraphError(

@@ -51,7 +51,9 @@ class Spawned:
 
 
 class Cluster(Protocol):
-    async def nodes(self) -> list[NodeCapacity]: ...
+    async def nodes(self) -> list[NodeCapacity]:
+        """The living machines, and what the job may use of each: what is free, and what it has reserved itself."""
+        ...
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         """Reserve a sub-graph's bundles; a second call finds them reserved. Raises CannotPlace where there is no room

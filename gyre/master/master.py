@@ -256,7 +256,7 @@ class JobMaster:
         return spec_of(self._spec)
 
     def graph(self) -> dict[str, Any]:
-        return as_dict(self._scheduler.compiled(self._context.committed.job.roles))
+        return as_dict(self._scheduler.graph())
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return [row.as_view() for row in self._context.journal.events(after=after, limit=limit)]
@@ -293,7 +293,7 @@ class JobMaster:
         if verb == "scale":
             role, count = str(body["role"]), int(body["count"])
             self._context.coordinator.check_scale(state, role, count)
-            self._scheduler.compiled({**state.job.roles, role: count})
+            self._scheduler.check_numbers({**state.job.roles, role: count})
             event = ScaleRequested(role, count, by)
         elif verb == "stop":
             event = StopRequested(str(body.get("reason") or "asked for"), by)

@@ -13,10 +13,12 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -52,6 +54,9 @@ OPERATOR_THREADS = 4
 
 REMOVAL_DEADLINE_S = 10.0
 
+LOOK_AGAIN_S = 0.2
+"""A look at the machines serves for so long: what is free there changes no faster than Ray tells it."""
+
 LONGEST_PAUSE_S = 0.25
 """Between two looks at a placement group that waits for room."""
 
@@ -75,9 +80,12 @@ class RayCluster:
         self._master = master
         self._groups: dict[str, PlacementGroup] = {}
         self._placing: dict[str, asyncio.Lock] = {}
-        self._pins: dict[str, set[str]] = {}
+        self._stand: dict[str, set[str]] = {}
+        """The machines of the placement groups, by sub-graph."""
         self._waiting: dict[str, set[str]] = {}
         """The machines that the waiting placement groups ask for, by sub-graph."""
+        self._looking = asyncio.Lock()
+        self._seen: tuple[float, list[NodeCapacity]] = (-LOOK_AGAIN_S, [])
         self._actors: dict[Address, Any] = {}
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         self._host = remote(
@@ -90,7 +98,40 @@ class RayCluster:
     # -- nodes and placement ------------------------------------------------------------------------
 
     async def nodes(self) -> list[NodeCapacity]:
-        return await asyncio.to_thread(living_nodes)
+        # Many vertices that start together ask together, and one look serves them all.
+        async with self._looking:
+            seen_at, seen = self._seen
+            now = asyncio.get_running_loop().time()
+            if now - seen_at > LOOK_AGAIN_S:
+                seen = await asyncio.to_thread(self._look)
+                self._seen = now, seen
+            return seen
+
+    def _look(self) -> list[NodeCapacity]:
+        """The machines without what others have reserved there."""
+        free = available_resources_per_node()  # type: ignore[no-untyped-call]
+        own: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for group in placement_group_table().values():
+            if group["state"] == "CREATED" and group["name"].startswith(f"{self._job_id}/"):
+                for index, node in group["bundles_to_node_id"].items():
+                    for resource, amount in group["bundles"][index].items():
+                        own[node][resource] += amount
+
+        def usable(node: NodeCapacity, resource: str, total: float) -> float:
+            # Ray tells of what is free a moment late, so that a new placement group may be in both.
+            left = float(free.get(node.node_id, {}).get(resource, 0.0)) + own[node.node_id][resource]
+            return min(total, round(left, 3))
+
+        return [
+            NodeCapacity(
+                node.node_id,
+                node.ip,
+                cpu=usable(node, "CPU", node.cpu),
+                memory_bytes=int(usable(node, "memory", node.memory_bytes)),
+                gpu=usable(node, "GPU", node.gpu),
+            )
+            for node in living_nodes()
+        ]
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         # Two vertices of one sub-graph ask at the same time; only one may create it.
@@ -100,19 +141,21 @@ class RayCluster:
     async def _place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         machines = {node.node_id for node in await self.nodes()}
         name = f"{self._job_id}/{sub_graph.id}"
-        if sub_graph.id in self._groups:
-            if self._pins[sub_graph.id] <= machines:
-                return
-            await self._remove(name, self._groups.pop(sub_graph.id))
         selectors = self._selectors(sub_graph, machines)
-        group = await asyncio.to_thread(self._find, name)
         pins = {selector[NODE_LABEL] for selector in selectors if selector}
-        state = "" if group is None else await asyncio.to_thread(_state_of, group)
+        if sub_graph.id in self._groups:
+            if pins <= self._stand[sub_graph.id] <= machines:
+                return
+            # Its machine is gone, or it shall stand elsewhere. No process lives in it.
+            await self._remove(name, self._groups.pop(sub_graph.id))
+        group = await asyncio.to_thread(self._find, name)
+        state, where = ("", set()) if group is None else await asyncio.to_thread(_state_of, group)
         if group is not None and (
-            # The group's machine died under an earlier master; no process lives in the group any more.
+            # The group's machine died under an earlier master.
             state == "RESCHEDULING"
-            # It waits, perhaps for a machine that another plan chose.
+            # It waits, perhaps for a machine that another plan chose, or stands where it shall not.
             or (state == "PENDING" and self._waiting.get(sub_graph.id) != pins)
+            or (state == "CREATED" and not pins <= where)
         ):
             await self._remove(name, group)
             group = None
@@ -131,7 +174,7 @@ class RayCluster:
             )
         self._waiting.pop(sub_graph.id, None)
         self._groups[sub_graph.id] = group
-        self._pins[sub_graph.id] = pins
+        self._stand[sub_graph.id] = (await asyncio.to_thread(_state_of, group))[1]
 
     def _selectors(self, sub_graph: SubGraph, machines: set[str]) -> list[dict[str, str]]:
         """Label selectors that put each bundle on the machine that the plan chose; none on a cluster of one machine."""
@@ -302,7 +345,7 @@ class RayCluster:
 
 
 def living_nodes() -> list[NodeCapacity]:
-    """The machines of the cluster that this process is connected to."""
+    """The machines of the cluster that this process is connected to, and what they have in all."""
     return [
         NodeCapacity(
             node_id=node["NodeID"],
@@ -340,7 +383,7 @@ async def _is_created(group: PlacementGroup, timeout_s: float) -> bool:
     """Whether the group has its place before the timeout. `group.ready()` would leave a pending task behind with each
     call that is given up."""
     deadline, pause_s = asyncio.get_running_loop().time() + timeout_s, 0.005
-    while await asyncio.to_thread(_state_of, group) != "CREATED":
+    while (await asyncio.to_thread(_state_of, group))[0] != "CREATED":
         if asyncio.get_running_loop().time() > deadline:
             return False
         await asyncio.sleep(pause_s)
@@ -348,8 +391,10 @@ async def _is_created(group: PlacementGroup, timeout_s: float) -> bool:
     return True
 
 
-def _state_of(group: PlacementGroup) -> str:
-    return str(placement_group_table(group).get("state", ""))
+def _state_of(group: PlacementGroup) -> tuple[str, set[str]]:
+    """The state of a placement group, and the machines that it stands on."""
+    told = placement_group_table(group)
+    return str(told.get("state", "")), set(told.get("bundles_to_node_id", {}).values())
 
 
 def _own_node() -> str:

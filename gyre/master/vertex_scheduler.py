@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +24,17 @@ from gyre.failover.events import (
 )
 from gyre.graph import (
     CompiledJob,
+    NodeCapacity,
     PlacementPlan,
     SubGraph,
     VertexPlacement,
     compile_job,
     elastic_of,
-    fit_to_cluster,
     fit_what_has_room,
     local_roles,
+    sub_graph_id,
+    with_numbers,
+    without_vertices,
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.rollouts.weight_dirs import remove_left_by_job
@@ -56,10 +60,15 @@ others."""
 
 
 class Fitted(NamedTuple):
-    """A plan on the present machines, and for each logical node without one what it lacks."""
+    """A plan on the present machines, and for each sub-graph that finds no room what it lacks."""
 
     plan: PlacementPlan
-    lacking: dict[int, GraphError]
+    lacking: dict[str, GraphError]
+    sub_graphs: dict[str, SubGraph]
+    """Those of the plan, by their ids."""
+
+    def of(self, vertex: str) -> SubGraph:
+        return self.sub_graphs[self.plan.placements[vertex].sub_graph]
 
 
 class Scheduler:
@@ -84,7 +93,11 @@ class Scheduler:
         self._epoch = epoch
         self._clock = clock
         self._plans: dict[tuple[tuple[str, int], ...], CompiledJob] = {}
-        self._fitted: dict[tuple[tuple[str, int], ...], tuple[frozenset[str], Fitted]] = {}
+        self._plan: PlacementPlan | None = None
+        """The present plan. It is changed vertex by vertex, so that the others stay."""
+        self._numbers: dict[str, int] = {}
+        """The numbers of vertices that it is for, by role."""
+        self._fitted: tuple[PlacementPlan, list[NodeCapacity], Fitted] | None = None
         self._used: set[str] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
         self._gone: dict[str, int] = {}
@@ -106,42 +119,60 @@ class Scheduler:
             self._plans[key] = compile_job(spec)
         return self._plans[key]
 
+    def check_numbers(self, roles: Mapping[str, int]) -> None:
+        """Raises GraphError if the job cannot have these numbers of vertices by role."""
+        self.compiled(roles)
+        with_numbers(self._planned(), self._spec, roles)
+
     async def room(self, role: str, count: int) -> int:
         """Returns how many vertices of the role, at most `count`, fit on the present machines beside the other roles.
         The result is at least the present number, whose vertices have their places."""
         roles = self._state().job.roles
+        present = roles.get(role, 0)
         nodes = await self._cluster.nodes()
-        for number in range(count, roles.get(role, 0), -1):
+        for number in range(count, present, -1):
             with contextlib.suppress(GraphError):
-                fit_to_cluster(self.compiled({**roles, role: number}).plan, nodes)
-                return number
-        return min(count, roles.get(role, 0))
+                plan = with_numbers(self._planned(), self._spec, {**roles, role: number})
+                if not fit_what_has_room(plan, nodes, self._standing())[1]:
+                    return number
+        return min(count, present)
 
     async def plan(self) -> Fitted:
         """Returns the plan for the vertices wanted now, fitted to the present machines, and what it lacks. Raises
         GraphError where the numbers of vertices do not fit each other."""
-        roles = self._state().job.roles
-        key = tuple(sorted(roles.items()))
+        plan = self._planned()
         nodes = await self._cluster.nodes()
-        machines = frozenset(node.node_id for node in nodes)
-        known = self._fitted.get(key)
-        if known is None or known[0] != machines:
-            # The machines have changed, so the plan is fitted anew: what runs stays, what starts finds its place.
-            plan = self.compiled(roles).plan
-            fitted = fit_what_has_room(plan, nodes, self._standing(plan, machines))
-            known = self._fitted[key] = (machines, Fitted(*fitted))
-        return known[1]
+        if self._fitted is None or self._fitted[0] is not plan or self._fitted[1] != nodes:
+            # What runs stays, what starts finds its place anew.
+            fitted, lacking = fit_what_has_room(plan, nodes, self._standing())
+            by_id = {sub_graph.id: sub_graph for sub_graph in fitted.sub_graphs}
+            self._fitted = (plan, nodes, Fitted(fitted, lacking, by_id))
+        return self._fitted[2]
 
-    def _standing(self, plan: PlacementPlan, machines: frozenset[str]) -> dict[int, str]:
-        """The machines of the logical nodes on which vertices run, or ran before they were restarted: there their
+    def graph(self) -> CompiledJob:
+        """The job compiled with the present numbers of vertices, on the machines where they are, as far as known."""
+        compiled = self.compiled(self._state().job.roles)
+        return compiled if self._fitted is None else replace(compiled, plan=self._fitted[2].plan)
+
+    def _planned(self) -> PlacementPlan:
+        """Returns the last plan with those who have come, and without those who have left."""
+        if self._plan is None:
+            self._plan = compile_job(self._spec).plan
+        state = self._state()
+        if self._numbers != state.job.roles:
+            leaving = [one.id for one in state.vertices.values() if one.phase is VertexPhase.STOPPING]
+            self._plan = with_numbers(self._plan, self._spec, state.job.roles, leaving)
+            self._numbers = dict(state.job.roles)
+        return self._plan
+
+    def _standing(self) -> dict[str, str]:
+        """The machines of the vertices that run, that end, or that ran before they were restarted: there their
         sub-graphs still stand."""
-        standing: dict[int, str] = {}
-        for vertex in self._state().vertices.values():
-            placement = plan.placements.get(vertex.id)
-            stands = vertex.phase in (VertexPhase.RUNNING, VertexPhase.STARTING)
-            if stands and placement is not None and vertex.node in machines:
-                standing.setdefault(placement.node, vertex.node)
-        return standing
+        return {
+            vertex.id: vertex.node
+            for vertex in self._state().vertices.values()
+            if vertex.node and vertex.phase is not VertexPhase.STOPPED
+        }
 
     # -- starting -----------------------------------------------------------------------------------
 
@@ -162,7 +193,7 @@ class Scheduler:
         told, told_at = "", -TELL_AGAIN_S
         while self._is_meant(command):
             try:
-                plan = await self._placed(addresses)
+                fitted = await self._placed(addresses)
                 break
             except GraphError as error:
                 yield VertexStartFailed(addresses[0].vertex, addresses[0].incarnation, error=str(error))
@@ -180,8 +211,8 @@ class Scheduler:
             return
         if told:
             yield VertexFoundRoom(addresses[0].vertex, addresses[0].incarnation)
-        placements = {address: plan.placements[address.vertex] for address in addresses}
-        outcomes = await asyncio.gather(*(self._spawn(address, plan, command) for address in addresses))
+        placements = {address: fitted.plan.placements[address.vertex] for address in addresses}
+        outcomes = await asyncio.gather(*(self._spawn(address, fitted, command) for address in addresses))
         if not self._is_meant(command):
             await asyncio.gather(*(self._kill(address) for address in addresses))
             return
@@ -213,17 +244,16 @@ class Scheduler:
             for task in tasks:
                 task.cancel()
 
-    async def _placed(self, addresses: Sequence[Address]) -> PlacementPlan:
+    async def _placed(self, addresses: Sequence[Address]) -> Fitted:
         """Returns the plan once these vertices' sub-graphs have their places. Raises CannotPlace where one has no room
         now, GraphError where the numbers of vertices do not fit each other, which no machine mends."""
-        plan, lacking = await self.plan()
-        if not all(one.vertex in plan.placements for one in addresses):
+        fitted = await self.plan()
+        if not all(one.vertex in fitted.plan.placements for one in addresses):
             raise CannotPlace("a vertex was scaled away meanwhile")
-        sub_graphs = {sub.id: sub for sub in (_sub_graph_of(plan, one.vertex) for one in addresses)}
-        for sub_graph in sub_graphs.values():
-            for bundle in sub_graph.bundles:
-                if bundle.node not in plan.assignments:
-                    raise _cannot_place(lacking.get(bundle.node))
+        sub_graphs = {sub.id: sub for sub in (fitted.of(one.vertex) for one in addresses)}
+        for name in sub_graphs:
+            if name in fitted.lacking:
+                raise _cannot_place(fitted.lacking[name])
         self._used.update(sub_graphs)
         for outcome in await asyncio.gather(
             *(self._cluster.place(sub, PLACE_TIMEOUT_S) for sub in sub_graphs.values()),
@@ -231,7 +261,7 @@ class Scheduler:
         ):
             if isinstance(outcome, BaseException):
                 raise outcome
-        return plan
+        return fitted
 
     def _is_meant(self, command: StartRegion) -> bool:
         """Whether no later decision has overtaken the start."""
@@ -255,19 +285,15 @@ class Scheduler:
         pid, node = self._last_seen.pop((address.vertex, address.incarnation), (0, ""))
         await self._cluster.kill(address, pid=pid, node=node)
 
-    async def _spawn(
-        self, address: Address, plan: PlacementPlan, command: StartRegion
-    ) -> Spawned | Event | None:
+    async def _spawn(self, address: Address, fitted: Fitted, command: StartRegion) -> Spawned | Event | None:
         """Returns None if a later decision overtook the command."""
-        placement = plan.placements[address.vertex]
-        sub_graph = _sub_graph_of(plan, address.vertex)
         if not self._is_meant(command):
             return None
         try:
             spawned = await self._cluster.spawn(
                 address,
-                sub_graph=sub_graph,
-                bundle=placement.bundle,
+                sub_graph=fitted.of(address.vertex),
+                bundle=fitted.plan.placements[address.vertex].bundle,
                 epoch=self._epoch(),
                 timeout_s=SPAWN_TIMEOUT_S,
             )
@@ -375,22 +401,19 @@ class Scheduler:
         return VertexStopped(command.vertex, command.incarnation)
 
     async def _release_left(self, vertex: str) -> None:
-        """Release the sub-graph of a vertex that has left, if it stands for no vertex that is wanted."""
+        """Release the place of a vertex that has left, if nobody who is wanted stands there."""
         state = self._state()
         role, _, rank = vertex.rpartition("-")
-        count = max(state.job.roles.get(role, 0), int(rank) + 1)
-        try:
-            plan = self.compiled({**state.job.roles, role: count}).plan
-        except GraphError:  # other roles have grown meanwhile; the job's end releases it
-            return
-        if vertex not in plan.placements:
-            return
-        sub_graph = _sub_graph_of(plan, vertex)
-        leaving = (VertexPhase.STOPPING, VertexPhase.STOPPED)
-        if all(
-            one not in state.vertices or state.vertices[one].phase in leaving for one in sub_graph.vertices
+        if (
+            self._plan is None
+            or int(rank) < state.job.roles.get(role, 0)
+            or vertex not in self._plan.placements
         ):
-            await self._cluster.release(sub_graph.id)
+            return
+        with contextlib.suppress(GraphError):  # others stand there
+            self._plan = without_vertices(self._plan, [vertex])
+            self._numbers = {}
+            await self._cluster.release(sub_graph_id(self._spec, role, int(rank)))
 
     async def release_all(self) -> None:
         """Release every placement group that this or an earlier master may have made, and this machine's memory in
@@ -398,12 +421,10 @@ class Scheduler:
         counts = dict(self._state().job.roles)
         for vertex in self._state().vertices.values():
             counts[vertex.role] = max(counts.get(vertex.role, 0), vertex.rank + 1)
-        try:
-            plan = self.compiled(counts).plan
-        except GraphError:  # roles that scaled at different times need not fit all at once
-            plan = self.compiled(self._state().job.roles).plan
-        names = self._used | {sub_graph.id for sub_graph in plan.sub_graphs}
-        await asyncio.gather(*(self._cluster.release(name) for name in names))
+        names = {
+            sub_graph_id(self._spec, role, rank) for role, count in counts.items() for rank in range(count)
+        }
+        await asyncio.gather(*(self._cluster.release(name) for name in names | self._used))
         # The memory of vertices that were killed here and never came back; on other machines the vertices there free
         # it.
         vertices = [f"{role}-{rank}" for role, count in counts.items() for rank in range(count)]
@@ -424,14 +445,7 @@ class Scheduler:
             return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)
 
 
-def _sub_graph_of(plan: PlacementPlan, vertex: str) -> SubGraph:
-    name = plan.placements[vertex].sub_graph
-    return next(sub for sub in plan.sub_graphs if sub.id == name)
-
-
-def _cannot_place(error: GraphError | None) -> CannotPlace:
-    if error is None:
-        return CannotPlace("no machine has room", required="a machine", available="none")
+def _cannot_place(error: GraphError) -> CannotPlace:
     told = error.details
     return CannotPlace(str(error), required=str(told["required"]), available=str(told["available"]))
 

@@ -13,7 +13,7 @@ It has no tasks or timers of its own: events that are due by the clock happen wh
 loops, and with them any number of masters.
 
 Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
-`fail_operator`, `no_room`, `say`, `report`; `at` plans any of them for later.
+`fail_operator`, `no_room`, `say`, `report`; `add_machine`, `lose_machine`, `occupy`; `at` plans any of them for later.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gyre.errors import Fenced
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock
+from gyre.testing.fake_room import FakeRoom
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 
 T = TypeVar("T")
 
-NODE = "node-0"
 FIRST_PID = 1000
 STACK_OF_A_STALL = 'File "loop.py", line 7, in generate\n    while True: pass'
 STACK_FROM_OUTSIDE = "state: T (stopped)"
@@ -60,12 +60,13 @@ class FakeProcess:
     address: Address
     pid: int
     epoch: int
-    node: str = NODE
+    node: str
     alive: bool = True
     bound: bool = False
     hung: bool = False
     stalled: bool = False
     detail: str = ""
+    node_lost: bool = False
     ticks: int = 0
     moved_at: float = 0.0
     version: int | None = None
@@ -124,12 +125,13 @@ class FakeCluster:
         self.setup_delay_s = setup_delay_s
         self.step_s = step_s
         self.latency_s = latency_s
-        self.node_count = nodes
+        self.room = FakeRoom()
+        for number in range(nodes):
+            self.room.add(f"node-{number}")
         self.no_room: set[str] = set()
         """Vertices for which there is no room; those already placed stay."""
         self.steps: list[tuple[int, int]] = []
         """The ledger: each optimizer step with the trainer's incarnation that made it."""
-        self.placed: set[str] = set()
         self.spawned: list[Address] = []
         self.ended = False
         """Whether a master has ended the job."""
@@ -166,6 +168,26 @@ class FakeCluster:
         if (process := self.living(vertex)) is not None:
             process.hung = True
             self._wake()
+
+    def add_machine(self, name: str, **what: float) -> None:
+        """Let a machine come; `what` it has are fields of `FakeMachine`."""
+        self.room.add(name, **what)
+        self._wake()
+
+    def lose_machine(self, name: str) -> None:
+        """Let a machine vanish, with the processes and places on it."""
+        self.room.lose(name)
+        for process in self.alive:
+            if process.node == name:
+                process.node_lost = True
+                self.end(process, f"The node has died: {name}")
+        self._wake()
+
+    def occupy(self, name: str, *, cpu: float = 0.0, gpu: float = 0.0) -> None:
+        """Let other jobs hold so much of a machine, in all."""
+        machine = self.room.machines[name]
+        machine.others_cpu, machine.others_gpu = cpu, gpu
+        self._wake()
 
     def unhang(self, vertex: str) -> None:
         if (process := self.living(vertex)) is not None:
@@ -305,12 +327,12 @@ class FakeCluster:
                 stopped=fit.stopping,
             )
 
-    def begin(self, address: Address, epoch: int) -> FakeProcess:
+    def begin(self, address: Address, epoch: int, node: str = "node-0") -> FakeProcess:
         """Start a process, which is not set up yet. Raises FakeClusterBroken."""
         other = self.living(address.vertex)
         if other is not None:
             raise FakeClusterBroken(f"{address} starts beside {other.address}")
-        process = FakeProcess(address, next(self._pids), epoch, moved_at=self.clock.monotonic())
+        process = FakeProcess(address, next(self._pids), epoch, node, moved_at=self.clock.monotonic())
         self.processes[address] = process
         self.spawned.append(address)
         if address.vertex == f"{TRAINER}-0":
@@ -353,23 +375,24 @@ class FakeCluster:
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         deadline = self.clock.monotonic() + timeout_s
-        while sub_graph.id not in self.placed:
-            if not self.no_room & set(sub_graph.vertices):
-                self.placed.add(sub_graph.id)
-            elif self.clock.monotonic() >= deadline - 1e-9:
+        while not self.room.has(sub_graph):
+            if not self.no_room & set(sub_graph.vertices) and self.room.reserve(sub_graph):
+                return
+            if self.clock.monotonic() >= deadline - 1e-9:
                 raise CannotPlace(
                     f"{sub_graph.id} found no room in {timeout_s:g} s: required 1, available 0",
                     required="1",
                     available="0",
                 )
-            else:
-                await self._sleep(min(0.5, deadline - self.clock.monotonic()))
+            await self._sleep(min(0.5, deadline - self.clock.monotonic()))
 
-    async def spawn(self, address: Address, sub_graph: SubGraph, epoch: int, timeout_s: float) -> Spawned:
+    async def spawn(
+        self, address: Address, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
+    ) -> Spawned:
         await self.place(sub_graph, timeout_s)
         process = self.processes.get(address)
         if process is None or not process.alive:
-            process = self.begin(address, epoch)
+            process = self.begin(address, epoch, self.room.machine_of(sub_graph.id, bundle))
             await self._sleep(self.start_delay_s)
         told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
         return Spawned(pid=told["pid"], node=process.node, bound=told["bound"])
@@ -379,8 +402,10 @@ class FakeCluster:
         await self._sleep(min(self.latency_s, timeout_s))
         process = self.processes.get(address)
         if process is None or not process.alive:
-            raise ProcessDied(
-                process.detail if process else f"no actor {address.vertex}/{address.incarnation}"
+            raise (
+                _death(process)
+                if process
+                else ProcessDied(f"no actor {address.vertex}/{address.incarnation}")
             )
         while process.hung:
             if self.clock.monotonic() >= deadline - 1e-9:
@@ -388,7 +413,7 @@ class FakeCluster:
             await self._wait(deadline)
             self.advance()
             if not process.alive:
-                raise ProcessDied(process.detail)
+                raise _death(process)
         epoch, rest = args[0], args[1:]
         if epoch < process.epoch:
             raise Fenced(f"{address.vertex} obeys epoch {process.epoch}; a call came with epoch {epoch}.")
@@ -448,7 +473,7 @@ class FakeCluster:
         while True:
             self.advance()
             if not process.alive:
-                raise ProcessDied(process.detail)
+                raise _death(process)
             now = self.clock.monotonic()
             if process.hung:
                 if now >= deadline - 1e-9:
@@ -477,7 +502,7 @@ class FakeCluster:
         while True:
             await self._sleep(min(self.setup_delay_s, timeout_s))
             if not process.alive:
-                raise ProcessDied(process.detail)
+                raise _death(process)
             if not process.hung and not process.stalled:
                 break
             if self.clock.monotonic() - began >= timeout_s:
@@ -516,22 +541,19 @@ class Connection:
 
     async def nodes(self) -> list[NodeCapacity]:
         self._world.advance()
-        return [
-            NodeCapacity(f"node-{n}", f"10.0.0.{n + 1}", cpu=64.0, memory_bytes=1 << 38)
-            for n in range(self._world.node_count)
-        ]
+        return self._world.room.capacities()
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         await self._through(self._world.place(sub_graph, timeout_s))
 
     async def release(self, sub_graph_id: str) -> None:
         if not self._cut:
-            self._world.placed.discard(sub_graph_id)
+            self._world.room.release(sub_graph_id)
 
     async def spawn(
         self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
     ) -> Spawned:
-        return await self._through(self._world.spawn(address, sub_graph, epoch, timeout_s))
+        return await self._through(self._world.spawn(address, sub_graph, bundle, epoch, timeout_s))
 
     async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._through(self._world.call(address, method, *args, timeout_s=timeout_s))
@@ -548,6 +570,10 @@ class Connection:
     async def end(self) -> None:
         if not self._cut:
             self._world.ended = True
+
+
+def _death(process: FakeProcess) -> ProcessDied:
+    return ProcessDied(process.detail, node_lost=process.node_lost)
 
 
 def _ends(fit: Fit) -> float:

@@ -149,7 +149,7 @@ def test_what_was_built_stays_as_it_was() -> None:
     job = made.build()
     made.node_num(5).rollout("m", "R")
     assert list(job.spec.roles) == ["trainer", "actor"]
-    assert job.spec.node_num == 1
+    assert job.spec.node_num is None
 
 
 def test_config_may_be_omegaconf_a_namespace_or_a_file(tmp_path: Path) -> None:
@@ -247,7 +247,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: builder().actor("m", "A").rollout("m", "R").with_collocation_all("actr").build(),
         ["affinity.collocate: 'actr' is excluded but is not a role", "'actor'"],
     ),
-    "whole job": (lambda: builder().actor("m", "A").total(9).build(), ["required 9 devices", "available 8"]),
+    "whole job": (
+        lambda: builder().node_num(1).device_per_node(8).actor("m", "A").total(9).build(),
+        ["required 9 devices", "available 8"],
+    ),
     "collocated unknown": (
         lambda: builder().actor("m", "A").with_collocation("actor", "rollout").build(),
         ["affinity.collocate.0: 'rollout' is not a role"],
@@ -265,7 +268,7 @@ def test_wrong_value_is_a_sentence(mistake: str) -> None:
 
 
 def test_plan_and_submit_check_the_whole_job_too() -> None:
-    made = builder().actor("m", "A").total(9)
+    made = builder().node_num(1).device_per_node(8).actor("m", "A").total(9)
     for check in (made.plan, made.submit):
         with pytest.raises(GraphError, match="required 9 devices"):
             check()

@@ -16,8 +16,8 @@ import pytest
 
 from gyre.errors import Fenced
 from gyre.graph import Bundle, SubGraph
-from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied, Spawned
-from gyre.master.ray_cluster import CONTROL_THREADS
+from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
+from gyre.master.ray_cluster import CONTROL_THREADS, RayCluster
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
 from gyre.workloads.vertex.messages import Binding, Failure, Report
@@ -80,6 +80,24 @@ class Bench:
         else:
             os.kill(spawned.pid, signal.SIGKILL)
 
+    async def other_takes(self, cpu: float) -> Callable[[], Awaitable[None]]:
+        """Another job reserves CPUs. Returns what gives them back."""
+        [node] = await self.cluster.nodes()
+        if (world := self._world) is not None:
+            world.occupy(node.node_id, cpu=cpu)
+
+            async def give_back() -> None:
+                world.occupy(node.node_id)
+        else:
+            other = RayCluster(f"{self.job_id}-other", device_type="CPU")
+            place = needing("other-0", cpu)
+            await other.place(place, GENEROUS_S)
+
+            async def give_back() -> None:
+                await other.release(place.id)
+
+        return give_back
+
     def _binding(self, address: Address, workload: str) -> Binding:
         return Binding(
             job_id="contract",
@@ -99,6 +117,19 @@ class Bench:
             log_path=str(self._folder / "logs" / f"{address.vertex}.log"),
             orphan_timeout_s=GENEROUS_S,
         )
+
+
+def needing(vertex: str, cpu: float) -> SubGraph:
+    """The place of a vertex that reserves CPUs."""
+    return SubGraph(vertex, (Bundle(0, 0, (vertex,), cpu=cpu),), "PACK")
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Ray tells of what is free a moment late."""
+    deadline = time.monotonic() + GENEROUS_S
+    while not await holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +156,6 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield Bench(world.connect(), world, tmp_path)
         return
     request.getfixturevalue("ray_session")
-    from gyre.master.ray_cluster import RayCluster
-
     job_id = f"contract-{os.urandom(4).hex()}"
     yield Bench(RayCluster(job_id, device_type="CPU"), None, tmp_path, job_id)
 
@@ -283,5 +312,35 @@ def test_a_place_is_taken_once_and_given_back_as_often_as_asked(bench: Bench) ->
         await bench.cluster.release(PLACE.id)
         await bench.cluster.place(PLACE, GENEROUS_S)
         assert await bench.cluster.nodes()
+
+    bench.run(scenario)
+
+
+def test_what_others_hold_is_not_the_jobs_and_what_it_holds_itself_is(bench: Bench) -> None:
+    async def cpus() -> float:
+        [node] = await bench.cluster.nodes()
+        return node.cpu
+
+    async def scenario() -> None:
+        all_of_them = round(await cpus())
+        await until(lambda: is_so(all_of_them))  # what the test before took is back
+        own = needing("reward-0", all_of_them - 1.0)
+        await bench.cluster.place(own, GENEROUS_S)
+        await asyncio.sleep(1.0)
+        assert await cpus() == all_of_them
+        await bench.cluster.release(own.id)
+        give_back = await bench.other_takes(1.0)
+        await until(lambda: is_so(all_of_them - 1.0))
+        with pytest.raises(CannotPlace) as lack:
+            await bench.cluster.place(needing("reward-0", all_of_them), 0.5)
+        assert lack.value.required
+        assert lack.value.available
+        await give_back()
+        await until(lambda: is_so(all_of_them))
+        await bench.cluster.place(needing("reward-0", all_of_them), GENEROUS_S)
+        await bench.cluster.release("reward-0")
+
+    async def is_so(expected: float) -> bool:
+        return await cpus() == expected
 
     bench.run(scenario)

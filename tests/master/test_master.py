@@ -27,7 +27,7 @@ def test_a_job_runs_to_success(job: Job) -> None:
     assert job.phase is JobPhase.SUCCEEDED
     assert len(job.world.steps) == 6
     assert job.world.ended
-    assert job.world.placed == set()
+    assert job.world.room.places == {}
     assert job.incidents == []
     assert job.state.job.result == {"steps": 6}
 
@@ -314,8 +314,8 @@ def test_a_start_given_up_while_it_waited_for_room_starts_nothing(make_job: Call
 
 
 def test_a_cluster_without_machines_is_waited_for(job: Job) -> None:
-    job.world.node_count = 0
-    job.world.at(5.0, setattr, job.world, "node_count", 1)
+    job.world.lose_machine("node-0")
+    job.world.at(5.0, job.world.add_machine, "node-1")
     life = job.run()
     assert life.exit_code is None
     assert job.phase is JobPhase.SUCCEEDED
@@ -440,7 +440,7 @@ def test_the_master_may_die_at_every_commit(make_job: Callable[..., Job]) -> Non
         assert job.phase is JobPhase.SUCCEEDED, f"at {n}: {job.state.job}"
         assert len(job.world.steps) == 5
         assert max(event.epoch for event in job.events) == job.state.job.epoch
-        assert job.world.placed == set(), f"at {n}"
+        assert job.world.room.places == {}, f"at {n}"
         assert job.store.job("j1").phase == "succeeded", f"at {n}"
         assert job.store.job("j1").epoch > 1
     assert deaths > 40
@@ -577,7 +577,7 @@ def test_a_job_survives_random_faults(make_job: Callable[..., Job], seed: int) -
     assert job.phase is JobPhase.SUCCEEDED
     assert len(job.world.steps) == 40
     assert [event.body["step"] for event in job.events if event.kind == "StepCompleted"] == list(range(1, 41))
-    assert job.world.placed == set()
+    assert job.world.room.places == {}
 
 
 def generous(spec: JobSpec) -> None:

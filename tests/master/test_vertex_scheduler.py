@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gyre.config import JobSpec
 from gyre.failover import FailoverCoordinator, JobPhase, JobState, VertexPhase
 from gyre.failover import events as e
 from gyre.failover.commands import StartRegion, StopVertex
+from gyre.failover.state import VertexRecord
 from gyre.graph import compile_job
 from gyre.master.cluster import Address
 from gyre.master.vertex_scheduler import Scheduler
@@ -27,14 +29,14 @@ VERTEX = "rollout-0"
 class Bench:
     """A scheduler with a state that the test sets."""
 
-    def __init__(self, folder: Path) -> None:
-        compiled = compile_job(small_spec())
+    def __init__(self, folder: Path, spec: JobSpec | None = None, *, machines: int = 1) -> None:
+        compiled = compile_job(spec or small_spec())
         spec = compiled.spec
         coordinator = FailoverCoordinator(spec, compiled.graph.region_or_alone)
         roles = {name: role.total for name, role in spec.roles.items()}
         self.state = coordinator.decide(JobState(), e.JobSubmitted("j1", "small", roles), 0.0).state
         self.clock = VirtualClock()
-        self.world = FakeCluster(self.clock)
+        self.world = FakeCluster(self.clock, nodes=machines)
         self.scheduler = Scheduler(
             spec,
             self.world.connect(),
@@ -114,13 +116,13 @@ def test_stopping_a_vertex_ends_its_earlier_incarnations_too(bench: Bench) -> No
 def test_who_is_scaled_away_gives_its_place_back(bench: Bench) -> None:
     async def scenario() -> None:
         await bench.start(1, vertex="rollout-1")
-        [place] = bench.world.placed
+        [place] = bench.world.room.places
         records = {**bench.state.vertices}
         records["rollout-1"] = replace(records["rollout-1"], phase=VertexPhase.STOPPING)
         job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": 1})
         bench.state = replace(bench.state, job=job, vertices=records)
         await bench.scheduler.stop_vertex(StopVertex("rollout-1", 1))
-        assert bench.world.placed == set(), f"{place} is held"
+        assert bench.world.room.places == {}, f"{place} is held"
 
     bench.run(scenario)
 
@@ -218,21 +220,22 @@ def test_who_restarts_stays_where_its_place_is_when_machines_come(bench: Bench) 
     """Else another's place would be sought on its machine, and would wait there for ever."""
 
     async def scenario() -> None:
-        bench.world.node_count = 3
+        bench.world.add_machine("node-1")
+        bench.world.add_machine("node-2")
         records = {**bench.state.vertices}
         records[VERTEX] = replace(records[VERTEX], phase=VertexPhase.STARTING, node="node-2")
         bench.state = replace(bench.state, vertices=records)
-        plan, lacking = await bench.scheduler.plan()
-        assert plan.assignments[plan.placements[VERTEX].node] == "node-2"
-        assert not lacking
+        fitted = await bench.scheduler.plan()
+        assert fitted.plan.machines()[VERTEX] == "node-2"
+        assert not fitted.lacking
 
     bench.run(scenario)
 
 
 def test_without_any_machine_it_waits_for_one(bench: Bench) -> None:
     async def scenario() -> None:
-        bench.world.node_count = 0
-        bench.world.at(100.0, setattr, bench.world, "node_count", 1)
+        bench.world.lose_machine("node-0")
+        bench.world.at(100.0, bench.world.add_machine, "node-1")
         waits, found, started = await bench.start(1)
         assert isinstance(waits, e.VertexWaitsForRoom)
         assert waits.available == "no machine"
@@ -270,11 +273,11 @@ def test_everything_is_given_back_also_what_an_earlier_master_took(bench: Bench)
         names = {
             sub_graph.id for sub_graph in bench.scheduler.compiled(bench.state.job.roles).plan.sub_graphs
         }
-        bench.world.placed = set(names)
+        bench.world.room.places = {name: [] for name in names}
         job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": 1})
         bench.state = replace(bench.state, job=job)
         await bench.scheduler.release_all()
-        assert bench.world.placed == set()
+        assert bench.world.room.places == {}
 
     bench.run(scenario)
 
@@ -294,3 +297,101 @@ def test_weights_of_an_actor_that_was_killed_and_never_came_back_go_with_the_job
 
     bench.run(scenario)
     other.close()
+
+
+# -- where ------------------------------------------------------------------------------------------
+
+
+def needing(**cpus: float) -> JobSpec:
+    """The small job, with so many CPUs for a vertex of each role that is named."""
+    spec = small_spec()
+    for role, cpu in cpus.items():
+        spec.roles[role].resources.cpu = cpu
+    return spec
+
+
+def runs(bench: Bench, **nodes: str) -> None:
+    """Vertices run on these machines; an underscore stands for the hyphen of their names."""
+    records = {**bench.state.vertices}
+    for name, node in nodes.items():
+        vertex = name.replace("_", "-")
+        records[vertex] = replace(records[vertex], phase=VertexPhase.RUNNING, node=node)
+    bench.state = replace(bench.state, vertices=records)
+
+
+def wants(bench: Bench, rollouts: int) -> None:
+    """The role of rollouts is scaled."""
+    records = {**bench.state.vertices}
+    for rank in range(rollouts):
+        records.setdefault(f"rollout-{rank}", VertexRecord(f"rollout-{rank}", "rollout", rank))
+    job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": rollouts})
+    bench.state = replace(bench.state, job=job, vertices=records)
+
+
+def test_who_is_new_goes_where_room_is_and_the_others_stay(tmp_path: Path) -> None:
+    """A plan made anew would put them elsewhere, and the new one on a machine that is full."""
+    bench = Bench(tmp_path, needing(rollout=1), machines=0)
+
+    async def scenario() -> None:
+        for name in ("a", "b", "c"):
+            bench.world.add_machine(name, cpu=1.0)
+        runs(bench, rollout_0="c", rollout_1="a")
+        wants(bench, 3)
+        where = (await bench.scheduler.plan()).plan.machines()
+        assert [where[f"rollout-{rank}"] for rank in range(3)] == ["c", "a", "b"]
+        wants(bench, 4)
+        fitted = await bench.scheduler.plan()
+        assert list(fitted.lacking) == ["rollout-3"]
+        assert await bench.scheduler.room("rollout", 4) == 4, "they are wanted already"
+        bench.world.add_machine("d", cpu=1.0)
+        assert (await bench.scheduler.plan()).plan.machines()["rollout-3"] == "d"
+
+    bench.run(scenario)
+
+
+def test_what_another_job_holds_is_not_planned_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, needing(rollout=4), machines=0)
+
+    async def scenario() -> None:
+        bench.world.add_machine("full", cpu=8.0)
+        bench.world.add_machine("free", cpu=5.0)
+        bench.world.occupy("full", cpu=6.0)
+        where = (await bench.scheduler.plan()).plan.machines()
+        assert where["rollout-0"] == "free"
+        assert list((await bench.scheduler.plan()).lacking) == ["rollout-1"]
+        assert await bench.scheduler.room("rollout", 4) == 2
+        bench.world.at(50.0, bench.world.occupy, "full")
+        waits, _, started = await bench.start(1, vertex="rollout-1")
+        assert isinstance(waits, e.VertexWaitsForRoom)
+        assert waits.required == "4 CPU, 0 bytes of memory on one machine"
+        assert isinstance(started, e.VertexStarted)
+        assert started.node == "full"
+        assert 50.0 <= bench.clock.monotonic() < 52.0
+
+    bench.run(scenario)
+
+
+def test_one_that_lacks_room_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    """They share a logical node, and the machine that held them all is gone."""
+    bench = Bench(tmp_path, needing(rollout=4, reward=1), machines=0)
+
+    async def scenario() -> None:
+        bench.world.add_machine("small", cpu=1.0)
+        [event] = await bench.start(1, vertex="reward-0")
+        assert isinstance(event, e.VertexStarted)
+        assert sorted((await bench.scheduler.plan()).lacking) == ["rollout-0", "rollout-1"]
+
+    bench.run(scenario)
+
+
+def test_a_bound_of_machines_is_kept(tmp_path: Path) -> None:
+    spec = needing(rollout=4)
+    spec.node_num, spec.device_per_node = 1, 8
+    bench = Bench(tmp_path, spec, machines=0)
+
+    async def scenario() -> None:
+        bench.world.add_machine("a", cpu=4.0)
+        bench.world.add_machine("b", cpu=4.0)
+        assert list((await bench.scheduler.plan()).lacking) == ["rollout-1"]
+
+    bench.run(scenario)

@@ -34,7 +34,7 @@ class InProcessCluster:
         """Notified when a vertex has answered the master."""
         self._nodes = [
             NodeCapacity(f"node-{n}", "127.0.0.1", cpu=1e6, memory_bytes=1 << 50, gpu=1e6)
-            for n in range(spec.node_num)
+            for n in range(spec.node_num or 1)
         ]
         self._moments = moments
         self._no_room: dict[str, Future[None]] = {}
