@@ -74,6 +74,10 @@ class GyreClient:
     def graph(self, job: str) -> dict[str, Any]:
         return self._get(f"{_job(job)}/graph")
 
+    def nodes(self, job: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get(f"{_job(job)}/nodes")["nodes"]
+        return found
+
     def spec(self, job: str) -> dict[str, Any]:
         return self._get(f"{_job(job)}/spec")
 
@@ -121,7 +125,8 @@ class GyreClient:
     # -- commands -----------------------------------------------------------------------------------
 
     def command(self, job: str, verb: str, body: Mapping[str, Any] | None = None) -> int:
-        """`scale` (role, count), `pause`, `resume`, `stop` (reason). Returns the event's seq."""
+        """`scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume`, `stop` (reason).
+        Returns the event's seq."""
         response = self._send(
             "POST", f"{_job(job)}:{verb}", json=dict(body) if body else None, timeout=COMMAND_TIMEOUT_S
         )

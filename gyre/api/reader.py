@@ -124,6 +124,20 @@ class JobReader:
                 pass  # the master is away, replaced by another program, or refuses us: the journal has it all
         return self._stored_view(row)
 
+    def nodes(self, job_id: str) -> list[dict[str, Any]]:
+        """The cluster's machines, as `gyre.master.master_api.nodes_of` gives them. Raises Conflict if the job has
+        ended, Unreachable if its master does not answer."""
+        if self._url is not None:
+            return self._client(self._url).nodes(job_id)
+        row = self.store.job(job_id)
+        if not row.live:
+            raise Conflict(f"Job {row.name} has ended ({row.phase}); it has no machines any more.")
+        if not row.url:
+            raise Unreachable(
+                f"The master of job {row.name} has not started yet.", hint="Try again in a moment."
+            )
+        return self._client(row.url).nodes(row.job_id)
+
     def master_state(self, job: Mapping[str, Any]) -> str:
         """Returns the state of the master of an item of `jobs`: `answering`, `away`, or nothing for a job that has
         ended."""

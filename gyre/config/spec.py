@@ -179,6 +179,10 @@ class FailoverSpec(Model):
     engine_start: Budget = Budget(max=3, window_s=86_400)
     """Starts in a row of one instance's engine that may fail. A start that succeeds resets this budget. When it is
     spent the job ends if no other instance can do the work; otherwise it goes on with the others."""
+    machine: Budget = Budget(max=3, window_s=3600)
+    """Deaths on one machine, of whatever vertices, after which it is left alone. Another machine must be there."""
+    leave_machine_s: Seconds = 60.0
+    """How long a machine is left alone the first time; doubled each time that follows, up to an hour."""
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
     """Wait before the second restart in a window, doubled for each later one; the first is immediate."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0

@@ -14,8 +14,8 @@ The graph gives the scope of a repair: the region of the culprit, that is, itsel
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.
 
 This module holds the entry and the table of handlers. `gyre.failover.handlers` has a module for each subject: startup,
-deaths, engines, progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`, changes the
-draft, and returns commands.
+deaths, engines, machines, progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`,
+changes the draft, and returns commands.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gyre.failover.handlers import (
     deaths,
     ending,
     engines,
+    machines,
     pausing,
     role_counts,
     room,
@@ -105,6 +106,14 @@ class FailoverCoordinator:
             reporter is None or reporter.incarnation != event.incarnation or event.report <= reporter.reported
         )
 
+    def to_drain_again(self, state: JobState) -> list[str]:
+        """The machines that are drained, and where vertices run that came up there meanwhile and can leave."""
+        return machines.to_drain_again(self.layout, state)
+
+    def check_drain(self, state: JobState, vertex: str) -> None:
+        """Raises NotFound or Conflict if `vertex` cannot be drained."""
+        machines.check_drain(self.layout, state, vertex)
+
     def check_scale(self, state: JobState, role: str, count: int) -> None:
         """Raises NotFound, ConfigError or Conflict if `role` cannot have `count` vertices."""
         role_counts.check_scale(self.layout, state, role, count)
@@ -156,6 +165,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.VertexWaitsForRoom: room.vertex_waits_for_room,
     e.VertexFoundRoom: room.vertex_found_room,
     e.VertexLost: deaths.vertex_lost,
+    e.DrainRequested: machines.drain_requested,
+    e.UndrainRequested: machines.undrain_requested,
     e.OperatorFailed: deaths.operator_failed,
     e.TrainerFailed: deaths.trainer_failed,
     e.JobStalled: deaths.job_stalled,

@@ -13,6 +13,7 @@ from gyre.failover.state import (
     Incident,
     JobRecord,
     JobState,
+    MachineRecord,
     Reason,
     RowKey,
     VertexPhase,
@@ -30,6 +31,7 @@ class Draft:
         self.vertices: dict[str, VertexRecord] = state.vertices
         self.incidents: dict[str, Incident] = state.incidents
         self.uses: dict[str, tuple[float, ...]] = state.uses
+        self.machines: dict[str, MachineRecord] = state.machines
         self.moved = False
         """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
@@ -97,8 +99,13 @@ class Draft:
         self.uses[key] = uses
         self._written.add(("budget", key))
 
+    def set_machine(self, machine: str, **fields: Any) -> None:
+        self._own_table("machines")
+        self.machines[machine] = replace(self.machines.get(machine) or MachineRecord(machine), **fields)
+        self._written.add(("machine", machine))
+
     def done(self) -> JobState:
-        return JobState(self.job, self.vertices, self.incidents, self.uses)
+        return JobState(self.job, self.vertices, self.incidents, self.uses, self.machines)
 
     def changed(self) -> frozenset[RowKey]:
         """Returns the keys of the rows that differ from the state at the start."""
@@ -113,6 +120,8 @@ class Draft:
             return of.job
         if kind == "vertex":
             return of.vertices.get(name)
+        if kind == "machine":
+            return of.machines.get(name)
         return of.incidents.get(name) if kind == "incident" else of.uses.get(name)
 
     def _put_vertex(self, record: VertexRecord) -> None:

@@ -60,6 +60,8 @@ class VertexStartFailed(Event):
     error: str
     traceback: str = ""
     user_code: bool = False
+    node: str = ""
+    """The machine on which it was tried, if there is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class VertexLost(Event):
     cause: str
     evidence: dict[str, Any] = field(default_factory=dict)
     detected_after_s: float | None = None
+    node: str = ""
+    """The machine on which it was, if there is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +274,8 @@ class RolloutsChanged(Event):
     what: str
     details: dict[str, Any] = field(default_factory=dict)
     report: int = 0
+    node: str = ""
+    """The machine of the instance, if it is a vertex and there is another; the master adds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +321,25 @@ class ReportRefused(Event):
 class ScaleRequested(Event):
     role: str
     count: int
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested(Event):
+    """A machine (`node`, Ray's id), or one vertex, is to be left. `by` is "ray" for a notice of the cluster's."""
+
+    node: str = ""
+    vertex: str = ""
+    reason: str = ""
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainRequested(Event):
+    """A machine, or the one that a vertex was drained from, may be used again."""
+
+    node: str = ""
+    vertex: str = ""
     by: str = "user"
 
 
@@ -378,6 +403,8 @@ _KINDS: dict[str, type[Event]] = {
         Reported,
         ReportRefused,
         ScaleRequested,
+        DrainRequested,
+        UndrainRequested,
         PauseRequested,
         ResumeRequested,
         StopRequested,

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     PAUSE_REQUESTED = "pause_requested"
     CLUSTER_LOST = "cluster_lost"
     NO_ROOM = "no_room"
+    DRAINED = "drained"
 
 
 class Cause(StrEnum):
@@ -86,6 +87,10 @@ class Cause(StrEnum):
     """Every vertex runs, and the job makes no step."""
     NO_ROOM = "no_room"
     """No machine has room for the vertex."""
+    DRAINED = "drained"
+    """Its machine, or itself, was asked to go."""
+    BAD_PLACE = "bad_place"
+    """Too many vertices died on its machine."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
 
@@ -165,8 +170,28 @@ class VertexRecord:
     no_room: str = ""
     """While it waits for room: what it requires, what is available, and what would help."""
     no_room_since: float = 0.0
+    avoids: str = ""
+    """The machine that it was drained from, on which it is not started again."""
     reported: int = 0
     """Reports of this incarnation up to here are in the journal; repeated ones are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRecord:
+    """What the job has seen of a machine of the cluster, by Ray's id of the node."""
+
+    id: str
+    deaths: tuple[float, ...] = ()
+    """When vertices died there, since it was last left alone."""
+    times_left: int = 0
+    """How often it was left alone."""
+    left_until: float = 0.0
+    draining: str = ""
+    """Why nobody new is placed there; "" if that is not so."""
+
+    def is_closed(self, now: float) -> bool:
+        """Whether nobody new is placed there."""
+        return bool(self.draining) or now < self.left_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +225,7 @@ class JobState:
     vertices: dict[str, VertexRecord] = field(default_factory=dict)
     incidents: dict[str, Incident] = field(default_factory=dict)
     uses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    machines: dict[str, MachineRecord] = field(default_factory=dict)
 
 
 RowKey = tuple[str, str]
@@ -228,7 +254,12 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         row = fields_of(record)
         if not record.no_room:
             del row["no_room"], row["no_room_since"]  # older rows do not have them
+        if not record.avoids:
+            del row["avoids"]
         return row
+    if kind == "machine":
+        machine = state.machines.get(name)
+        return None if machine is None else {**fields_of(machine), "deaths": list(machine.deaths)}
     incident = state.incidents.get(name)
     return None if incident is None else {**fields_of(incident), "region": list(incident.region)}
 
@@ -239,6 +270,7 @@ def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
     keys += [("vertex", name) for name in state.vertices]
     keys += [("incident", name) for name in state.incidents]
     keys += [("budget", name) for name in state.uses]
+    keys += [("machine", name) for name in state.machines]
     return {key: row for key in keys if (row := row_of(state, key)) is not None}
 
 
@@ -248,6 +280,7 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     vertices: dict[str, VertexRecord] = {}
     incidents: dict[str, Incident] = {}
     uses: dict[str, tuple[float, ...]] = {}
+    machines: dict[str, MachineRecord] = {}
     for (kind, name), row in rows.items():
         if kind == "job":
             outcome = row["outcome"]
@@ -269,5 +302,7 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
             )
         elif kind == "budget":
             uses[name] = tuple(row["uses"])
+        elif kind == "machine":
+            machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
-    return JobState(job, {name: vertices[name] for name in order}, incidents, uses)
+    return JobState(job, {name: vertices[name] for name in order}, incidents, uses, machines)

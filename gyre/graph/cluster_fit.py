@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyre.errors import GraphError
@@ -44,6 +44,7 @@ class _Need:
     bundles: list[_Key] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
     apart: set[str] = field(default_factory=set)
+    avoids: set[str] = field(default_factory=set)
     cpu: float = 0.0
     memory_bytes: int = 0
     gpu: float = 0.0
@@ -65,6 +66,8 @@ class _Machine:
     gpu: float
     exclusive: bool
     """Whether one logical node with devices has it for itself."""
+    closed: bool
+    """Whether it takes nobody new."""
     guests: set[int] = field(default_factory=set)
     roles: set[str] = field(default_factory=set)
     devices_of: int | None = None
@@ -109,14 +112,20 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
 
 
 def fit_what_has_room(
-    plan: PlacementPlan, nodes: Sequence[NodeCapacity], standing: Mapping[str, str] | None = None
+    plan: PlacementPlan,
+    nodes: Sequence[NodeCapacity],
+    standing: Mapping[str, str] | None = None,
+    *,
+    closed: Collection[str] = (),
+    avoids: Mapping[str, str] | None = None,
 ) -> tuple[PlacementPlan, dict[str, GraphError]]:
     """The plan with a machine for each bundle of the sub-graphs that find room, and what each of the others lacks, by
     sub-graph.
 
-    `standing` has the machines of the vertices that run, or did before they were restarted.
+    `standing` has the machines of the vertices that run, or did before they were restarted. `closed` machines take
+    nobody new, and of the vertices in `avoids` each does not go to the machine named there.
     """
-    fit = _Fit(plan, nodes)
+    fit = _Fit(plan, nodes, closed, avoids or {})
     moving = fit.keep(standing or {})
     split = fit.beside_others(moving)
     wholes = sorted(moving.values(), key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
@@ -128,13 +137,20 @@ def fit_what_has_room(
 
 
 class _Fit:
-    def __init__(self, plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> None:
+    def __init__(
+        self,
+        plan: PlacementPlan,
+        nodes: Sequence[NodeCapacity],
+        closed: Collection[str],
+        avoids: Mapping[str, str],
+    ) -> None:
         self._plan = plan
+        self._avoids = avoids
         self._nodes = nodes
         self._sub_graphs = {sub_graph.id: sub_graph for sub_graph in plan.sub_graphs}
         exclusive = plan.most_nodes is not None
         self._machines = [
-            _Machine(node, node.cpu, node.memory_bytes, node.gpu, exclusive)
+            _Machine(node, node.cpu, node.memory_bytes, node.gpu, exclusive, node.node_id in closed)
             for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
         ]
         self._found: dict[_Key, _Machine] = {}
@@ -147,6 +163,10 @@ class _Fit:
         for key in need.bundles:
             self._found[key] = machine
 
+    def _add(self, need: _Need, sub_graph: SubGraph, bundle: Bundle) -> None:
+        need.add(sub_graph, bundle)
+        need.avoids.update(self._avoids[vertex] for vertex in bundle.vertices if vertex in self._avoids)
+
     def keep(self, standing: Mapping[str, str]) -> dict[int, _Need]:
         """Seat the bundles that stand somewhere. Returns what each logical node needs for the others."""
         by_id = {machine.capacity.node_id: machine for machine in self._machines}
@@ -157,10 +177,10 @@ class _Fit:
                 machine = by_id.get(next(places, ""))
                 if machine is not None:
                     need = _Need(bundle.node)
-                    need.add(sub_graph, bundle)
+                    self._add(need, sub_graph, bundle)
                     self._seat(need, machine)
                 else:
-                    rest.setdefault(bundle.node, _Need(bundle.node)).add(sub_graph, bundle)
+                    self._add(rest.setdefault(bundle.node, _Need(bundle.node)), sub_graph, bundle)
         return {node: rest[node] for node in sorted(rest)}
 
     def beside_others(self, moving: dict[int, _Need]) -> list[_Need]:
@@ -169,7 +189,7 @@ class _Fit:
         split = []
         for node in [node for node in moving if node in self._homes]:
             need, home = moving.pop(node), self._homes[node]
-            if home.holds(need):
+            if self._may_take(home, need):
                 self._seat(need, home)
             else:
                 split.append(need)
@@ -205,6 +225,8 @@ class _Fit:
     def _may_take(self, machine: _Machine, need: _Need) -> bool:
         """Whether the machine holds it, and who stands there does not have to be apart from it. Where devices are only
         numbers, `separate` is about logical nodes, and these may share a machine."""
+        if machine.closed or machine.capacity.node_id in need.avoids:
+            return False
         if need.gpu and need.apart & machine.roles:
             return False
         return machine.holds(need)
@@ -246,7 +268,7 @@ class _Fit:
             for name, index in need.bundles:
                 sub_graph = self._sub_graphs[name]
                 part = of_sub_graph.setdefault(name, _Need(need.node))
-                part.add(sub_graph, next(bundle for bundle in sub_graph.bundles if bundle.index == index))
+                self._add(part, sub_graph, next(one for one in sub_graph.bundles if one.index == index))
             parts.extend(of_sub_graph.values())
         return parts
 
@@ -284,6 +306,9 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
         for m in machines[:8]
     )
     more = f"; and {len(machines) - 8} more" if len(machines) > 8 else ""
+    # What it avoids is said, since that machine may well have room.
+    ips = {m.capacity.ip for m in machines if m.closed or m.capacity.node_id in need.avoids}
+    more += f" ({', '.join(sorted(ips))}: left alone or drained)" if ips else ""
     return GraphError(
         f"cluster: {need.bundles[0][0]} required {required} on one machine, available: {free}{more}.",
         hint="Lower the roles' resources, or add machines.",

@@ -55,6 +55,10 @@ class Cluster(Protocol):
         """The living machines, and what the job may use of each: what is free, and what it has reserved itself."""
         ...
 
+    async def draining(self) -> dict[str, str]:
+        """The machines that the cluster says will go, and why. Cheap: it is asked several times a second."""
+        ...
+
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         """Reserve a sub-graph's bundles; a second call finds them reserved. Raises CannotPlace where there is no room
         within the timeout; what was asked for goes on waiting, so that whoever adds machines sees it, and a later call

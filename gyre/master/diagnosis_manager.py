@@ -26,7 +26,7 @@ from gyre.failover import (
     VertexPhase,
     diagnose,
 )
-from gyre.failover.events import Event, JobStalled, ScaleAdvised, VertexLost
+from gyre.failover.events import DrainRequested, Event, JobStalled, RolloutsChanged, ScaleAdvised, VertexLost
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
@@ -109,10 +109,22 @@ class DiagnosisManager:
         # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at
         # once.
         await asyncio.gather(*(self._accuse(suspicion) for suspicion in found))
+        await self._look_for_notices()
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
         if stall is not None:
             await self._tell_stall(stall)
+
+    async def _look_for_notices(self) -> None:
+        """Submit the cluster's notices that machines go, and drain again those where somebody came up meanwhile."""
+        state = self._context.state
+        for node, reason in (await self._cluster.draining()).items():
+            machine = state.machines.get(node)
+            if machine is None or not machine.draining:
+                self._context.submit(DrainRequested(node=node, reason=reason, by="ray"), actor="ray")
+        for node in self._context.coordinator.to_drain_again(self._context.state):
+            reason = state.machines[node].draining
+            self._context.submit(DrainRequested(node=node, reason=reason, by="master"), actor="diagnosis")
 
     async def _tell_stall(self, stall: Stall) -> None:
         """Submit the stall. Its evidence is what the trainer waits for, which vertices are in a call, which policy
@@ -145,9 +157,18 @@ class DiagnosisManager:
         self, address: Address, cause: Cause, evidence: dict[str, Any], *, after_s: float | None = None
     ) -> asyncio.Future[int]:
         event = VertexLost(
-            address.vertex, address.incarnation, cause, plain_fields(evidence), detected_after_s=after_s
+            address.vertex,
+            address.incarnation,
+            cause,
+            plain_fields(evidence),
+            detected_after_s=after_s,
+            node=self._node_of(address.vertex),
         )
         return self._context.submit(event, actor="diagnosis")
+
+    def _node_of(self, vertex: str) -> str:
+        record = self._context.committed.vertices.get(vertex)
+        return self._scheduler.to_blame(record.node) if record is not None else ""
 
     async def _watch(self, address: Address) -> None:
         failover = self._spec.failover
@@ -223,6 +244,8 @@ class DiagnosisManager:
             event = event_of(address, number, kind, body)
             if isinstance(event, ScaleAdvised):
                 event = await self._with_room(event)
+            elif isinstance(event, RolloutsChanged):
+                event = replace(event, node=self._node_of(str(event.details.get("instance", ""))))
             writing = self._submit_report(address, number, event)
             taken = number
         return taken, writing

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config import JobSpec, parse_job
-from gyre.errors import ConfigError, Conflict, Fenced, GyreError, Unreachable
+from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
+    DrainRequested,
     Event,
     JobSubmitted,
     MasterStarted,
@@ -30,6 +31,7 @@ from gyre.failover.events import (
     ResumeRequested,
     ScaleRequested,
     StopRequested,
+    UndrainRequested,
 )
 from gyre.graph import as_dict, compile_job
 from gyre.master.cluster import Cluster
@@ -38,7 +40,7 @@ from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
 from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
-from gyre.master.master_api import View, spec_of, view_of
+from gyre.master.master_api import View, nodes_of, spec_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store, open_store
@@ -297,13 +299,56 @@ class JobMaster:
             event = ScaleRequested(role, count, by)
         elif verb == "stop":
             event = StopRequested(str(body.get("reason") or "asked for"), by)
+        elif verb in ("drain", "undrain"):
+            event = await self._drain_event(
+                state, verb, str(body["target"]), str(body.get("reason") or ""), by
+            )
         elif verb in ("pause", "resume"):
             if state.job.phase is JobPhase.STOPPING:
                 raise Conflict(f"job {state.job.name} is stopping.")
             event = PauseRequested(by) if verb == "pause" else ResumeRequested(by)
         else:
-            raise ConfigError(f"{verb!r} is not a command; known: scale, pause, resume, stop.")
+            raise ConfigError(
+                f"{verb!r} is not a command; known: scale, drain, undrain, pause, resume, stop."
+            )
         return await self._context.submit(event, actor=by)
+
+    async def _drain_event(self, state: JobState, verb: str, target: str, reason: str, by: str) -> Event:
+        """The event of `drain` or `undrain` for a vertex, or for the machine with this address or beginning of an id.
+        Raises NotFound, or Conflict for what cannot move."""
+        if target not in state.vertices and (node := await self._machine(state, target)):
+            if verb == "drain":
+                return DrainRequested(node=node, reason=reason, by=by)
+            return UndrainRequested(node=node, by=by)
+        if verb == "drain":
+            self._context.coordinator.check_drain(state, target)
+            return DrainRequested(vertex=target, reason=reason, by=by)
+        if target not in state.vertices:
+            raise NotFound(f"there is no vertex or machine {target!r} in job {state.job.name}.")
+        return UndrainRequested(vertex=target, by=by)
+
+    async def _machine(self, state: JobState, target: str) -> str:
+        """The one machine that is meant, by its id; "" for none. Raises ConfigError if it may be one of several."""
+        there = {node.node_id: node.ip for node in await self._cluster.nodes()}
+        known = {*there, *state.machines} if target else ()
+        found = [name for name in known if name.startswith(target) or there.get(name) == target]
+        if len(found) > 1:
+            raise ConfigError(
+                f"{target!r} may be any of {len(found)} machines.", hint="`gyre nodes` lists their ids."
+            )
+        return found[0] if found else ""
+
+    def nodes(self, *, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        loop = self._loop
+        if loop is None:
+            raise Unreachable("the master is still starting.", hint="Try again in a moment.")
+        future = asyncio.run_coroutine_threadsafe(self._cluster.nodes(), loop)
+        try:
+            there = future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise Unreachable(f"the cluster did not tell its machines within {timeout_s:g} s.") from None
+        return nodes_of(self._context.committed, there, now=self._clock())
 
     def logs(
         self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int

@@ -20,14 +20,15 @@ The view of a job is plain data with these keys:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from sqlalchemy import make_url
 
 from gyre.config import JobSpec
-from gyre.failover import JobState
+from gyre.failover import JobState, MachineRecord, VertexPhase
+from gyre.graph import NodeCapacity
 
 View = dict[str, Any]
 
@@ -56,8 +57,13 @@ class MasterApi(Protocol):
         """Blocks until an event with seq > after is committed. Returns False if none came in time."""
         ...
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """The machines of the cluster, as `nodes_of` gives them. Raises Unreachable past the deadline."""
+        ...
+
     def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
-        """Submit `scale` (role, count), `pause`, `resume` or `stop` (reason). Returns the event's seq.
+        """Submit `scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume` or `stop`
+        (reason). Returns the event's seq.
 
         Raises Conflict, NotFound or ConfigError if the coordinator refuses, Unreachable past the deadline.
         """
@@ -73,6 +79,35 @@ class MasterApi(Protocol):
     def metrics(self) -> bytes:
         """Prometheus text format."""
         ...
+
+
+def nodes_of(state: JobState, there: Sequence[NodeCapacity], *, now: float) -> list[dict[str, Any]]:
+    """Machines as plain data, those that are there and those that the job remembers something of: `id`, `ip`, `there`;
+    `cpu`, `gpu` and `memory_bytes`, which are what the job may use; `vertices` that stand there; `deaths` there that
+    count; `left_until`, a time, or null; `draining`, the reason, or ""."""
+    capacities = {node.node_id: node for node in there}
+    standing: dict[str, list[str]] = {}
+    for vertex in state.vertices.values():
+        if vertex.node and vertex.phase is VertexPhase.RUNNING:
+            standing.setdefault(vertex.node, []).append(vertex.id)
+    out = []
+    for name in [*capacities, *(name for name in state.machines if name not in capacities)]:
+        node, known = capacities.get(name), state.machines.get(name) or MachineRecord(name)
+        out.append(
+            {
+                "id": name,
+                "ip": node.ip if node else "",
+                "there": node is not None,
+                "cpu": node.cpu if node else 0.0,
+                "gpu": node.gpu if node else 0.0,
+                "memory_bytes": node.memory_bytes if node else 0,
+                "vertices": standing.get(name, []),
+                "deaths": len(known.deaths),
+                "left_until": known.left_until if known.left_until > now else None,
+                "draining": known.draining,
+            }
+        )
+    return out
 
 
 ENGINES_OF = "rollout_manager"

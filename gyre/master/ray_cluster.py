@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import signal
 from collections import defaultdict
@@ -132,6 +133,10 @@ class RayCluster:
             )
             for node in living_nodes()
         ]
+
+    async def draining(self) -> dict[str, str]:
+        deadlines = await asyncio.to_thread(get_draining_nodes)
+        return {node: _notice(at_ms) for node, at_ms in deadlines.items()}
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         # Two vertices of one sub-graph ask at the same time; only one may create it.
@@ -342,6 +347,19 @@ class RayCluster:
     async def end(self) -> None:
         if self._master is not None:
             await asyncio.to_thread(ray.kill, self._master, no_restart=True)
+
+
+def get_draining_nodes() -> dict[str, int]:
+    """Ray's draining nodes, by id, with their deadlines in ms since 1970; 0 for none. `ray.nodes()` does not tell."""
+    found: dict[str, int] = ray._private.state.state.get_draining_nodes()
+    return found
+
+
+def _notice(deadline_ms: int) -> str:
+    if not deadline_ms:
+        return "Ray drains it"
+    at = datetime.datetime.fromtimestamp(deadline_ms / 1000, datetime.UTC)
+    return f"Ray drains it by {at:%H:%M:%S} UTC"
 
 
 def living_nodes() -> list[NodeCapacity]:

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
-from gyre.failover import Cause, JobPhase, JobState, VertexPhase
+from gyre.failover import Cause, JobPhase, JobState, Reason, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import (
     Event,
@@ -97,7 +97,11 @@ class Scheduler:
         """The present plan. It is changed vertex by vertex, so that the others stay."""
         self._numbers: dict[str, int] = {}
         """The numbers of vertices that it is for, by role."""
-        self._fitted: tuple[PlacementPlan, list[NodeCapacity], Fitted] | None = None
+        self._fitted: tuple[tuple[Any, ...], Fitted] | None = None
+        """The plan on the machines, and what it was made of."""
+        self._avoiding: tuple[object, dict[str, str]] = (None, {})
+        self._machines = 0
+        """How many there were at the last look."""
         self._used: set[str] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
         self._gone: dict[str, int] = {}
@@ -129,11 +133,11 @@ class Scheduler:
         The result is at least the present number, whose vertices have their places."""
         roles = self._state().job.roles
         present = roles.get(role, 0)
-        nodes = await self._cluster.nodes()
+        nodes = await self._nodes()
         for number in range(count, present, -1):
             with contextlib.suppress(GraphError):
                 plan = with_numbers(self._planned(), self._spec, {**roles, role: number})
-                if not fit_what_has_room(plan, nodes, self._standing())[1]:
+                if not self._fit(plan, nodes)[1]:
                     return number
         return min(count, present)
 
@@ -141,18 +145,50 @@ class Scheduler:
         """Returns the plan for the vertices wanted now, fitted to the present machines, and what it lacks. Raises
         GraphError where the numbers of vertices do not fit each other."""
         plan = self._planned()
-        nodes = await self._cluster.nodes()
-        if self._fitted is None or self._fitted[0] is not plan or self._fitted[1] != nodes:
+        nodes = await self._nodes()
+        seen = (plan, tuple(nodes), self._closed(nodes), frozenset(self._avoids().items()))
+        if self._fitted is None or self._fitted[0][0] is not plan or self._fitted[0][1:] != seen[1:]:
             # What runs stays, what starts finds its place anew.
-            fitted, lacking = fit_what_has_room(plan, nodes, self._standing())
+            fitted, lacking = self._fit(plan, nodes)
             by_id = {sub_graph.id: sub_graph for sub_graph in fitted.sub_graphs}
-            self._fitted = (plan, nodes, Fitted(fitted, lacking, by_id))
-        return self._fitted[2]
+            self._fitted = (seen, Fitted(fitted, lacking, by_id))
+        return self._fitted[1]
+
+    def _fit(
+        self, plan: PlacementPlan, nodes: list[NodeCapacity]
+    ) -> tuple[PlacementPlan, dict[str, GraphError]]:
+        closed, avoids = self._closed(nodes), self._avoids()
+        return fit_what_has_room(plan, nodes, self._standing(closed, avoids), closed=closed, avoids=avoids)
+
+    def _closed(self, nodes: Sequence[NodeCapacity]) -> frozenset[str]:
+        """The machines that take nobody new: those that are drained, and those that are left alone for the deaths there
+        while there is another."""
+        now, known = self._clock(), self._state().machines
+        drained = {name for name, machine in known.items() if machine.draining}
+        closed = {name for name, machine in known.items() if machine.is_closed(now)}
+        there = {node.node_id for node in nodes}
+        return frozenset((closed if there - closed else drained) & there)
+
+    def _avoids(self) -> dict[str, str]:
+        """The machines to which drained vertices do not go, by vertex."""
+        vertices = self._state().vertices
+        if self._avoiding[0] is not vertices:  # a start of ten thousand vertices asks as often
+            self._avoiding = vertices, {one.id: one.avoids for one in vertices.values() if one.avoids}
+        return self._avoiding[1]
 
     def graph(self) -> CompiledJob:
         """The job compiled with the present numbers of vertices, on the machines where they are, as far as known."""
         compiled = self.compiled(self._state().job.roles)
-        return compiled if self._fitted is None else replace(compiled, plan=self._fitted[2].plan)
+        return compiled if self._fitted is None else replace(compiled, plan=self._fitted[1].plan)
+
+    async def _nodes(self) -> list[NodeCapacity]:
+        nodes = await self._cluster.nodes()
+        self._machines = len(nodes)
+        return nodes
+
+    def to_blame(self, node: str) -> str:
+        """The machine as the events name it: "" where it is the only one, which cannot be left alone."""
+        return node if self._machines > 1 else ""
 
     def _planned(self) -> PlacementPlan:
         """Returns the last plan with those who have come, and without those who have left."""
@@ -165,13 +201,15 @@ class Scheduler:
             self._numbers = dict(state.job.roles)
         return self._plan
 
-    def _standing(self) -> dict[str, str]:
-        """The machines of the vertices that run, that end, or that ran before they were restarted: there their
-        sub-graphs still stand."""
+    def _standing(self, closed: frozenset[str], avoids: Mapping[str, str]) -> dict[str, str]:
+        """The machines of the vertices that run, that end, or that ran before they were restarted and may do so again:
+        there their sub-graphs still stand."""
         return {
-            vertex.id: vertex.node
-            for vertex in self._state().vertices.values()
-            if vertex.node and vertex.phase is not VertexPhase.STOPPED
+            one.id: one.node
+            for one in self._state().vertices.values()
+            if one.node
+            and one.phase is not VertexPhase.STOPPED
+            and not (one.phase is VertexPhase.STARTING and (one.node in closed or one.id in avoids))
         }
 
     # -- starting -----------------------------------------------------------------------------------
@@ -318,7 +356,7 @@ class Scheduler:
                 address, self._epoch(), binding, timeout_s=self._spec.roles[role].setup_timeout_s
             )
         except ProcessDied as error:
-            return _lost(address, error)
+            return _lost(address, error, self.to_blame(spawned.node))
         except NotAnswering:
             limit = self._spec.roles[role].setup_timeout_s
             return VertexLost(
@@ -330,6 +368,7 @@ class Scheduler:
                     "stack": await self.stacks(address),
                 },
                 detected_after_s=limit,
+                node=self.to_blame(spawned.node),
             )
         if status == "error":
             failure: Failure = value
@@ -339,6 +378,7 @@ class Scheduler:
                 error=plain_text(failure.error),
                 traceback=plain_text(failure.traceback),
                 user_code=bool(failure.user_code),
+                node=self.to_blame(spawned.node),
             )
         return VertexStarted(address.vertex, address.incarnation, pid=spawned.pid, node=spawned.node)
 
@@ -398,6 +438,7 @@ class Scheduler:
         await self._kill_through(command.vertex, command.incarnation)
         if not job_ends:  # else `release_all` does it
             await self._release_left(command.vertex)
+            await self._release_drained(command.vertex)
         return VertexStopped(command.vertex, command.incarnation)
 
     async def _release_left(self, vertex: str) -> None:
@@ -414,6 +455,15 @@ class Scheduler:
             self._plan = without_vertices(self._plan, [vertex])
             self._numbers = {}
             await self._cluster.release(sub_graph_id(self._spec, role, int(rank)))
+
+    async def _release_drained(self, vertex: str) -> None:
+        """Release the place of a vertex that is drained, if it stands there alone."""
+        record = self._state().vertices[vertex]
+        if record.reason is not Reason.DRAINED or self._fitted is None:
+            return
+        plan = self._fitted[1]
+        if vertex in plan.plan.placements and plan.of(vertex).vertices == (vertex,):
+            await self._cluster.release(plan.of(vertex).id)
 
     async def release_all(self) -> None:
         """Release every placement group that this or an earlier master may have made, and this machine's memory in
@@ -460,8 +510,8 @@ def _waiting(address: Address, lack: CannotPlace) -> VertexWaitsForRoom:
     )
 
 
-def _lost(address: Address, error: ProcessDied | NotAnswering) -> VertexLost:
+def _lost(address: Address, error: ProcessDied | NotAnswering, node: str = "") -> VertexLost:
     if isinstance(error, ProcessDied):
         cause = Cause.NODE_LOST if error.node_lost else Cause.DIED
-        return VertexLost(address.vertex, address.incarnation, cause, {"error": error.detail})
-    return VertexLost(address.vertex, address.incarnation, Cause.SILENT, {"error": str(error)})
+        return VertexLost(address.vertex, address.incarnation, cause, {"error": error.detail}, node=node)
+    return VertexLost(address.vertex, address.incarnation, Cause.SILENT, {"error": str(error)}, node=node)

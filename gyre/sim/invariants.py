@@ -134,6 +134,7 @@ def differing(before: JobState, after: JobState) -> set[RowKey]:
         ("vertex", before.vertices, after.vertices),
         ("incident", before.incidents, after.incidents),
         ("budget", before.uses, after.uses),
+        ("machine", before.machines, after.machines),
     )
     for kind, old, new in tables:
         if old is new:

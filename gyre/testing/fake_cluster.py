@@ -13,7 +13,8 @@ It has no tasks or timers of its own: events that are due by the clock happen wh
 loops, and with them any number of masters.
 
 Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
-`fail_operator`, `no_room`, `say`, `report`; `add_machine`, `lose_machine`, `occupy`; `at` plans any of them for later.
+`fail_operator`, `no_room`, `say`, `report`; `add_machine`, `lose_machine`, `drain_machine`,
+`occupy`; `at` plans any of them for later.
 """
 
 from __future__ import annotations
@@ -181,6 +182,11 @@ class FakeCluster:
             if process.node == name:
                 process.node_lost = True
                 self.end(process, f"The node has died: {name}")
+        self._wake()
+
+    def drain_machine(self, name: str) -> None:
+        """Let the cluster say that a machine will go. It takes no new place."""
+        self.room.machines[name].draining = True
         self._wake()
 
     def occupy(self, name: str, *, cpu: float = 0.0, gpu: float = 0.0) -> None:
@@ -542,6 +548,13 @@ class Connection:
     async def nodes(self) -> list[NodeCapacity]:
         self._world.advance()
         return self._world.room.capacities()
+
+    async def draining(self) -> dict[str, str]:
+        return {
+            machine.name: "the cluster drains it"
+            for machine in self._world.room.machines.values()
+            if machine.draining
+        }
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         await self._through(self._world.place(sub_graph, timeout_s))

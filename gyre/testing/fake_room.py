@@ -22,6 +22,7 @@ class FakeMachine:
     gpu: float = 0.0
     others_cpu: float = 0.0
     others_gpu: float = 0.0
+    draining: bool = False
 
     @property
     def capacity(self) -> NodeCapacity:
@@ -40,7 +41,7 @@ class FakeRoom:
 
     def add(self, name: str, **what: float) -> None:
         self._added += 1
-        self.machines[name] = FakeMachine(name, f"10.0.0.{self._added}", **what)
+        self.machines[name] = FakeMachine(name, f"10.0.0.{self._added}", **what)  # type: ignore[arg-type]
 
     def lose(self, name: str) -> None:
         del self.machines[name]
@@ -66,6 +67,7 @@ class FakeRoom:
         taken = []
         for bundle in sub_graph.bundles:
             pinned = [bundle.machine] if bundle.machine in free else list(free)
+            pinned = [name for name in pinned if not self.machines[name].draining]
             where = next((name for name in pinned if _holds(free[name], bundle)), None)
             if where is None:
                 return False

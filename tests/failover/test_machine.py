@@ -280,6 +280,15 @@ class World(RuleBasedStateMachine):
     def pause_or_resume(self, pause: bool) -> None:
         self.decide(e.PauseRequested() if pause else e.ResumeRequested())
 
+    @rule(what=st.sampled_from(["rollout-0", "actor-1", "reward-0", "node-0"]))
+    def drain(self, what: str) -> None:
+        node, vertex = (what, "") if what.startswith("node") else ("", what)
+        self.decide(e.DrainRequested(node=node, vertex=vertex))
+
+    @rule()
+    def undrain(self) -> None:
+        self.decide(e.UndrainRequested(node="node-0"))
+
     @precondition(lambda self: len(self.history) > 25)
     @rule()
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""`join` and `drain`: rollout instances that come and go while a job runs."""
+"""`join`: rollout instances that come and go while a job runs, and what `drain` says to the rollout manager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import remark, write_json
+from gyre.api.cli.output import remark
 
 if TYPE_CHECKING:
     from gyre.rollouts.protocol.connection import Endpoint
@@ -179,33 +179,13 @@ def _endpoint(session: Session, address: str) -> Endpoint:
     return lambda: where
 
 
-@verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] INSTANCE")
-@click.option("--deadline", "deadline_s", type=click.FloatRange(0), default=30.0, show_default=True)
-@click.option("--reason", default="asked to", help="Recorded with it.")
-@click.option(
-    "--ca", type=click.Path(path_type=Path), help="PEM file of the certificates to trust for an https --url."
-)
-@click.option("--json", "as_json", is_flag=True, help="The manager's answer.")
-def drain(
-    session: Session,
-    words: tuple[str, ...],
-    deadline_s: float,
-    reason: str,
-    ca: Path | None,
-    as_json: bool,
-) -> None:
-    """Make a rollout instance hand its samples over and leave: gyre drain rollout-1"""
-    if len(words) > 2:
-        raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] INSTANCE.")
-    *jobs, instance = words
-    url, token, trust = _manager(session, jobs[0] if jobs else None, ca)
+def drain_instance(
+    session: Session, job: str | None, instance: str, *, deadline_s: float, reason: str, ca: Path | None
+) -> dict[str, Any]:
+    """Have the rollout manager drain an instance. Returns its answer."""
+    url, token, trust = _manager(session, job, ca)
     body = {"instance": instance, "deadline_s": deadline_s, "reason": reason}
-    answer = _post(f"{url.rstrip('/')}/v1/drain", token, body, trust)
-    if as_json:
-        write_json(answer)
-    else:
-        remark(f"{instance} is draining and leaves within {deadline_s:g} s")
+    return _post(f"{url.rstrip('/')}/v1/drain", token, body, trust)
 
 
 def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, str, ssl.SSLContext | None]:

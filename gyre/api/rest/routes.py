@@ -1,4 +1,4 @@
-"""The routes: reads of the master's view, its events as pages or as a stream, and the four commands.
+"""The routes: reads of the master's view, its events as pages or as a stream, and the commands.
 
 Invariants:
 - *the loop never waits for the master*: port calls run in threads; commands, which block until the journal has
@@ -115,6 +115,12 @@ def show_vertex(view: Found, vertex: str) -> Any:
         f"There is no vertex {vertex!r} in job {view['job']['name']}.",
         hint=nearest(vertex, (record["id"] for record in view["vertices"])),
     )
+
+
+@reads.get("/jobs/{job:gyre_job}/nodes", response_model=schemas.MachineList)
+def list_nodes(view: Found, port: Port) -> Any:
+    """The cluster's machines: what the job may use of each, what stands there, deaths, and who takes nobody new."""
+    return {"nodes": port.nodes()}
 
 
 @reads.get("/jobs/{job:gyre_job}/engines", response_model=schemas.EngineList)
@@ -253,6 +259,18 @@ async def _carry(request: Request, job: str, verb: str, body: Mapping[str, Any])
 async def scale(request: Request, job: JobPath, body: schemas.ScaleBody) -> Any:
     """Set the number of a role's vertices to `count`."""
     return await _carry(request, job, "scale", {"role": body.role, "count": body.count})
+
+
+@commands.post("/jobs/{job:gyre_job}:drain", status_code=202, response_model=schemas.Accepted)
+async def drain(request: Request, job: JobPath, body: schemas.DrainBody) -> Any:
+    """Have a vertex, or everybody who stands on a machine, hand over and start elsewhere."""
+    return await _carry(request, job, "drain", {"target": body.target, "reason": body.reason})
+
+
+@commands.post("/jobs/{job:gyre_job}:undrain", status_code=202, response_model=schemas.Accepted)
+async def undrain(request: Request, job: JobPath, body: schemas.UndrainBody) -> Any:
+    """Use a machine again that was drained or is left alone, or the one that a vertex was drained from."""
+    return await _carry(request, job, "undrain", {"target": body.target})
 
 
 @commands.post("/jobs/{job:gyre_job}:pause", status_code=202, response_model=schemas.Accepted)

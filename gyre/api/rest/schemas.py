@@ -127,6 +127,27 @@ class Engine(Out):
     transfer_why: str = ""
 
 
+class Machine(Out):
+    """A machine of the cluster, by Ray's id. `cpu`, `gpu` and `memory_bytes` are what the job may use of it; `there` is
+    false for one that has gone and of which something is remembered. `deaths` are those that count; until
+    `left_until`, and while it is `draining`, nobody new is placed there."""
+
+    id: str
+    ip: str
+    there: bool
+    cpu: float
+    gpu: float
+    memory_bytes: int
+    vertices: list[str]
+    deaths: int
+    left_until: float | None = None
+    draining: str = ""
+
+
+class MachineList(BaseModel):
+    nodes: list[Machine]
+
+
 class EngineList(BaseModel):
     engines: list[Engine]
 
@@ -219,6 +240,16 @@ class ScaleBody(In):
 
     role: Annotated[str, Field(min_length=1, max_length=64, examples=["rollout"])]
     count: Annotated[int, Field(ge=0, le=100_000, examples=[3])]
+
+
+class UndrainBody(In):
+    """A vertex, or a machine by its address or the beginning of its id."""
+
+    target: Annotated[str, Field(min_length=1, max_length=128, examples=["rollout-1", "10.0.0.7"])]
+
+
+class DrainBody(UndrainBody):
+    reason: Annotated[str, Field(max_length=1000)] = ""
 
 
 class StopBody(In):

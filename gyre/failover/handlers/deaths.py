@@ -8,6 +8,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
+from gyre.failover.handlers import machines
 from gyre.failover.handlers.repair import Rung, pay, repair
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
@@ -21,6 +22,7 @@ def vertex_lost(layout: JobLayout, draft: Draft, event: e.VertexLost, now: float
         # A vertex that hangs is not gone: only the answer to StopVertex says that no process is left.
         return ()
     fault = Fault(Cause(event.cause), event.evidence, detected_after_s=event.detected_after_s)
+    machines.blame(layout, draft, record, event.node, fault, now)
     return repair(layout, draft, record, now, fault)
 
 
@@ -30,7 +32,9 @@ def vertex_start_failed(
     record = current(draft, event.vertex, event.incarnation)
     if record is None or record.phase is not VertexPhase.STARTING:
         return ()
-    return repair(layout, draft, record, now, _fault_of(event, Cause.START_FAILED))
+    fault = _fault_of(event, Cause.START_FAILED)
+    machines.blame(layout, draft, record, event.node, fault, now)
+    return repair(layout, draft, record, now, fault)
 
 
 def trainer_failed(

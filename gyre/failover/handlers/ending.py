@@ -89,7 +89,8 @@ def vertex_stopped(
     if record is None or record.phase is not VertexPhase.STOPPING:
         return ()
     if draft.job.phase is not JobPhase.STOPPING and record.rank < draft.job.roles.get(record.role, 0):
-        bring_back(draft, record, now)  # the role was scaled up again before the vertex was gone
+        # The role was scaled up again before the vertex was gone, or the vertex was drained.
+        bring_back(draft, record, now, record.message)
         return start_commands(layout, draft, [record.id])
     draft.move(record.id, VertexPhase.STOPPED, now, reason=record.reason, message=record.message, pid=0)
     return _finish_if_empty(draft, now)

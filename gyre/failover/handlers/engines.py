@@ -17,6 +17,7 @@ from gyre.failover import events as e
 from gyre.failover.budget import within
 from gyre.failover.draft import Draft
 from gyre.failover.handlers.ending import end_job
+from gyre.failover.handlers.machines import blame
 from gyre.failover.handlers.repair import go_on_without, is_dispensable
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
@@ -44,7 +45,7 @@ def rollouts_changed(
     if event.what == STARTED:
         _started(draft, record, now)
         return ()
-    return _start_failed(layout, draft, record, event.details, now)
+    return _start_failed(layout, draft, record, event, now)
 
 
 def _started(draft: Draft, record: VertexRecord, now: float) -> None:
@@ -56,8 +57,9 @@ def _started(draft: Draft, record: VertexRecord, now: float) -> None:
 
 
 def _start_failed(
-    layout: JobLayout, draft: Draft, record: VertexRecord, told: dict[str, Any], now: float
+    layout: JobLayout, draft: Draft, record: VertexRecord, event: e.RolloutsChanged, now: float
 ) -> list[c.Command]:
+    told = event.details
     budget = layout.spec.failover.engine_start
     failures = (*within(draft.uses.get(_key(record.id), ()), budget, now), now)[-budget.max :]
     draft.set_uses(_key(record.id), failures)
@@ -70,6 +72,7 @@ def _start_failed(
         "attempts": attempts,
     }
     fault = Fault(Cause.ENGINE_START_FAILED, evidence)
+    blame(layout, draft, record, event.node, fault, now)
     if len(failures) < budget.max:
         decision = f"start it again: {attempts} of {budget.max} attempts have failed"
         _record(draft, record, before, fault, decision, now)

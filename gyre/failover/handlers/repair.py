@@ -67,7 +67,7 @@ def repair(
             decision=_restart_sentence(scope, record.id, members, wait_s),
             region=tuple(members),
         )
-        return _restart(layout, draft, members, record.id, scope, now, wait_s)
+        return restart(layout, draft, members, record.id, scope, now, wait_s)
     if dispensable:
         return go_on_without(layout, draft, record, now, fault)
     return _give_up(draft, record, now, fault, rungs[-1].budget)
@@ -104,7 +104,7 @@ def is_dispensable(layout: JobLayout, draft: Draft, record: VertexRecord) -> boo
     return bool(elastic and record.message and count > elastic.min and record.rank == count - 1)
 
 
-def _restart(
+def restart(
     layout: JobLayout,
     draft: Draft,
     members: list[str],
@@ -112,7 +112,11 @@ def _restart(
     scope: Scope,
     now: float,
     wait_s: float,
+    *,
+    moved: bool = False,
 ) -> list[c.Command]:
+    """End the members' processes and start their next incarnations, after `wait_s`. Those that are `moved` did not
+    fail, and it is no restart of theirs."""
     replaces: dict[str, int] = {}
     reasons = {Scope.JOB: Reason.JOB_RESTARTED, Scope.REGION: Reason.REGION_RESTARTED}
     for vertex in members:
@@ -125,7 +129,7 @@ def _restart(
             reason=Reason.RESTARTED if vertex == culprit else reasons.get(scope, Reason.RESTARTED),
             message=record.message,
             incarnation=record.incarnation + 1,
-            restarts=record.restarts + 1,
+            restarts=record.restarts + (not moved),
             pid=0,
             reported=0,
         )

@@ -99,12 +99,13 @@ def set_count(
 
 
 def bring_back(draft: Draft, record: VertexRecord, now: float, message: str = "") -> None:
-    """Want a vertex again that was scaled away, as its next incarnation; its place was given back."""
+    """Want a vertex again that was scaled away or drained, as its next incarnation; its place was given back."""
+    drained = record.phase is VertexPhase.STOPPING and record.reason is Reason.DRAINED
     draft.move(
         record.id,
         VertexPhase.STARTING,
         now,
-        reason=Reason.SCALED,
+        reason=Reason.DRAINED if drained else Reason.SCALED,
         message=message,
         incarnation=record.incarnation + 1,
         pid=0,

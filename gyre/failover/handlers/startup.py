@@ -92,6 +92,7 @@ def vertex_started(
         message=record.message,
         pid=event.pid,
         node=event.node,
+        avoids="",
     )
     close_incidents(draft, now)
     if not draft.job.trainer_started:

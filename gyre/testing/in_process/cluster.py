@@ -56,6 +56,9 @@ class InProcessCluster:
     async def nodes(self) -> list[NodeCapacity]:
         return self._nodes
 
+    async def draining(self) -> dict[str, str]:
+        return {}
+
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         """Room is looked for by vertex, in `spawn`."""
 

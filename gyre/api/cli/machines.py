@@ -1,0 +1,136 @@
+"""`nodes`, `drain`, `undrain`: the cluster's machines, and who is to leave them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import remark, write_json, write_table
+from gyre.api.terminal.formats import duration
+from gyre.api.terminal.text_tables import Column
+
+SHOWN_ID = 12
+"""Characters shown of a machine's id; `drain` takes them too."""
+
+NODE_COLUMNS = (
+    Column("NODE"),
+    Column("IP"),
+    Column("CPU", dispensable=2),
+    Column("GPU", dispensable=2),
+    Column("VERTICES", least=16, wraps=True),
+    Column("DEATHS", dispensable=1),
+    Column("STATE", least=16, wraps=True),
+)
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+def nodes(session: Session, job: str | None, as_json: bool) -> None:
+    """List the cluster's machines: what the job may use of each, what stands there, deaths, and who takes nobody."""
+    with session.reader() as reader:
+        found = reader.nodes(reader.find(job, live_first=True).job_id)
+    if as_json:
+        write_json(found)
+        return
+    write_table(
+        NODE_COLUMNS,
+        [
+            (
+                node["id"][:SHOWN_ID],
+                node["ip"],
+                f"{node['cpu']:g}",
+                f"{node['gpu']:g}",
+                ", ".join(node["vertices"]),
+                node["deaths"] or "",
+                _state(node["there"], node["draining"], node["left_until"]),
+            )
+            for node in found
+        ],
+    )
+
+
+def _state(there: bool, draining: str, left_until: float | None) -> str:
+    if not there:
+        return "gone"
+    if draining:
+        return f"drained: {draining}"
+    if left_until is not None:
+        return f"left alone for {duration(max(0.0, left_until - time.time()))}"
+    return ""
+
+
+@verb()
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX|INSTANCE")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="For an instance that joined by itself.",
+)
+@click.option("--reason", default="", help="Recorded with it.")
+@click.option(
+    "--ca", type=click.Path(path_type=Path), help="PEM file of the certificates to trust for an https --url."
+)
+@click.option("--json", "as_json", is_flag=True, help="The answer.")
+def drain(
+    session: Session,
+    words: tuple[str, ...],
+    deadline_s: float,
+    reason: str,
+    ca: Path | None,
+    as_json: bool,
+) -> None:
+    """Have everybody on a machine, one vertex, or an instance that joined by itself hand over and leave.
+
+    Vertices start elsewhere, where there is room: gyre drain 10.0.0.7, gyre drain rollout-1. With --url, that of the
+    rollout manager, only instances are known.
+    """
+    from gyre.api.cli.instances import drain_instance
+    from gyre.errors import NotFound
+
+    job, target = _job_and_target(words, "NODE|VERTEX|INSTANCE")
+    if session.url is None:
+        with session.reader() as reader:
+            found = reader.find(job, live_first=True)
+            try:
+                seq = reader.command(found.job_id, "drain", {"target": target, "reason": reason})
+            except NotFound:
+                job = found.job_id  # it is perhaps an instance that nobody placed
+            else:
+                if as_json:
+                    write_json({"job_id": found.job_id, "seq": seq})
+                else:
+                    remark(f"{found.name}: draining {target} (event {seq})")
+                return
+    answer = drain_instance(session, job, target, deadline_s=deadline_s, reason=reason or "asked to", ca=ca)
+    if as_json:
+        write_json(answer)
+    else:
+        remark(f"{target} is draining and leaves within {deadline_s:g} s")
+
+
+@verb()
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX")
+@click.option("--json", "as_json", is_flag=True, help="The job's id and the event's number.")
+def undrain(session: Session, words: tuple[str, ...], as_json: bool) -> None:
+    """Use a machine again that was drained or is left alone, or the one that a vertex was drained from."""
+    job, target = _job_and_target(words, "NODE|VERTEX")
+    with session.reader() as reader:
+        found = reader.find(job, live_first=True)
+        seq = reader.command(found.job_id, "undrain", {"target": target})
+    if as_json:
+        write_json({"job_id": found.job_id, "seq": seq})
+    else:
+        remark(f"{found.name}: {target} is used again (event {seq})")
+
+
+def _job_and_target(words: tuple[str, ...], expected: str) -> tuple[str | None, str]:
+    if len(words) > 2:
+        raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] {expected}.")
+    return (words[0] if len(words) == 2 else None), words[-1]
