@@ -239,13 +239,12 @@ class _Fit:
         lacking: dict[str, GraphError] = {}
         for need in sorted(self._parts(needs), key=lambda part: (-part.gpu, -part.cpu, part.node)):
             home = self._homes.get(need.node)
-            fitting = [
-                machine
-                for machine in self._machines
-                if self._may_take(machine, need) and (most is None or len(used) < most or id(machine) in used)
-            ]
+            holding = [machine for machine in self._machines if self._may_take(machine, need)]
+            full = most is not None and len(used) >= most
+            fitting = [machine for machine in holding if not full or id(machine) in used]
             if not fitting:
-                lacking.setdefault(need.bundles[0][0], _no_machine(need, self._machines))
+                error = _bound_reached(need, holding, most) if holding and most else None
+                lacking.setdefault(need.bundles[0][0], error or _no_machine(need, self._machines))
                 continue
             machine = min(
                 fitting,
@@ -296,6 +295,15 @@ class _Fit:
         )
 
 
+def _bound_reached(need: _Need, holding: Sequence[_Machine], most: int) -> GraphError:
+    room = ", ".join(machine.capacity.ip for machine in holding[:8])
+    return GraphError(
+        f"cluster: {need.bundles[0][0]} required a machine more than the {most} of node_num; {room} would have room.",
+        hint="Raise node_num, or leave it out.",
+        details={"required": "a machine more", "available": f"{most} by node_num; {room} would have room"},
+    )
+
+
 def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
     required = f"{need.cpu:g} CPU, {need.memory_bytes} bytes of memory" + (
         f", {need.gpu:g} GPUs" if need.gpu else ""
@@ -312,7 +320,11 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
     return GraphError(
         f"cluster: {need.bundles[0][0]} required {required} on one machine, available: {free}{more}.",
         hint="Lower the roles' resources, or add machines.",
-        details={"required": f"{required} on one machine", "available": f"{free}{more}" or "no machine"},
+        details={
+            "required": f"{required} on one machine",
+            "available": f"{free}{more}" or "no machine",
+            "another_would_help": not ips,
+        },
     )
 
 

@@ -65,6 +65,11 @@ class Cluster(Protocol):
         waits for the same."""
         ...
 
+    async def demand(self, sub_graph: SubGraph) -> None:
+        """Let whoever adds machines see that none has room for this sub-graph, wherever it would stand. `place` takes
+        over what was asked for, `release` takes it back."""
+        ...
+
     async def release(self, sub_graph_id: str) -> None: ...
 
     async def spawn(

@@ -143,6 +143,16 @@ class RayCluster:
         async with self._placing.setdefault(sub_graph.id, asyncio.Lock()):
             await self._place(sub_graph, timeout_s)
 
+    async def demand(self, sub_graph: SubGraph) -> None:
+        # Ray's autoscaler looks at pending placement groups. This one is bound to no machine, for none would do.
+        async with self._placing.setdefault(sub_graph.id, asyncio.Lock()):
+            name = f"{self._job_id}/{sub_graph.id}"
+            if sub_graph.id in self._groups or await asyncio.to_thread(self._find, name) is not None:
+                return
+            anywhere: list[dict[str, str]] = [{} for _ in sub_graph.bundles]
+            await asyncio.to_thread(self._create, name, sub_graph, anywhere)
+            self._waiting[sub_graph.id] = set()
+
     async def _place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         machines = {node.node_id for node in await self.nodes()}
         name = f"{self._job_id}/{sub_graph.id}"

@@ -146,7 +146,8 @@ class Scheduler:
         GraphError where the numbers of vertices do not fit each other."""
         plan = self._planned()
         nodes = await self._nodes()
-        seen = (plan, tuple(nodes), self._closed(nodes), frozenset(self._avoids().items()))
+        closed, avoids = self._closed(nodes), self._avoids()
+        seen = (plan, nodes, closed, avoids, self._leaving(closed, avoids))
         if self._fitted is None or self._fitted[0][0] is not plan or self._fitted[0][1:] != seen[1:]:
             # What runs stays, what starts finds its place anew.
             fitted, lacking = self._fit(plan, nodes)
@@ -168,6 +169,17 @@ class Scheduler:
         closed = {name for name, machine in known.items() if machine.is_closed(now)}
         there = {node.node_id for node in nodes}
         return frozenset((closed if there - closed else drained) & there)
+
+    def _leaving(self, closed: frozenset[str], avoids: Mapping[str, str]) -> set[str]:
+        """Those who still stand where they will not stand again."""
+        if not closed and not avoids:
+            return set()
+        leaving = (VertexPhase.RUNNING, VertexPhase.STOPPING)
+        return {
+            one.id
+            for one in self._state().vertices.values()
+            if one.phase in leaving and (one.node in closed or one.id in avoids)
+        }
 
     def _avoids(self) -> dict[str, str]:
         """The machines to which drained vertices do not go, by vertex."""
@@ -289,9 +301,12 @@ class Scheduler:
         if not all(one.vertex in fitted.plan.placements for one in addresses):
             raise CannotPlace("a vertex was scaled away meanwhile")
         sub_graphs = {sub.id: sub for sub in (fitted.of(one.vertex) for one in addresses)}
-        for name in sub_graphs:
-            if name in fitted.lacking:
-                raise _cannot_place(fitted.lacking[name])
+        for name, sub_graph in sub_graphs.items():
+            if (lack := fitted.lacking.get(name)) is not None:
+                if lack.details.get("another_would_help"):
+                    self._used.add(name)
+                    await self._cluster.demand(sub_graph)
+                raise _cannot_place(lack)
         self._used.update(sub_graphs)
         for outcome in await asyncio.gather(
             *(self._cluster.place(sub, PLACE_TIMEOUT_S) for sub in sub_graphs.values()),

@@ -559,6 +559,10 @@ class Connection:
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         await self._through(self._world.place(sub_graph, timeout_s))
 
+    async def demand(self, sub_graph: SubGraph) -> None:
+        if not self._cut:
+            self._world.room.demands.add(sub_graph.id)
+
     async def release(self, sub_graph_id: str) -> None:
         if not self._cut:
             self._world.room.release(sub_graph_id)

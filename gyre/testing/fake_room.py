@@ -37,6 +37,8 @@ class FakeRoom:
         """The living machines, by name."""
         self.places: dict[str, list[tuple[Bundle, str]]] = {}
         """What is reserved, by sub-graph: each bundle with its machine."""
+        self.demands: set[str] = set()
+        """The sub-graphs for which whoever adds machines was shown that none has room."""
         self._added = 0
 
     def add(self, name: str, **what: float) -> None:
@@ -75,12 +77,14 @@ class FakeRoom:
             free[where][1] -= bundle.accelerator
             taken.append((bundle, where))
         self.places[sub_graph.id] = taken
+        self.demands.discard(sub_graph.id)
         return True
 
     def machine_of(self, sub_graph: str, bundle: int) -> str:
         return next(where for reserved, where in self.places[sub_graph] if reserved.index == bundle)
 
     def release(self, sub_graph: str) -> None:
+        self.demands.discard(sub_graph)
         self.places.pop(sub_graph, None)
 
     def _free(self) -> dict[str, list[float]]:

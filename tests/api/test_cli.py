@@ -206,6 +206,11 @@ def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed, golden: S
     assert gyre("--url", url, "--token", "t", "resume").exit_code == 0
     assert data(gyre("show", "--url", url, "--token", "t", "--json"))["master"]["answering"]
     assert data(gyre("ls", "--url", url, "--token", "t", "--json"))[0]["job_id"] == "golden-1"
+    assert "rollout-1" in gyre("nodes", "--token", "t").stdout
+    assert data(gyre("nodes", "--url", url, "--token", "t", "--json"))[0]["id"] == "node-0"
+    assert gyre("--token", "t", "drain", "rollout-1").exit_code == 0
+    assert gyre("--token", "t", "undrain", "golden", "rollout-1").exit_code == 0
+    assert gyre("--token", "t", "drain", "nobody").exit_code == 4
     assert gyre("--token", "t", "scale", "rollout=99").exit_code == 2
     assert gyre("--token", "t", "scale", "nobody=1").exit_code == 4
     assert gyre("--token", "t", "scale", "actor=3").exit_code == 5
@@ -228,6 +233,8 @@ def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed, golden: S
         (["show", "nobody"], 4, "There is no job 'nobody'"),
         (["scale", "rollout"], 2, "expected [JOB] ROLE=N"),
         (["scale", "golden", "rollout=many"], 2, "expected [JOB] ROLE=N"),
+        (["drain", "a", "b", "c"], 2, "expected [JOB] NODE|VERTEX|INSTANCE"),
+        (["nodes"], 5, "it has no machines any more"),
         (["pause"], 5, "it takes no pause"),
         (["replay", "--until", "noon"], 2, "expected an event's number, or a time"),
         (["plan", "/nowhere/job.yaml"], 2, "no such file"),

@@ -144,6 +144,17 @@ def test_commands_are_in_the_journal_when_they_are_accepted(http: Client, job: S
     assert [event["actor"] for event in job.master.events(after=8)] == ["rest"] * 4
 
 
+def test_machines_are_listed_and_drained(http: Client, job: StandingJob) -> None:
+    [node] = http.get(f"{JOB}/nodes").json()["nodes"]
+    assert (node["id"], node["there"], node["draining"], node["left_until"]) == ("node-0", True, "", None)
+    assert "rollout-1" in node["vertices"]
+    assert http.post(f"{JOB}:drain", json={"target": "10.0.0.1", "reason": "old"}).status_code == 202
+    [node] = http.get(f"{JOB}/nodes").json()["nodes"]
+    assert node["draining"] == "old"
+    assert http.post(f"{JOB}:undrain", json={"target": "node-0"}).status_code == 202
+    assert http.get(f"{JOB}/nodes").json()["nodes"][0]["draining"] == ""
+
+
 def test_stop_needs_no_body(http: Client, job: StandingJob) -> None:
     assert http.post(f"{JOB}:stop").status_code == 202
     assert job.view()["job"]["phase"] == "stopping"
@@ -164,6 +175,10 @@ def test_stop_needs_no_body(http: Client, job: StandingJob) -> None:
         ("POST", f"{JOB}:scale", {"role": "rollout", "count": 9}, 422, "config"),
         ("POST", f"{JOB}:scale", {"role": "rolout", "count": 2}, 404, "not_found"),
         ("POST", f"{JOB}:scale", {"role": "actor", "count": 3}, 409, "conflict"),
+        ("POST", f"{JOB}:drain", {}, 422, "config"),
+        ("POST", f"{JOB}:drain", {"target": "rolout-1"}, 404, "not_found"),
+        ("POST", f"{JOB}:drain", {"target": "trainer-0"}, 409, "conflict"),
+        ("POST", f"{JOB}:undrain", {"target": "nobody"}, 404, "not_found"),
     ],
 )
 def test_every_refusal_is_a_problem(

@@ -51,6 +51,22 @@ def test_a_rollout_machine_that_is_away_costs_rollout_speed_and_nothing_else() -
     assert (end["result"]["prompts_lost"], end["result"]["trained_twice"]) == (0, 0)
 
 
+@pytest.mark.ray
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_machine_that_comes_late_is_used_and_one_that_is_drained_is_left_in_order() -> None:
+    out = run("tests.kill.machines_come_and_go")
+    assert out["stands_on_the_guest"]
+    assert out["used_after_s"] < 30, "in seconds, but for a busy machine"
+    assert out["noticed_after_s"] < 10
+    assert out["while_drained"] == {"phase": "running", "reason": "no_room"}, out
+    assert ["rollout-1", "drained"] in out["left"]
+    assert out["phase"] == "succeeded"
+    assert (out["incidents"], out["restarts"]) == ([], {}), "to be asked to go is no failure"
+    assert (out["result"]["prompts_lost"], out["result"]["trained_twice"]) == (0, 0)
+
+
 def run(program: str) -> dict[str, Any]:
     """What the program prints at its end."""
     done = subprocess.run(

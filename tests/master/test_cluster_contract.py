@@ -80,6 +80,16 @@ class Bench:
         else:
             os.kill(spawned.pid, signal.SIGKILL)
 
+    def demands(self) -> list[str]:
+        """The sub-graphs that whoever adds machines sees."""
+        if self._world is not None:
+            return sorted(self._world.room.demands)
+        from ray.util.placement_group import placement_group_table
+
+        groups = [group for group in placement_group_table().values() if group["state"] == "PENDING"]
+        own = [group["name"].split("/") for group in groups]
+        return sorted(name for job, name in own if job == self.job_id)
+
     async def other_takes(self, cpu: float) -> Callable[[], Awaitable[None]]:
         """Another job reserves CPUs. Returns what gives them back."""
         [node] = await self.cluster.nodes()
@@ -312,6 +322,25 @@ def test_a_place_is_taken_once_and_given_back_as_often_as_asked(bench: Bench) ->
         await bench.cluster.release(PLACE.id)
         await bench.cluster.place(PLACE, GENEROUS_S)
         assert await bench.cluster.nodes()
+
+    bench.run(scenario)
+
+
+def test_a_demand_is_seen_until_there_is_a_place_or_nobody_wants_it(bench: Bench) -> None:
+    async def scenario() -> None:
+        [node] = await bench.cluster.nodes()
+        everything = needing("reward-0", round(node.cpu))
+        give_back = await bench.other_takes(1.0)
+        await bench.cluster.demand(everything)
+        await bench.cluster.demand(everything)
+        assert bench.demands() == ["reward-0"]
+        await bench.cluster.release("reward-0")
+        assert bench.demands() == []
+        await bench.cluster.demand(everything)
+        await give_back()
+        await bench.cluster.place(everything, GENEROUS_S)
+        assert bench.demands() == []
+        await bench.cluster.release("reward-0")
 
     bench.run(scenario)
 

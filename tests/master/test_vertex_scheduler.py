@@ -361,7 +361,10 @@ def test_what_another_job_holds_is_not_planned_on(tmp_path: Path) -> None:
         assert list((await bench.scheduler.plan()).lacking) == ["rollout-1"]
         assert await bench.scheduler.room("rollout", 4) == 2
         bench.world.at(50.0, bench.world.occupy, "full")
+        demands: list[set[str]] = []
+        bench.world.at(40.0, lambda: demands.append({*bench.world.room.demands}))
         waits, _, started = await bench.start(1, vertex="rollout-1")
+        assert (demands, bench.world.room.demands) == ([{"rollout-1"}], set())
         assert isinstance(waits, e.VertexWaitsForRoom)
         assert waits.required == "4 CPU, 0 bytes of memory on one machine"
         assert isinstance(started, e.VertexStarted)
@@ -392,6 +395,8 @@ def test_a_bound_of_machines_is_kept(tmp_path: Path) -> None:
     async def scenario() -> None:
         bench.world.add_machine("a", cpu=4.0)
         bench.world.add_machine("b", cpu=4.0)
-        assert list((await bench.scheduler.plan()).lacking) == ["rollout-1"]
+        lacking = (await bench.scheduler.plan()).lacking
+        assert list(lacking) == ["rollout-1"]
+        assert "a machine more than the 1 of node_num; 10.0.0.2 would have room" in str(lacking["rollout-1"])
 
     bench.run(scenario)

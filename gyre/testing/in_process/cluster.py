@@ -62,6 +62,9 @@ class InProcessCluster:
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         """Room is looked for by vertex, in `spawn`."""
 
+    async def demand(self, sub_graph: SubGraph) -> None:
+        pass
+
     async def release(self, sub_graph_id: str) -> None:
         pass
 
