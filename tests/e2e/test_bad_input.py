@@ -108,7 +108,7 @@ def test_a_cycle_without_delay(mine: Path) -> None:
 
 
 def test_more_devices_than_the_job_has_nodes_for(mine: Path) -> None:
-    says(run(mine, {**JOB, "device_per_node": 1}), 2, "required", "available")
+    says(run(mine, {**JOB, "node_num": 1, "device_per_node": 1}), 2, "required", "available")
 
 
 @pytest.mark.ray
