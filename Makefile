@@ -9,7 +9,7 @@ SGLANG_TESTS ?= $(MAKE) test-sglang
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang search coverage lint types layers bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search coverage lint types layers bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -56,6 +56,9 @@ $(SGLANG)/.installed: constraints-sglang.txt
 # One worker has the job, the other what needs an engine alone: an engine takes half a minute of a core to start.
 test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight loading, a job that is killed
 	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
+
+soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
+	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
 
 search: install  ## look for examples that break a property: others each time, ten times as many as in the long suite
 	GYRE_TEST_EXAMPLES=10 $(PYTEST) -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)

@@ -115,7 +115,7 @@ class Account:
                 len(prompts.trained_twice),
                 prompts.trained,
             )
-            self.replay_differences = len(replay_job(store, handle.job_id).differences)
+            self.replay_differences = len(replay_job(store, handle.job_id).differences or ())
         for group in placement_group_table().values():
             if group["state"] != "REMOVED":
                 self.left.add(f"placement group {group['name']} ({group['state']})")

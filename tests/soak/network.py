@@ -46,21 +46,8 @@ class Link:
         subprocess.run(["tc", "qdisc", "del", "dev", self._cable, "root"], capture_output=True, check=False)
 
     def throttle(self, rate: str = "2mbit") -> None:
-        _run(
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            self._cable,
-            "root",
-            "tbf",
-            "rate",
-            rate,
-            "burst",
-            "64kbit",
-            "latency",
-            "400ms",
-        )
+        limit = ("tbf", "rate", rate, "burst", "64kbit", "latency", "400ms")
+        _run("tc", "qdisc", "add", "dev", self._cable, "root", *limit)
 
     def reset(self) -> None:
         """End the machine's TCP connections, as a router that lost its table does."""
