@@ -72,7 +72,7 @@ class Watch:
     def _status(self) -> dict[str, Any]:
         told = json.loads(next(self._home.glob("jobs/*/rollouts.json")).read_text())
         request = urllib.request.Request(
-            told["url"] + "/v1/status", headers={"Authorization": f"Bearer {told['token']}"}
+            told["url"] + "/v1/status", headers={"Authorization": f"Bearer {told['secret']}"}
         )
         with urllib.request.urlopen(request, timeout=2.0) as response:
             status = json.load(response)

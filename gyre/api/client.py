@@ -81,6 +81,10 @@ class GyreClient:
     def spec(self, job: str) -> dict[str, Any]:
         return self._get(f"{_job(job)}/spec")
 
+    def tokens(self, job: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get(f"{_job(job)}/tokens")["tokens"]
+        return found
+
     def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         page: list[dict[str, Any]] = self._get(f"{_job(job)}/events", after=after, limit=limit)["events"]
         return page
@@ -125,8 +129,8 @@ class GyreClient:
     # -- commands -----------------------------------------------------------------------------------
 
     def command(self, job: str, verb: str, body: Mapping[str, Any] | None = None) -> int:
-        """`scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume`, `stop` (reason).
-        Returns the event's seq."""
+        """`scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume`, `stop` (reason),
+        `create_token` (name, digest, expires_at) or `revoke_token` (name). Returns the event's seq."""
         response = self._send(
             "POST", f"{_job(job)}:{verb}", json=dict(body) if body else None, timeout=COMMAND_TIMEOUT_S
         )

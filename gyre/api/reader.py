@@ -19,10 +19,11 @@ from typing import Any, Self
 
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
+from gyre.config import parse_job
 from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unreachable
-from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
+from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
-from gyre.master.master_api import View, view_of
+from gyre.master.master_api import View, tokens_of, view_of
 from gyre.store import JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0
@@ -152,6 +153,15 @@ class JobReader:
         if self._url is not None:
             return self._client(self._url).spec(job_id)
         return self.store.job(job_id).spec
+
+    def tokens(self, job_id: str) -> list[dict[str, Any]]:
+        """The join tokens: name, by, created_at, expires_at, revoked_at."""
+        if self._url is not None:
+            return self._client(self._url).tokens(job_id)
+        row = self.store.job(job_id)
+        spec = parse_job(row.spec)
+        coordinator = FailoverCoordinator(spec, lambda vertex: frozenset((vertex,)))
+        return tokens_of(coordinator.join_tokens(self._state(row)))
 
     def events(self, job_id: str, *, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
         """Committed events with seq > after, at most `limit`."""

@@ -3,6 +3,8 @@
 from gyre.config.parse import apply_overrides, config_error, load_yaml, parse_job, plain_config
 from gyre.config.spec import (
     BUILTIN_ROLES,
+    DEFAULT_TOKEN,
+    JOIN_TOKEN,
     LOCAL_ROLLOUT,
     ROLLOUT_MANAGER,
     TRAINER,
@@ -26,6 +28,8 @@ from gyre.config.spec import (
 
 __all__ = [
     "BUILTIN_ROLES",
+    "DEFAULT_TOKEN",
+    "JOIN_TOKEN",
     "LOCAL_ROLLOUT",
     "ROLLOUT_MANAGER",
     "TRAINER",

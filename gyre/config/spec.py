@@ -18,6 +18,10 @@ from gyre.config.plugins import BackendName, CodecName, EngineName
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
+JOIN_TOKEN = "join_token"
+"""The kind of the snapshot's rows in which the rollout manager finds the join tokens."""
+DEFAULT_TOKEN = "default"
+"""The name of the join token that the rollout manager makes when it first starts."""
 """The role that a recipe adds if its rollouts are the rollout plane's instances."""
 LOCAL_ROLLOUT = "local_rollout"
 """The role of instances on the actor's devices, added for `rollouts.local`."""

@@ -14,8 +14,8 @@ The graph gives the scope of a repair: the region of the culprit, that is, itsel
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.
 
 This module holds the entry and the table of handlers. `gyre.failover.handlers` has a module for each subject: startup,
-deaths, engines, machines, progress, role_counts, pausing, ending. A handler takes `(layout, draft, event, now)`,
-changes the draft, and returns commands.
+deaths, engines, machines, progress, role_counts, join_tokens, pausing, ending. A handler takes `(layout, draft, event,
+now)`, changes the draft, and returns commands.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gyre.failover.handlers import (
     deaths,
     ending,
     engines,
+    join_tokens,
     machines,
     pausing,
     role_counts,
@@ -39,7 +40,7 @@ from gyre.failover.handlers import (
     training_progress,
 )
 from gyre.failover.layout import JobLayout, Regions
-from gyre.failover.state import Cause, JobPhase, JobState, Reason, RowKey, VertexPhase
+from gyre.failover.state import Cause, JobPhase, JobState, JoinToken, Reason, RowKey, VertexPhase
 from gyre.failover.vertices import roles_that_can_wait, wanted
 
 
@@ -118,6 +119,19 @@ class FailoverCoordinator:
         """Raises NotFound, ConfigError or Conflict if `role` cannot have `count` vertices."""
         role_counts.check_scale(self.layout, state, role, count)
 
+    def join_tokens(self, state: JobState) -> dict[str, JoinToken]:
+        """The job's join tokens by name, with the one that the rollout manager made."""
+        return join_tokens.join_tokens(self.layout, state)
+
+    def check_token(
+        self, state: JobState, event: e.JoinTokenCreated | e.JoinTokenRevoked, now: float
+    ) -> None:
+        """Raises NotFound, ConfigError or Conflict if the token cannot be created or revoked."""
+        if isinstance(event, e.JoinTokenCreated):
+            join_tokens.check_create(self.layout, state, event, now)
+        else:
+            join_tokens.check_revoke(self.layout, state, event.name)
+
 
 def _derive_phase(layout: JobLayout, draft: Draft) -> None:
     """Set the job's phase from its vertices', by the rank that `gyre.failover.state` documents."""
@@ -183,6 +197,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.ReportRefused: training_progress.recorded,
     e.ScaleAdvised: role_counts.scale_advised,
     e.ScaleRequested: role_counts.scale_requested,
+    e.JoinTokenCreated: join_tokens.join_token_created,
+    e.JoinTokenRevoked: join_tokens.join_token_revoked,
     e.PauseRequested: pausing.pause_requested,
     e.ResumeRequested: pausing.resume_requested,
     e.StopRequested: ending.stop_requested,

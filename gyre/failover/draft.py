@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gyre.config import JOIN_TOKEN
 from gyre.failover.state import (
     VERTEX_TRANSITIONS,
     Incident,
     JobRecord,
     JobState,
+    JoinToken,
     MachineRecord,
     Reason,
     RowKey,
@@ -32,6 +34,7 @@ class Draft:
         self.incidents: dict[str, Incident] = state.incidents
         self.uses: dict[str, tuple[float, ...]] = state.uses
         self.machines: dict[str, MachineRecord] = state.machines
+        self.tokens: dict[str, JoinToken] = state.tokens
         self.moved = False
         """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
@@ -104,8 +107,13 @@ class Draft:
         self.machines[machine] = replace(self.machines.get(machine) or MachineRecord(machine), **fields)
         self._written.add(("machine", machine))
 
+    def set_token(self, token: JoinToken) -> None:
+        self._own_table("tokens")
+        self.tokens[token.name] = token
+        self._written.add((JOIN_TOKEN, token.name))
+
     def done(self) -> JobState:
-        return JobState(self.job, self.vertices, self.incidents, self.uses, self.machines)
+        return JobState(self.job, self.vertices, self.incidents, self.uses, self.machines, self.tokens)
 
     def changed(self) -> frozenset[RowKey]:
         """Returns the keys of the rows that differ from the state at the start."""
@@ -122,6 +130,8 @@ class Draft:
             return of.vertices.get(name)
         if kind == "machine":
             return of.machines.get(name)
+        if kind == JOIN_TOKEN:
+            return of.tokens.get(name)
         return of.incidents.get(name) if kind == "incident" else of.uses.get(name)
 
     def _put_vertex(self, record: VertexRecord) -> None:

@@ -335,11 +335,29 @@ class DrainRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JoinTokenCreated(Event):
+    """Who presents the token of this SHA-256 (in hex) may join the rollout plane, until `expires_at`."""
+
+    name: str
+    digest: str
+    expires_at: float | None = None
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
 class UndrainRequested(Event):
     """A machine, or the one that a vertex was drained from, may be used again."""
 
     node: str = ""
     vertex: str = ""
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTokenRevoked(Event):
+    """Nobody joins with this token any more, and who has joined with it is cut."""
+
+    name: str
     by: str = "user"
 
 
@@ -405,6 +423,8 @@ _KINDS: dict[str, type[Event]] = {
         ScaleRequested,
         DrainRequested,
         UndrainRequested,
+        JoinTokenCreated,
+        JoinTokenRevoked,
         PauseRequested,
         ResumeRequested,
         StopRequested,

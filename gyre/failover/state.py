@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gyre.config import JOIN_TOKEN
+
 
 class JobPhase(StrEnum):
     SUBMITTED = "submitted"
@@ -218,6 +220,22 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinToken:
+    """A token with which machines join the rollout plane, by its name. The token itself is nowhere: `digest` is its
+    SHA-256 in hex, and empty for the one that the rollout manager made itself."""
+
+    name: str
+    digest: str = ""
+    by: str = ""
+    created_at: float = 0.0
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+    def is_valid(self, now: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """Immutable. `uses` holds, per budget key, the times of use within the window."""
 
@@ -226,6 +244,7 @@ class JobState:
     incidents: dict[str, Incident] = field(default_factory=dict)
     uses: dict[str, tuple[float, ...]] = field(default_factory=dict)
     machines: dict[str, MachineRecord] = field(default_factory=dict)
+    tokens: dict[str, JoinToken] = field(default_factory=dict)
 
 
 RowKey = tuple[str, str]
@@ -247,6 +266,9 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     if kind == "budget":
         uses = state.uses.get(name)
         return None if uses is None else {"uses": list(uses)}
+    if kind == JOIN_TOKEN:
+        token = state.tokens.get(name)
+        return None if token is None else fields_of(token)
     if kind == "vertex":
         record = state.vertices.get(name)
         if record is None:
@@ -271,6 +293,7 @@ def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
     keys += [("incident", name) for name in state.incidents]
     keys += [("budget", name) for name in state.uses]
     keys += [("machine", name) for name in state.machines]
+    keys += [(JOIN_TOKEN, name) for name in state.tokens]
     return {key: row for key in keys if (row := row_of(state, key)) is not None}
 
 
@@ -281,6 +304,7 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     incidents: dict[str, Incident] = {}
     uses: dict[str, tuple[float, ...]] = {}
     machines: dict[str, MachineRecord] = {}
+    tokens: dict[str, JoinToken] = {}
     for (kind, name), row in rows.items():
         if kind == "job":
             outcome = row["outcome"]
@@ -304,5 +328,7 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
             uses[name] = tuple(row["uses"])
         elif kind == "machine":
             machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})
+        elif kind == JOIN_TOKEN:
+            tokens[name] = JoinToken(**row)
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
-    return JobState(job, {name: vertices[name] for name in order}, incidents, uses, machines)
+    return JobState(job, {name: vertices[name] for name in order}, incidents, uses, machines, tokens)

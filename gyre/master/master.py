@@ -26,6 +26,8 @@ from gyre.failover.events import (
     DrainRequested,
     Event,
     JobSubmitted,
+    JoinTokenCreated,
+    JoinTokenRevoked,
     MasterStarted,
     PauseRequested,
     ResumeRequested,
@@ -40,7 +42,7 @@ from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
 from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
-from gyre.master.master_api import View, nodes_of, spec_of, view_of
+from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store, open_store
@@ -254,6 +256,9 @@ class JobMaster:
             store_error=self._context.error,
         )
 
+    def tokens(self) -> list[dict[str, Any]]:
+        return tokens_of(self._context.coordinator.join_tokens(self._context.committed))
+
     def spec(self) -> dict[str, Any]:
         return spec_of(self._spec)
 
@@ -307,9 +312,13 @@ class JobMaster:
             if state.job.phase is JobPhase.STOPPING:
                 raise Conflict(f"job {state.job.name} is stopping.")
             event = PauseRequested(by) if verb == "pause" else ResumeRequested(by)
+        elif verb in ("create_token", "revoke_token"):
+            event = _token_event(verb, body, by)
+            self._context.coordinator.check_token(state, event, self._clock())
         else:
             raise ConfigError(
-                f"{verb!r} is not a command; known: scale, drain, undrain, pause, resume, stop."
+                f"{verb!r} is not a command; known: scale, drain, undrain, pause, resume, stop, create_token, "
+                "revoke_token."
             )
         return await self._context.submit(event, actor=by)
 
@@ -368,6 +377,15 @@ def _port_of(url: str | None) -> int:
         return 0
     tail = url.rstrip("/").rpartition(":")[2]
     return int(tail) if tail.isdigit() else 0
+
+
+def _token_event(verb: str, body: Mapping[str, Any], by: str) -> JoinTokenCreated | JoinTokenRevoked:
+    if verb == "revoke_token":
+        return JoinTokenRevoked(str(body["name"]), by)
+    expires_at = body.get("expires_at")
+    return JoinTokenCreated(
+        str(body["name"]), str(body["digest"]), None if expires_at is None else float(expires_at), by
+    )
 
 
 def _hostname() -> str:

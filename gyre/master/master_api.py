@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from sqlalchemy import make_url
 
 from gyre.config import JobSpec
-from gyre.failover import JobState, MachineRecord, VertexPhase
+from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.graph import NodeCapacity
 
 View = dict[str, Any]
@@ -40,6 +40,10 @@ class MasterApi(Protocol):
     """Every method may be called from any thread. `command` blocks until the event is in the journal."""
 
     def view(self) -> View: ...
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """The join tokens, as `tokens_of` gives them."""
+        ...
 
     def spec(self) -> dict[str, Any]:
         """The job's configuration, as `spec_of` gives it."""
@@ -62,8 +66,8 @@ class MasterApi(Protocol):
         ...
 
     def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
-        """Submit `scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume` or `stop`
-        (reason). Returns the event's seq.
+        """Submit `scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume`, `stop`
+        (reason), `create_token` (name, digest, expires_at) or `revoke_token` (name). Returns the event's seq.
 
         Raises Conflict, NotFound or ConfigError if the coordinator refuses, Unreachable past the deadline.
         """
@@ -168,6 +172,11 @@ def view_of(
         "seq": seq,
         "store": {"error": store_error},
     }
+
+
+def tokens_of(tokens: Mapping[str, JoinToken]) -> list[dict[str, Any]]:
+    """The join tokens without their digests: name, by, created_at, expires_at, revoked_at."""
+    return [{key: value for key, value in asdict(one).items() if key != "digest"} for one in tokens.values()]
 
 
 def spec_of(spec: JobSpec) -> dict[str, Any]:

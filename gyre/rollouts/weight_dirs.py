@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gyre.rollouts.protocol.endpoint import read_endpoint
+from gyre.rollouts.protocol.endpoint import read_weights_endpoint
 from gyre.weights.owned_dirs import default_root, remove_left
 
 
@@ -22,9 +22,9 @@ def of_publisher(directory: Path) -> str:
     return f"trainer of {directory}"
 
 
-def of_instance(token: str) -> str:
-    """Of what an instance fetches; instances know the token alone, for they may be anywhere."""
-    return f"instance of {token}"
+def of_instance(key: str) -> str:
+    """Of what an instance fetches; instances know the weights key alone, for they may be anywhere."""
+    return f"instance of {key}"
 
 
 def of_copy(vertex: str, directory: Path) -> str:
@@ -37,7 +37,7 @@ def remove_left_by_job(directory: Path, vertices: Iterable[str], *, root: Path |
 
     `root` is an OwnedDir's. The folder of an instance whose cache is elsewhere is not looked for.
     """
-    where = read_endpoint(directory)
+    where = read_weights_endpoint(directory)
     purposes = [of_publisher(directory), *(of_copy(vertex, directory) for vertex in vertices)]
     if where is not None:
         purposes.append(of_instance(where[1]))

@@ -14,7 +14,7 @@ from gyre.failover import Decision, JobState
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
-from gyre.failover.state import VERTEX_TRANSITIONS, RowKey, VertexPhase
+from gyre.failover.state import JOIN_TOKEN, VERTEX_TRANSITIONS, RowKey, VertexPhase
 
 
 class Witness:
@@ -135,6 +135,7 @@ def differing(before: JobState, after: JobState) -> set[RowKey]:
         ("incident", before.incidents, after.incidents),
         ("budget", before.uses, after.uses),
         ("machine", before.machines, after.machines),
+        (JOIN_TOKEN, before.tokens, after.tokens),
     )
     for kind, old, new in tables:
         if old is new:

@@ -109,6 +109,17 @@ class RolloutStore:
             deltas=[(seq, bytes(body)) for seq, body in delta_rows],
         )
 
+    def snapshot_rows(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The rows of this kind in the job's snapshot, by key: what the master has committed for the rollout plane."""
+        snapshot = tables.snapshot
+        with self._database.read() as connection:
+            found = connection.execute(
+                select(snapshot.c.key, snapshot.c.body).where(
+                    snapshot.c.job_id == self.job_id, snapshot.c.kind == kind
+                )
+            ).all()
+        return {key: decode_body(body, f"the {kind} {key}") for key, body in found}
+
     def _claim(self, connection: Connection, term: int, counters: str) -> None:
         """Check the term and set the counters in one statement, which locks the row on PostgreSQL."""
         rollouts = tables.rollouts

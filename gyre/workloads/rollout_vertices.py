@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import ssl
 import threading
 import traceback
@@ -31,7 +30,8 @@ from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
-from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust, write_endpoint
+from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
+from gyre.rollouts.protocol.secrets import new_secret
 from gyre.rollouts.protocol.tls import server_context
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.trainer.sample_ledger import rollout_ledger
@@ -148,7 +148,9 @@ class RolloutManagerVertex(BaseWorkload):
     def setup(self) -> None:
         spec = RolloutsSpec.model_validate(self.context.rollouts)
         before = read_endpoint(self.context.directory)
-        token = before[1] if before is not None else secrets.token_urlsafe(24)
+        secret = before[1] if before is not None else new_secret()
+        joining = read_join_endpoint(self.context.directory)
+        join_token = joining[1] if joining is not None and joining[1] != secret else new_secret()
         port = spec.port or (int(before[0].rpartition(":")[2]) if before is not None else 0)
         calm_collector()
         self._loop = _Loop("gyre-rollouts")
@@ -157,7 +159,8 @@ class RolloutManagerVertex(BaseWorkload):
         self.manager = RolloutManager(
             ledger,
             term=self.context.incarnation,
-            token=token,
+            token=secret,
+            join_token=join_token,
             settings=ManagerSettings(
                 report_interval_s=spec.report_interval_s,
                 silence_timeout_s=spec.silence_timeout_s,
@@ -183,7 +186,8 @@ class RolloutManagerVertex(BaseWorkload):
             self.context.directory,
             {
                 "url": f"{'https' if tls is not None else 'http'}://{host}:{port}",
-                "token": token,
+                "secret": secret,
+                "token": join_token,
                 **({"certificate": certificate} if certificate else {}),
                 "pid": os.getpid(),
                 "term": self.context.incarnation,

@@ -32,7 +32,7 @@ def until_open(run: Run, directory: Path, within_s: float = 60.0) -> None:
     while time.monotonic() < end:
         try:
             where = json.loads((directory / "rollouts.json").read_text())
-            headers = {"Authorization": f"Bearer {where['token']}"}
+            headers = {"Authorization": f"Bearer {where['secret']}"}
             status = httpx.get(f"{where['url']}/v1/status", headers=headers, timeout=5.0).json()
             local = [one for one in status["instances"] if one["instance"].startswith("local_rollout-")]
             if status["local_window"]["state"] == "open" and any(one["samples"] for one in local):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gyre.rollouts.protocol.secrets import weights_key
 from gyre.weights.publisher import Publisher
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.version.arena import Arena
@@ -39,7 +40,7 @@ class Instance:
             named |= rounded
         self.begun_with = work.write_folder(root / "begun", FAMILIES["qwen3-tied"], seed=6)
         self.arena = Arena(root / "arena")
-        self.server = ChunkServer(self.arena, TOKEN, host="127.0.0.1")
+        self.server = ChunkServer(self.arena, weights_key(TOKEN), host="127.0.0.1")
         layout, own = layout_of(named, floats="bfloat16")
         publisher = Publisher(self.arena, self.server, chunk_bytes=4096)
         manifest = publisher.publish(7, 7, layout, own.items(), files={"config.json": b"{}"})
@@ -140,7 +141,7 @@ def torch_copy(tmp_path: Path) -> dict[str, Any]:
     origin, taker = actor(1), actor(2)
     named, config = origin.servable()
     arena = Arena(tmp_path / "arena")
-    server = ChunkServer(arena, TOKEN, host="127.0.0.1")
+    server = ChunkServer(arena, weights_key(TOKEN), host="127.0.0.1")
     layout, own = layout_of(named)
     manifest = Publisher(arena, server).publish(
         3, 3, layout, own.items(), files={"config.json": json.dumps(config).encode()}

@@ -43,6 +43,8 @@ from gyre.store import RolloutStore, open_store
 from gyre.weights.version.model_folder import ModelFolder, list_model_folder
 
 TOKEN = "secret"
+"""The job's own."""
+JOIN_TOKEN = "for those who join"
 QUICK = ManagerSettings(
     report_interval_s=0.05,
     commit_interval_s=0.01,
@@ -52,6 +54,7 @@ QUICK = ManagerSettings(
     restart_grace_s=0.3,
     hello_timeout_s=20.0,
     rebalance_every_s=1e6,
+    tokens_every_s=0.05,
 )
 SOON_S = 60.0
 """For what should take milliseconds, on a machine that does much else."""
@@ -126,6 +129,7 @@ class Plane:
             self.store,
             term=self.term,
             token=TOKEN,
+            join_token=JOIN_TOKEN,
             settings=self.settings,
             on_event=lambda kind, fields: self.events.append((kind, fields)),
             on_fatal=self.fatal.append,
@@ -196,8 +200,9 @@ class Plane:
         self.peers.append(wire)
         return wire
 
-    async def agent(self, name: str, **hello: Any) -> ScriptedAgent:
+    async def agent(self, name: str, *, token: str = TOKEN, **hello: Any) -> ScriptedAgent:
         agent = ScriptedAgent(self, name)
+        agent.token = token
         await agent.dial(**hello)
         return agent
 
@@ -332,6 +337,7 @@ class ScriptedAgent:
         self.samples: dict[int, Sample] = {}
         self.weights: Weights | None = None
         self.seq = 0
+        self.token = TOKEN
         self.wire: Wire
 
     def hello(self, **changed: Any) -> Hello:
@@ -347,7 +353,7 @@ class ScriptedAgent:
         return Hello(**(fields | changed))
 
     async def dial(self, **hello: Any) -> Welcome:
-        self.wire = await self.plane.dial()
+        self.wire = await self.plane.dial(token=self.token)
         await self.wire.send(self.hello(**hello))
         welcome = await self.wire.expect(Welcome)
         self.seq = 0

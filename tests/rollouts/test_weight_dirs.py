@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre.rollouts.protocol.secrets import weights_key
 from gyre.rollouts.weight_dirs import of_copy, of_instance, of_publisher, remove_left_by_job
 from gyre.weights.owned_dirs import OwnedDir
 
@@ -22,9 +23,15 @@ def test_actor_instances_and_ranks_that_died_leave_nothing_and_other_jobs_keep_t
 ) -> None:
     root = tmp_path / "shm"
     living = OwnedDir(root, of_publisher(job))
+    key = weights_key("t")
     claims = [  # side by side: who claims a folder takes away those that nobody holds
         OwnedDir(root, purpose)
-        for purpose in (of_publisher(job), of_instance("t"), of_copy("actor-1", job), of_instance("another"))
+        for purpose in (
+            of_publisher(job),
+            of_instance(key),
+            of_copy("actor-1", job),
+            of_instance("another"),
+        )
     ]
     for owned in claims:
         owned.close(keep=True)  # as its death would

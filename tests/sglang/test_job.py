@@ -107,7 +107,7 @@ class Job:
         request = urllib.request.Request(
             told["url"] + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {told['token']}", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {told['secret']}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=5.0) as response:
             return dict(json.loads(response.read()))

@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "join": ("instances", "Generate for a job from this machine."),
     "drain": ("machines", "Have a machine, a vertex or an instance hand over and leave."),
     "undrain": ("machines", "Use a machine again that was drained or left alone."),
+    "token": ("tokens", "Make, list and revoke tokens for machines that join."),
     "replay": ("replay", "Fold a job's history again and compare."),
     "data": ("data_sets", "Prepare a data set for jobs, or show one."),
     "export": ("export", "Export a trained model as a model folder."),

@@ -168,13 +168,15 @@ def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]
 
 
 def _endpoint(session: Session, address: str) -> Endpoint:
-    from gyre.rollouts.protocol.endpoint import read_endpoint
+    from gyre.rollouts.protocol.endpoint import read_join_endpoint
 
     directory = Path(address)
     if directory.is_dir():
-        return lambda: read_endpoint(directory)
+        return lambda: read_join_endpoint(directory)
     if not session.token:
-        raise click.UsageError("Give the rollout plane's token: --token, or GYRE_TOKEN.")
+        raise click.UsageError(
+            "Give a join token, such as `gyre token create` makes: --token, or GYRE_TOKEN."
+        )
     where = _checked(address), session.token
     return lambda: where
 
@@ -197,7 +199,9 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
 
     if session.url is not None:
         if not session.token:
-            raise click.UsageError("With --url give the rollout plane's token: --token, or GYRE_TOKEN.")
+            raise click.UsageError(
+                "With --url give the token that the instance joined with: --token, or GYRE_TOKEN."
+            )
         return _checked(session.url), session.token, joining_context(ca) if ca is not None else None
     with session.reader() as reader:
         found = reader.find(job, live_first=True)

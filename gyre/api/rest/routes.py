@@ -129,6 +129,12 @@ def list_engines(view: Found) -> Any:
     return {"engines": engines_of(view)}
 
 
+@reads.get("/jobs/{job:gyre_job}/tokens", response_model=schemas.JoinTokenList)
+def list_tokens(view: Found, port: Port) -> Any:
+    """The tokens with which machines join the rollout plane: their names and times, and no secret."""
+    return {"tokens": port.tokens()}
+
+
 @reads.get("/jobs/{job:gyre_job}/incidents", response_model=schemas.IncidentList)
 def list_incidents(view: Found) -> Any:
     """What went wrong so far, oldest first."""
@@ -283,6 +289,18 @@ async def pause(request: Request, job: JobPath) -> Any:
 async def resume(request: Request, job: JobPath) -> Any:
     """Resume a paused trainer."""
     return await _carry(request, job, "resume", {})
+
+
+@commands.post("/jobs/{job:gyre_job}:create_token", status_code=202, response_model=schemas.Accepted)
+async def create_token(request: Request, job: JobPath, body: schemas.CreateTokenBody) -> Any:
+    """Let who presents this token join the rollout plane as an instance."""
+    return await _carry(request, job, "create_token", body.model_dump())
+
+
+@commands.post("/jobs/{job:gyre_job}:revoke_token", status_code=202, response_model=schemas.Accepted)
+async def revoke_token(request: Request, job: JobPath, body: schemas.RevokeTokenBody) -> Any:
+    """Cut the instances that joined with the token of this name; nobody joins with it any more."""
+    return await _carry(request, job, "revoke_token", {"name": body.name})
 
 
 @commands.post("/jobs/{job:gyre_job}:stop", status_code=202, response_model=schemas.Accepted)

@@ -252,6 +252,36 @@ class DrainBody(UndrainBody):
     reason: Annotated[str, Field(max_length=1000)] = ""
 
 
+class JoinToken(Out):
+    """A token with which machines join the rollout plane; the token itself is nowhere. Times in seconds since 1970."""
+
+    name: str
+    by: str = ""
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+class JoinTokenList(BaseModel):
+    tokens: list[JoinToken]
+
+
+TokenName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["spot"])]
+
+
+class CreateTokenBody(In):
+    """`digest` is the SHA-256 of the token, in hex: whoever asks makes the token, and nobody else sees it. `expires_at`
+    is in seconds since 1970."""
+
+    name: TokenName
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    expires_at: Annotated[float, Field(gt=0, le=1e11)] | None = None
+
+
+class RevokeTokenBody(In):
+    name: TokenName
+
+
 class StopBody(In):
     reason: Annotated[str, Field(max_length=1000)] = ""
 

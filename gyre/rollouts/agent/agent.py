@@ -139,7 +139,7 @@ class Agent:
             monotonic=monotonic,
         )
         self._where = ("", "")
-        """URL and token of the manager that welcomed this agent last."""
+        """URL and weights key of the manager that welcomed this agent last."""
         self._host = EngineHost(
             command_for,
             ready_within_s=settings.ready_within_s,
@@ -293,7 +293,7 @@ class Agent:
 
     def _welcomed(self, frame: Welcome, url: str, token: str) -> None:
         self._weights.settle(frame.plane)
-        self._where = (url, token)
+        self._where = (url, frame.weights_key)
         self.wishes.deterministic = frame.deterministic
         self._interval_s = frame.interval_s
         self._update_mode = frame.update_mode
@@ -304,7 +304,7 @@ class Agent:
         if self._host.client is not None:
             self._connection.send_soon(self._limits)
         if frame.weights is not None:
-            self._spawn(self._weights.load(frame.weights, url, token))
+            self._spawn(self._weights.load(frame.weights, url, frame.weights_key))
         elif self.settings.base is not None:
             self._host.start_early(self.settings.base)
         self._report_now.set()

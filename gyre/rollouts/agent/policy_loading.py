@@ -49,16 +49,16 @@ class Holdings:
     def __init__(
         self,
         root: Path,
-        token: str,
+        key: str,
         url: str,
         *,
         plane: WeightsSpec,
         give_up_s: float,
         incident: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        self.token = token
+        self.key = key
         self.plane = plane
-        self.peer = WeightPeer(root, of_instance(token), token, plane, url=url)
+        self.peer = WeightPeer(root, of_instance(key), key, plane, url=url)
         self.receiver = self.peer.receiver(give_up_s=give_up_s, incident=incident)
 
     @property
@@ -138,25 +138,25 @@ class AgentWeights:
         if self._holdings is not None:
             self._holdings.close()
 
-    def load(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
+    def load(self, weights: Weights, url: str, key: str) -> Awaitable[None]:
         """Fetch, verify and load a version, and tell the manager. The awaitable raises EngineNotStarted when too many
         starts in a row have failed, and ConfigError if this machine cannot follow the settings."""
         self._wanted = weights  # before the lock, so that an older fetch ends
-        return self._load(weights, url, token)
+        return self._load(weights, url, key)
 
-    def fetch_ahead(self, weights: Weights, url: str, token: str) -> Awaitable[None]:
+    def fetch_ahead(self, weights: Weights, url: str, key: str) -> Awaitable[None]:
         """Fetch and verify a version that is to be loaded later. If that fails, `load` tries again and tells the
         manager. The awaitable raises ConfigError."""
         self._wanted = weights
-        return self._fetch_ahead(weights, url, token)
+        return self._fetch_ahead(weights, url, key)
 
-    async def _fetch_ahead(self, weights: Weights, url: str, token: str) -> None:
+    async def _fetch_ahead(self, weights: Weights, url: str, key: str) -> None:
         async with self._loading:
             if self._wanted is not weights:
                 return  # `load` was called meanwhile, or there is a newer version
             self._loop = asyncio.get_running_loop()
             try:
-                fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
+                fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, key)
             except ConfigError:
                 raise
             except (GyreError, OSError):
@@ -168,7 +168,7 @@ class AgentWeights:
         known = ahead is not None and ahead[:2] == (weights.version, weights.checksum)
         return ahead[2] if ahead is not None and known else None
 
-    async def _load(self, weights: Weights, url: str, token: str) -> None:
+    async def _load(self, weights: Weights, url: str, key: str) -> None:
         async with self._loading:
             if self._wanted is not weights:
                 return  # a newer version was published meanwhile
@@ -177,7 +177,7 @@ class AgentWeights:
                 self._tell_loaded(weights)  # again: the last word may have been lost with its connection
                 return
             try:
-                fetched, came, report = await self._bring(weights, url, token)
+                fetched, came, report = await self._bring(weights, url, key)
             except Superseded:
                 return
             except ConfigError:  # another attempt would fail the same way
@@ -211,20 +211,18 @@ class AgentWeights:
                 why=fetched.reason[:1000],
             )
 
-    async def _bring(
-        self, weights: Weights, url: str, token: str
-    ) -> tuple[Fetched, float, LoadReport | None]:
+    async def _bring(self, weights: Weights, url: str, key: str) -> tuple[Fetched, float, LoadReport | None]:
         """Fetch the version and have the engine serve it: how, when it was fetched, and how it was loaded. Where the
         loader finds other bytes than the manifest says, whatever is wrong here is fetched again, once. Raises what
         `_fetch` and `serve` do."""
         self._loop = asyncio.get_running_loop()
-        fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token)
+        fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, key)
         came = self._now()
         try:
             report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
         except WeightMismatch:
             fetched.files.is_verified = False
-            fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, token, True)
+            fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, key, True)
             came = self._now()
             report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
         return fetched, came, report
@@ -248,17 +246,17 @@ class AgentWeights:
     def _version_wanted(self) -> int:
         return self._wanted.version if self._wanted is not None else -1
 
-    def _fetch(self, weights: Weights, url: str, token: str, verify_links: bool = False) -> Fetched:
+    def _fetch(self, weights: Weights, url: str, key: str, verify_links: bool = False) -> Fetched:
         """Fetch the version into this agent's folder and verify it, unless it is linked and the engine's loader does.
         Raises Superseded, WeightsUnreachable, ArenaFull, ConfigError."""
         holdings = self._holdings
-        if holdings is None or holdings.token != token or holdings.plane != self._plane:
+        if holdings is None or holdings.key != key or holdings.plane != self._plane:
             if holdings is not None:
                 holdings.close()
                 self._holdings = None  # in case the new ones cannot be made
             holdings = self._holdings = Holdings(
                 self._root,
-                token,
+                key,
                 url,
                 plane=self._plane,
                 give_up_s=self._fetch_timeout_s,

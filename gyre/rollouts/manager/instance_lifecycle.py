@@ -17,6 +17,7 @@ from gyre.engines.weight_loading import NO_LOADER
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.device_sharing import DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
+from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
@@ -75,6 +76,7 @@ class InstanceLifecycle:
         commits: GroupCommit[WriteBatch],
         *,
         epoch: int,
+        weights_key: str,
         windows: Callable[[], DeviceSharing],
         settings: Callable[[], ManagerSettings],
         reject: Callable[[Connection, FrameError], None],
@@ -90,19 +92,28 @@ class InstanceLifecycle:
         self._reports = reports
         self._commits = commits
         self._epoch = epoch
+        self._weights_key = weights_key
         self._windows = windows
         self._settings = settings
         self._reject = reject
         self._on_event = on_event
         self._now = now
 
-    def join(self, frame: Frame | Report, connection: Connection) -> AgentSession:
-        """Take an agent in by its first frame. Raises FrameError where it is none, or not one of this job."""
+    def join(self, frame: Frame | Report, connection: Connection, caller: Caller) -> AgentSession:
+        """Take an agent in by its first frame. Raises FrameError where it is none, not one of this job, or says that it
+        is what its token does not permit."""
         if not isinstance(frame, Hello):
             raise refuse("no_hello", f"the first frame is {type(frame).__name__}, not Hello")
         if frame.protocol != PROTOCOL:
             raise refuse(
                 "protocol", f"{frame.instance} speaks protocol {frame.protocol}, this manager {PROTOCOL}"
+            )
+        if frame.local and not caller.is_ours:
+            raise refuse("local", f"{frame.instance} has joined, so it is not on the trainer's devices")
+        known = self._sessions.get(frame.instance)
+        if known is not None and not caller.is_ours and known.caller.token != caller.token:
+            raise refuse(
+                "name_taken", f"an instance {frame.instance} is there, which has not joined with this token"
             )
         model = self._versions.model
         if model is not None and frame.model not in (model, "unset"):
@@ -131,6 +142,7 @@ class InstanceLifecycle:
             self._commits.soon()  # the leases
         instance = self._groups.instances[frame.instance]
         session = AgentSession(frame, connection, instance.number, heard_at=now, source=frame.source)
+        session.caller = caller
         session.limits = EngineLimits(max_running=frame.max_running, kv_tokens=frame.kv_tokens)
         self._sessions[frame.instance] = session
         version = frame.version
@@ -157,6 +169,7 @@ class InstanceLifecycle:
                 update_mode=self._settings().update_mode,  # type: ignore[arg-type]
                 deterministic=self._settings().deterministic,
                 plane=self._settings().weights,
+                weights_key=self._weights_key,
             )
         )
         if weights is not None:
@@ -172,6 +185,7 @@ class InstanceLifecycle:
                 "held": len(frame.held),
                 "kept": len(keep),
                 "back": back,
+                **({"token": caller.token} if caller.token else {}),
             },
         )
         self._dispatch.soon()
@@ -377,6 +391,15 @@ class InstanceLifecycle:
             },
         )
         self._dispatch.soon()
+
+    def cut_unadmitted(self, why_not: Callable[[Caller], str]) -> None:
+        """Cut the instances whose token admits them no longer: `why_not` says why, "" for those that stay. What they
+        reported is in the ledger, and their samples go on elsewhere."""
+        for session in list(self._sessions.values()):
+            if message := why_not(session.caller):
+                if session.connection is not None:
+                    session.connection.send(Reject(code="unauthorised", message=message))
+                self.lost(session, "token")
 
     def refresh(self, session: AgentSession) -> None:
         """What may be done with a local instance has changed: its window opens or closes, or it woke."""

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from gyre.errors import GyreError
+from gyre.config import JOIN_TOKEN
+from gyre.errors import GyreError, StoreError, Unauthorized
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
@@ -38,6 +38,7 @@ from gyre.rollouts.manager.delivery import Delivery
 from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
+from gyre.rollouts.manager.join_tokens import Caller, JoinTokens
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
@@ -50,6 +51,7 @@ from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject
 from gyre.rollouts.protocol.heartbeat import watch_acknowledgements
 from gyre.rollouts.protocol.progress import Report
+from gyre.rollouts.protocol.secrets import weights_key
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import RolloutRows, RolloutStore
@@ -61,8 +63,9 @@ CLOSE_WITHIN_S = 3.0
 
 
 class RolloutManager:
-    """The rollout manager of one job. `term` fences older managers; peers must present `token`. `on_event(kind,
-    fields)` is called for events that people should know: instances that join and go, quarantined samples."""
+    """The rollout manager of one job. `term` fences older managers. `token` is the job's own secret, with which its
+    processes dial; `join_token` the default one of machines that join. `on_event(kind, fields)` is called for events
+    that people should know: instances that join and go, quarantined samples. `clock` is in seconds since 1970."""
 
     def __init__(
         self,
@@ -70,10 +73,12 @@ class RolloutManager:
         *,
         term: int,
         token: str,
+        join_token: str = "",
         settings: ManagerSettings | None = None,
         on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
         on_fatal: Callable[[BaseException], None] = lambda error: None,
         monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings or ManagerSettings()
         self.groups = OpenGroups(epoch=term)
@@ -83,7 +88,8 @@ class RolloutManager:
         """Requests and frames that were refused."""
         self._store = store
         self._term = term
-        self._token = token
+        self._tokens = JoinTokens(token, join_token)
+        self._clock = clock
         self._on_event = on_event = _telling(on_event)
         self._on_fatal = on_fatal
         self._now = now = monotonic
@@ -146,6 +152,7 @@ class RolloutManager:
             self._reports,
             self._commits,
             epoch=term,
+            weights_key=weights_key(token),
             windows=lambda: self.windows,
             settings=lambda: self.settings,
             reject=self._reject,
@@ -173,7 +180,7 @@ class RolloutManager:
         if not self._restored:
             self._restore(await loop.run_in_executor(self._commits.thread, self._take_over))
             self._restored = True
-        application = web.Application(client_max_size=MAX_FRAME_BYTES)
+        application = web.Application(client_max_size=MAX_FRAME_BYTES, middlewares=[self._refuse_strangers])
         application.add_routes(
             [
                 web.get("/v1/agent", self._agent_route),
@@ -189,7 +196,7 @@ class RolloutManager:
         except OSError:
             await self._runner.cleanup()
             raise
-        for work in (self._commits.run, self._tick_loop):
+        for work in (self._commits.run, self._tick_loop, self._token_loop):
             self._tasks.append(asyncio.create_task(self._guarded(work)))
         sockets = self._runner.addresses
         return int(sockets[0][1])
@@ -211,6 +218,7 @@ class RolloutManager:
 
     def _take_over(self) -> RolloutRows:
         self._store.take_over(term=self._term)
+        self._tokens.update(self._store.snapshot_rows(JOIN_TOKEN))
         return self._store.load()
 
     async def stop(self) -> None:
@@ -248,19 +256,34 @@ class RolloutManager:
 
     # -- who dials in -------------------------------------------------------------------------------
 
-    def _authorised(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode())
+    def _caller(self, request: web.Request) -> Caller:
+        """Raises Unauthorized."""
+        return self._tokens.caller(request.headers.get("Authorization", ""), self._clock())
 
-    def _refuse_http(self) -> web.Response:
-        self.refused += 1
-        return web.json_response(
-            {"code": "unauthorised", "message": "Give the rollout plane's token: --token."}, status=401
-        )
+    def _only_ours(self, request: web.Request, what: str) -> None:
+        """Raises Unauthorized for anybody but the job's own processes."""
+        caller = self._caller(request)
+        if not caller.is_ours:
+            raise Unauthorized(f"The token {caller.token!r} is an instance's: it may not {what}.")
+
+    @web.middleware
+    async def _refuse_strangers(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Unauthorized as error:
+            self.refused += 1
+            return web.json_response(
+                {"code": "unauthorised", "message": error.message},
+                status=401,
+                headers={
+                    "WWW-Authenticate": f'Bearer error="invalid_token", error_description="{error.message}"'
+                },
+            )
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return self._refuse_http()
+        caller = self._caller(request)
         socket = self._websocket(request)
         await socket.prepare(request)
         async with self._connected(
@@ -268,7 +291,7 @@ class RolloutManager:
         ) as connection:
             session: AgentSession | None = None
             try:
-                session = self.instances.join(await self._first(socket), connection)
+                session = self.instances.join(await self._first(socket), connection, caller)
                 async for message in socket:
                     if message.type is WSMsgType.BINARY:
                         if session.connection is not connection or connection.closing:
@@ -284,8 +307,7 @@ class RolloutManager:
         return socket
 
     async def _trainer_route(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return self._refuse_http()
+        self._only_ours(request, "attach as the trainer")
         socket = self._websocket(request)
         await socket.prepare(request)
         trainer = Connection(
@@ -389,6 +411,14 @@ class RolloutManager:
             self.windows.look(now)
             self._advise(now)
 
+    async def _token_loop(self) -> None:
+        """Every so often: who joined with a token that is revoked or has expired is cut."""
+        while True:
+            await asyncio.sleep(self.settings.tokens_every_s)
+            with contextlib.suppress(StoreError):  # read again the next time; what is known holds until then
+                self._tokens.update(await asyncio.to_thread(self._store.snapshot_rows, JOIN_TOKEN))
+            self.instances.cut_unadmitted(lambda caller: self._tokens.why_not(caller, self._clock()))
+
     def _advise(self, now: float) -> None:
         """Ask the elasticity policy, if there is one, how many instances there should be."""
         if self._autoscaler is None:
@@ -430,8 +460,7 @@ class RolloutManager:
     # -- HTTP ---------------------------------------------------------------------------------------
 
     async def _drain_route(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return self._refuse_http()
+        caller = self._caller(request)
         try:
             body = await request.json()
             name = str(body["instance"])
@@ -445,6 +474,9 @@ class RolloutManager:
                 {"code": "invalid", "message": f'expected {{"instance": NAME, "deadline_s": S}}: {error!r}'},
                 status=422,
             )
+        session = self.sessions.get(name)
+        if session is not None and not caller.is_ours and session.caller != caller:
+            raise Unauthorized(f"The token {caller.token!r} may not drain {name}, which joined otherwise.")
         if not self.instances.drain(name, asked.deadline_s, asked.reason):
             return web.json_response(
                 {"code": "not_found", "message": f"no instance {name!r}; there are {sorted(self.sessions)}"},
@@ -453,8 +485,7 @@ class RolloutManager:
         return web.json_response({"instance": name, "draining": True})
 
     async def _status_route(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorised(request):
-            return self._refuse_http()
+        self._only_ours(request, "see the plane's status")
         return web.json_response(self.status())
 
     def status(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import EngineLimits, Frame, Hello, Loaded
 
@@ -115,6 +116,8 @@ class AgentSession:
     connection: Connection | None
     number: int
     heard_at: float
+    caller: Caller = field(default_factory=Caller)
+    """What it joined with."""
     limits: EngineLimits | None = None
     """What its engine takes at once, as it last said."""
     loaded: Loaded | None = None

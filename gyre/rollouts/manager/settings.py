@@ -41,3 +41,5 @@ class ManagerSettings:
     on_cores: bool = False
     """Whether engines compute on cores, which those of one machine share, and not on devices of their own."""
     rebalance_every_s: float = 1.0
+    tokens_every_s: float = 1.0
+    """How often the join tokens are read: a revoked one is good for so long."""

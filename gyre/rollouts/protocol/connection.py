@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket as sockets
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -200,9 +201,10 @@ class ManagerConnection:
         except aiohttp.WSServerHandshakeError as error:
             if error.status not in (401, 403):
                 raise
+            said = _described(error.headers)
             raise Refused(
-                f"The rollout manager at {url} does not accept the token.",
-                hint="Give the job's rollout token.",
+                f"The rollout manager at {url} does not accept the token{': ' + said if said else '.'}",
+                hint="Give a join token of the job: `gyre token create` makes one.",
                 details={"reason": "unauthorised"},
             ) from None
 
@@ -241,6 +243,13 @@ class ManagerConnection:
         except BaseException:
             self._keep(socket.close())  # nobody would talk over it any more
             raise
+
+
+def _described(headers: Mapping[str, str] | None) -> str:
+    """The manager's sentence about the token, from the header that RFC 6750 has for it."""
+    challenge = (headers or {}).get("WWW-Authenticate", "")
+    found = re.search(r'error_description="([^"]{1,300})"', challenge)
+    return found[1] if found else ""
 
 
 async def _send_quietly(socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - *whole or not at all*: a reader finds the old file or the new one;
-- *for nobody else's eyes*: it holds the token, and only its owner may read it.
+- *for nobody else's eyes*: it holds the job's secret, and only its owner may read it.
 
 This module must not import the manager or an agent: a trainer's rank that only looks for the address would load both.
 """
@@ -16,16 +16,36 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from gyre.rollouts.protocol.secrets import weights_key
 from gyre.rollouts.protocol.tls import pinned_context
 
 ENDPOINT_FILE = "rollouts.json"
 
 
 def read_endpoint(directory: Path) -> tuple[str, str] | None:
-    """The manager's URL and token, or None where it has not started yet."""
+    """The manager's URL and the job's secret, or None where it has not started yet."""
+    told = _read(directory)
+    if told is None:
+        return None
+    return told["url"], told.get("secret") or told["token"]
+
+
+def read_join_endpoint(directory: Path) -> tuple[str, str] | None:
+    """The manager's URL and the default join token, or None where it has not started yet."""
+    told = _read(directory)
+    return None if told is None else (told["url"], told["token"])
+
+
+def read_weights_endpoint(directory: Path) -> tuple[str, str] | None:
+    """The manager's URL and the weights key, or None where it has not started yet."""
+    where = read_endpoint(directory)
+    return None if where is None else (where[0], weights_key(where[1]))
+
+
+def _read(directory: Path) -> dict[str, str] | None:
     try:
         told = json.loads((directory / ENDPOINT_FILE).read_text())
-        return str(told["url"]), str(told["token"])
+        return {**told, "url": str(told["url"]), "token": str(told["token"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -40,7 +60,8 @@ def read_trust(directory: Path) -> ssl.SSLContext | None:
 
 
 def write_endpoint(directory: Path, told: dict[str, Any]) -> None:
-    """`told` has `url`, `token`, and with TLS `certificate` (PEM); what else it has is for people to read."""
+    """`told` has `url`, `secret` (the job's own), `token` (the default join token), and with TLS `certificate` (PEM);
+    what else it has is for people to read."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ENDPOINT_FILE
     partial = path.with_name(f".{path.name}.{os.getpid()}")

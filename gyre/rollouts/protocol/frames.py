@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 9
+PROTOCOL = 10
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -109,6 +109,8 @@ class Welcome(Frame):
     """How often to report."""
     keep: Annotated[list[Keep], Meta(max_length=MAX_LIST)]
     """The samples that the agent keeps. Others went on elsewhere, and the agent drops them."""
+    weights_key: Name
+    """What the weight plane's peers prove to each other that they have."""
     weights: Weights | None = None
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
     plane: WeightsSpec = field(default_factory=WeightsSpec)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
-from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
+from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust, read_weights_endpoint
 from gyre.rollouts.weight_dirs import of_copy
 from gyre.rollouts.weight_peer import WeightPeer
 from gyre.weights.owned_dirs import default_root
@@ -96,18 +96,18 @@ class FetchedCopy:
         root: Path | None = None,
         give_up_s: float = 60.0,
     ) -> None:
-        where = read_endpoint(directory)
+        where = read_weights_endpoint(directory)
         if where is None:
             raise Unreachable(
-                f"{directory} does not say where the rollout manager is, whose token instances want.",
+                f"{directory} does not say where the rollout manager is, whose key instances want.",
                 hint="Has the job's directory been lost on this machine?",
             )
-        url, token = where
+        url, key = where
         self.checksum = checksum
         # The settings' networks and ports are for the actor and the instances, one port each: the manager says which
         # instances have the version, and a rank that cannot reach this copy can reach them.
         plane = (settings or WeightsSpec()).model_copy(update={"sender_networks": [], "ports": ""})
-        self._peer = WeightPeer(root or default_root(), of_copy(purpose, directory), token, plane, url=url)
+        self._peer = WeightPeer(root or default_root(), of_copy(purpose, directory), key, plane, url=url)
         self.address = self._peer.server.address
         try:
             receiver = self._peer.receiver(give_up_s=give_up_s, incident=_say)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
-from gyre.rollouts.protocol.endpoint import read_endpoint
+from gyre.rollouts.protocol.endpoint import read_weights_endpoint
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.rollouts.weight_peer import WeightPeer
 from gyre.weights.owned_dirs import default_root
@@ -33,7 +33,7 @@ HELD = 3
 """Versions kept: the newest, the one being written, and one that a pinned evaluation may still need."""
 
 ENDPOINT_WITHIN_S = 60.0
-"""How long to wait for the rollout manager's address and token. It starts beside the trainer."""
+"""How long to wait for the rollout manager's address and the weights key. It starts beside the trainer."""
 
 
 class WeightSource:
@@ -48,10 +48,10 @@ class WeightSource:
         root: Path | None = None,
         settings: WeightsSpec | None = None,
     ) -> None:
-        url, token = _wait_for(endpoint or (lambda: read_endpoint(directory)))
+        url, key = _wait_for(endpoint or (lambda: read_weights_endpoint(directory)))
         self._settings = settings or WeightsSpec()
         self.peer = WeightPeer(
-            root or default_root(), of_publisher(directory), token, self._settings, url=url, held=HELD
+            root or default_root(), of_publisher(directory), key, self._settings, url=url, held=HELD
         )
         self.arena, self.server = self.peer.arena, self.peer.server
         self.publisher = Publisher(self.arena, self.server, chunk_bytes=self._settings.chunk_bytes)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gyre.engines.process import EngineCommand
 from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.protocol.secrets import weights_key
 from tests.rollouts.plane import SOON_S, TOKEN, Plane, until
 
 ENGINE = Path(__file__).parents[2] / "engines" / "plane_engine.py"
@@ -27,6 +28,9 @@ class Crew:
 
     def endpoint(self) -> tuple[str, str] | None:
         return None if self.away else (self.plane.url, self.token)
+
+    def weights_endpoint(self) -> tuple[str, str]:
+        return self.plane.url, weights_key(TOKEN)
 
     def command(self, name: str, delay: float) -> Any:
         (self.tmp_path / name).mkdir(exist_ok=True)

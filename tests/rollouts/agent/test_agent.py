@@ -350,7 +350,7 @@ async def test_an_agent_that_is_nobodys_vertex_gives_up_with_the_last_words(
 @pytest.fixture
 def publisher(crew: Crew) -> Iterator[WeightSource]:
     """Serves chunks, as a trainer on another machine does: nobody is told of its folder."""
-    source = WeightSource(crew.tmp_path, crew.endpoint, root=crew.tmp_path / "published")
+    source = WeightSource(crew.tmp_path, crew.weights_endpoint, root=crew.tmp_path / "published")
     yield source
     source.close()
 

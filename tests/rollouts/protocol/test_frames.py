@@ -89,6 +89,7 @@ SELDOM: list[Frame] = [
         interval_s=0.25,
         keep=[Keep(key=1, row=0, lease=9, known=4, lineage="a")],
         weights=WEIGHTS,
+        weights_key="k",
     ),
     Assign(
         prompts=[Prompt(ticket=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})],
@@ -272,7 +273,7 @@ def test_a_frame_that_cannot_be_is_not_made() -> None:
 def test_the_bytes_on_the_wire_are_those_of_the_protocol() -> None:
     """A frame that is encoded otherwise is another protocol."""
     digest = xxhash.xxh3_64(b"".join(encode(frame) for frame in (*SELDOM, progress(), empty_progress(1))))
-    assert (frames.PROTOCOL, digest.hexdigest()) == (9, "71a513091fcdc32f")
+    assert (frames.PROTOCOL, digest.hexdigest()) == (10, "0d80254278f5b69a")
 
 
 def test_an_oversized_frame_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:

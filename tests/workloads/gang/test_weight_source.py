@@ -11,6 +11,7 @@ import torch
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
 from gyre.models.safetensors_folder import SafetensorsFolder
+from gyre.rollouts.protocol.secrets import weights_key
 from gyre.weights import publisher
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.receiver import Receiver
@@ -41,7 +42,7 @@ def test_what_is_told_is_a_model_folder_and_can_be_fetched_from_the_address(
     folder = ModelFolder.read(Path(told["path"]))
     folder.verify()
     assert (folder.checksum, folder.fingerprint()) == (told["checksum"], told["model"])
-    receiver = Receiver(Arena(tmp_path / "elsewhere"), "t")
+    receiver = Receiver(Arena(tmp_path / "elsewhere"), weights_key("t"))
     fetched = receiver.fetch(folder.manifest, lambda: [Source(told["source"])])
     assert ModelFolder(fetched.files.path, folder.manifest).fingerprint() == told["model"]
     source.close()

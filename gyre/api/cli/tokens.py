@@ -1,0 +1,107 @@
+"""`token`: who may join a job's rollout plane from another machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import remark, write_json
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@click.group()
+def token() -> None:
+    """Tokens with which machines join a job: gyre token create JOB --name spot"""
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A duration such as 90s, 30m, 12h or 7d."""
+    if value is None:
+        return None
+    number, unit = value[:-1], value[-1:]
+    if not number.isdecimal() or unit not in _SECONDS or not 0 < int(number) < 10**6:
+        raise click.BadParameter(f"{value!r}: expected a time such as 90s, 30m, 12h or 7d.")
+    return float(int(number) * _SECONDS[unit])
+
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option("--name", required=True, metavar="NAME", help="What it is called in `ls` and `revoke`.")
+@click.option(
+    "--expires-in",
+    "expires_in_s",
+    metavar="TIME",
+    callback=_seconds,
+    help="How long it is good for, such as 12h or 7d; by default until it is revoked.",
+)
+@_JSON
+def create(session: Session, job: str | None, name: str, expires_in_s: float | None, as_json: bool) -> None:
+    """Make a token, and print it. It is not kept anywhere: only its SHA-256 is."""
+    from gyre.rollouts.protocol.secrets import digest_of, new_secret
+
+    made = new_secret()
+    expires_at = None if expires_in_s is None else time.time() + expires_in_s
+    body = {"name": name, "digest": digest_of(made), "expires_at": expires_at}
+    with session.reader() as reader:
+        found = reader.find(job, live_first=True)
+        seq = reader.command(found.job_id, "create_token", body)
+    if as_json:
+        told = {"job_id": found.job_id, "seq": seq, "name": name, "expires_at": expires_at, "token": made}
+        write_json(told)
+        return
+    click.echo(made)
+    remark(
+        f"{found.name}: whoever has this token may join as an instance; it is not shown again (event {seq})"
+    )
+
+
+@verb()
+@click.argument("job", required=False)
+@_JSON
+def ls(session: Session, job: str | None, as_json: bool) -> None:
+    """List a job's tokens: names and times, and no secret."""
+    with session.reader() as reader:
+        tokens = reader.tokens(reader.find(job, live_first=True).job_id)
+    if as_json:
+        write_json(tokens)
+        return
+    now = time.time()
+    for one in tokens:
+        click.echo(f"{one['name']}\t{_state(one, now)}")
+
+
+def _state(one: dict[str, Any], now: float) -> str:
+    if one["revoked_at"] is not None:
+        return "revoked"
+    if one["expires_at"] is None:
+        return "valid"
+    left_s = one["expires_at"] - now
+    return f"valid for {left_s:.0f} s" if left_s > 0 else "expired"
+
+
+@verb()
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] NAME")
+@_JSON
+def revoke(session: Session, words: tuple[str, ...], as_json: bool) -> None:
+    """Revoke a token: its instances are cut, and their samples go on elsewhere: gyre token revoke JOB NAME"""
+    if len(words) > 2:
+        raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] NAME.")
+    *jobs, name = words
+    with session.reader() as reader:
+        found = reader.find(jobs[0] if jobs else None, live_first=True)
+        seq = reader.command(found.job_id, "revoke_token", {"name": name})
+    if as_json:
+        write_json({"job_id": found.job_id, "seq": seq})
+    else:
+        remark(f"{found.name}: token {name} is revoked; its instances are cut within a second (event {seq})")
+
+
+for command in (create, ls, revoke):
+    token.add_command(command)
