@@ -345,7 +345,8 @@ def test_every_setting_is_in_its_table_with_its_default(heading: str, model: typ
             continue
         default = model.model_fields[name].get_default(call_default_factory=True)
         if isinstance(default, Budget):
-            assert cells[1] == f"{default.max} in {default.window_s:g} s", name
+            attempts = f", {default.attempts} without a step" if default.attempts is not None else ""
+            assert cells[1] == f"{default.max} in {default.window_s:g} s{attempts}", name
         elif isinstance(default, int | float) and not isinstance(default, bool):
             assert float(cells[1]) == default, name
         elif isinstance(default, str):

@@ -160,10 +160,18 @@ class Affinity(Model):
 
 
 class Budget(Model):
-    """At most `max` uses within any `window_s`; then the next wider scope is tried."""
+    """At most `attempts` uses without progress, and at most `max` within any `window_s`; then the next wider scope is
+    tried."""
 
     max: Annotated[int, Field(ge=0)]
     window_s: Seconds
+    attempts: Annotated[int, Field(ge=0)] | None = None
+    """Most uses since the last progress, however slowly they come: since the job's last step, for `retry` since the
+    call last succeeded. None takes `max`."""
+
+    @property
+    def most_attempts(self) -> int:
+        return self.max if self.attempts is None else self.attempts
 
 
 class FailoverSpec(Model):
@@ -171,9 +179,10 @@ class FailoverSpec(Model):
 
     retry: Budget = Budget(max=2, window_s=60)
     """Failed calls of vertices that stay alive: the controller's own repetitions, per role."""
-    vertex: Budget = Budget(max=10, window_s=600)
+    vertex: Budget = Budget(max=10, window_s=600, attempts=5)
     """Restarts of one vertex whose process died or got stuck."""
-    region: Budget = Budget(max=10, window_s=600)
+    region: Budget = Budget(max=10, window_s=600, attempts=3)
+    """Restarts of one gang."""
     job: Budget = Budget(max=2, window_s=3600)
     user_error: Budget = Budget(max=1, window_s=600)
     """Restarts of a role for exceptions in the user's own code, which seldom go away."""

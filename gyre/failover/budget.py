@@ -1,4 +1,23 @@
-"""Budgets of repairs: how often one may happen within a sliding window, and how long to wait before the next."""
+"""Budgets of repairs: how often one may happen without progress and within a sliding window, and how long to wait
+before the next.
+
+Invariant *no fault outlives its attempts*: however slowly a fault comes back, it is repaired at most `attempts` times
+in each scope without progress between, and then the job ends. The window is a second limit, for faults that come back
+quickly although the job makes progress.
+
+What is progress of what:
+- of a vertex, a gang, the trainer, the whole job, and of a role whose user code raises: a step of the job. All that one
+  step needs may have to be done again in another, so less than a step proves nothing;
+- of a rollout instance also a token that it generated: tokens are kept, so that a step needs only so many, and a sample
+  that ends its engine again and again is set aside;
+- of a call that is repeated: that it succeeds, as the trainer counts it (`OperatorFailed.attempt`);
+- of an engine: that it starts (`gyre.failover.handlers.engines`).
+
+Not counted, because nothing could have made progress: what happens while the job is paused or while a vertex waits for
+room, unless a vertex does not start. Where the trainer is a script nobody sees steps: unless it reports some, only the
+exceptions of the user's code are counted, over the whole job. A rollout instance whose machine was taken away has not
+failed; once the window's uses are spent it waits for the window to move on.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ Invariants, each with a test of its name:
 - *one repair at a time*: a region under repair is not repaired again for what its repair caused;
 - *the version never falls*: the published policy version only grows;
 - *ended is ended*: after SUCCEEDED, FAILED or STOPPED no command is issued;
-- *every repair is paid for*: each restart takes from a budget, so that no fault repeats for ever.
+- *every repair is paid for*: each restart takes from a budget;
+- *no fault outlives its attempts*: without progress a budget pays so many times only, however slowly they come
+  (`gyre.failover.budget`).
 
 The graph gives the scope of a repair: the region of the culprit, that is, itself and its peers in a collective. When a
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.

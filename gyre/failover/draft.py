@@ -35,6 +35,7 @@ class Draft:
         self.uses: dict[str, tuple[float, ...]] = state.uses
         self.machines: dict[str, MachineRecord] = state.machines
         self.tokens: dict[str, JoinToken] = state.tokens
+        self.attempts: dict[str, int] = state.attempts
         self.moved = False
         """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
@@ -112,8 +113,25 @@ class Draft:
         self.tokens[token.name] = token
         self._written.add((JOIN_TOKEN, token.name))
 
+    def set_attempts(self, key: str, attempts: int) -> None:
+        """Change the number of uses without progress of a budget that has uses."""
+        self._own_table("attempts")
+        if attempts:
+            self.attempts[key] = attempts
+        else:
+            self.attempts.pop(key, None)
+        self._written.add(("budget", key))
+
     def done(self) -> JobState:
-        return JobState(self.job, self.vertices, self.incidents, self.uses, self.machines, self.tokens)
+        return JobState(
+            self.job,
+            self.vertices,
+            self.incidents,
+            self.uses,
+            self.attempts,
+            self.machines,
+            self.tokens,
+        )
 
     def changed(self) -> frozenset[RowKey]:
         """Returns the keys of the rows that differ from the state at the start."""
@@ -132,7 +150,9 @@ class Draft:
             return of.machines.get(name)
         if kind == JOIN_TOKEN:
             return of.tokens.get(name)
-        return of.incidents.get(name) if kind == "incident" else of.uses.get(name)
+        if kind == "incident":
+            return of.incidents.get(name)
+        return of.uses.get(name), of.attempts.get(name)
 
     def _put_vertex(self, record: VertexRecord) -> None:
         self._own_table("vertices")

@@ -17,6 +17,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.failover.state import fields_of
 
+RULES = 1
+"""The newest rules of decisions; see `MasterStarted`."""
+
 
 class Event:
     """The common base; see the subclasses."""
@@ -33,12 +36,14 @@ class JobSubmitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
-    """A master took the job over: its epoch fences every older one."""
+    """A master took the job over: its epoch fences every older one. `rules` numbers the rules that it decides by, so
+    that a history folds by those of its time: `RULES` today, 0 before attempts without progress were counted."""
 
     epoch: int
     pid: int
     node: str
     url: str = ""
+    rules: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,8 @@ class VertexFoundRoom(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexLost(Event):
-    """`cause` is a `Cause` value; `evidence` holds what was seen: exit detail, process state, stack."""
+    """`cause` is a `Cause` value; `evidence` holds what was seen: exit detail, process state, stack. `generated` says
+    that the vertex is a rollout instance that had generated tokens: they are kept, so this was progress."""
 
     vertex: str
     incarnation: int
@@ -95,6 +101,7 @@ class VertexLost(Event):
     detected_after_s: float | None = None
     node: str = ""
     """The machine on which it was, if there is another."""
+    generated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,9 @@ class VertexStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class OperatorFailed(Event):
-    """A call raised in a vertex that goes on living. The controller repeats it by itself."""
+    """A call raised in a vertex that goes on living. The controller repeats it by itself. `attempt` counts, this one
+    included, how often in a row the same call has failed, or calls of its operator none of which succeeded between,
+    whichever is more; 0 where the controller does not know. `code` is the stable code of one of Gyre's errors."""
 
     incarnation: int
     vertex: str
@@ -117,6 +126,8 @@ class OperatorFailed(Event):
     traceback: str
     user_code: bool
     report: int = 0
+    attempt: int = 0
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

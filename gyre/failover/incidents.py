@@ -21,6 +21,8 @@ class Fault:
     evidence: dict[str, Any]
     user_code: bool = False
     detected_after_s: float | None = None
+    generated: bool = False
+    """See `VertexLost`."""
 
 
 def open_incident(

@@ -154,6 +154,8 @@ class JobRecord:
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job, for people."""
+    rules: int = 0
+    """The rules that its decisions follow; see `MasterStarted`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +239,14 @@ class JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Immutable. `uses` holds, per budget key, the times of use within the window."""
+    """Immutable. `uses` holds, per budget key, the times of use within the window; `attempts` the number of uses since
+    the last progress."""
 
     job: JobRecord = field(default_factory=JobRecord)
     vertices: dict[str, VertexRecord] = field(default_factory=dict)
     incidents: dict[str, Incident] = field(default_factory=dict)
     uses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
     machines: dict[str, MachineRecord] = field(default_factory=dict)
     tokens: dict[str, JoinToken] = field(default_factory=dict)
 
@@ -260,12 +264,15 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     kind, name = key
     if kind == "job":
         row = fields_of(state.job)
-        if not row["restored"]:
-            del row["restored"]  # older rows do not have it
+        for later in ("restored", "rules"):  # older rows do not have them
+            if not row[later]:
+                del row[later]
         return row
     if kind == "budget":
-        uses = state.uses.get(name)
-        return None if uses is None else {"uses": list(uses)}
+        uses, attempts = state.uses.get(name), state.attempts.get(name)
+        if uses is None:
+            return None
+        return {"uses": list(uses), **({"attempts": attempts} if attempts else {})}  # as above
     if kind == JOIN_TOKEN:
         token = state.tokens.get(name)
         return None if token is None else fields_of(token)
@@ -305,6 +312,7 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     uses: dict[str, tuple[float, ...]] = {}
     machines: dict[str, MachineRecord] = {}
     tokens: dict[str, JoinToken] = {}
+    attempts: dict[str, int] = {}
     for (kind, name), row in rows.items():
         if kind == "job":
             outcome = row["outcome"]
@@ -326,9 +334,13 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
             )
         elif kind == "budget":
             uses[name] = tuple(row["uses"])
+            if row.get("attempts"):
+                attempts[name] = row["attempts"]
         elif kind == "machine":
             machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})
         elif kind == JOIN_TOKEN:
             tokens[name] = JoinToken(**row)
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
-    return JobState(job, {name: vertices[name] for name in order}, incidents, uses, machines, tokens)
+    return JobState(
+        job, {name: vertices[name] for name in order}, incidents, uses, attempts, machines, tokens
+    )

@@ -27,6 +27,7 @@ from gyre.failover import (
     diagnose,
 )
 from gyre.failover.events import DrainRequested, Event, JobStalled, RolloutsChanged, ScaleAdvised, VertexLost
+from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
@@ -156,6 +157,8 @@ class DiagnosisManager:
     def _lost(
         self, address: Address, cause: Cause, evidence: dict[str, Any], *, after_s: float | None = None
     ) -> asyncio.Future[int]:
+        told = self.telemetry.get(address.vertex, {}).get("fields", {})
+        tokens = told.get("tokens") if is_instance(self._spec, address.vertex.rpartition("-")[0]) else None
         event = VertexLost(
             address.vertex,
             address.incarnation,
@@ -163,6 +166,7 @@ class DiagnosisManager:
             plain_fields(evidence),
             detected_after_s=after_s,
             node=self._node_of(address.vertex),
+            generated=isinstance(tokens, int) and tokens > 0,
         )
         return self._context.submit(event, actor="diagnosis")
 

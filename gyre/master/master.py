@@ -23,6 +23,7 @@ from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
+    RULES,
     DrainRequested,
     Event,
     JobSubmitted,
@@ -121,7 +122,7 @@ class JobMaster:
         if first:
             roles = {role: spec.total for role, spec in self._spec.roles.items()}
             self._context.submit(JobSubmitted(self.job_id, row.name, roles), actor="user")
-        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url))
+        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url, RULES))
         self._manager.run(self._still_meant(undone))
         self.ready.set()
         try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gyre.config import Budget, JobSpec
+from gyre.config import JOIN_TOKEN, Budget, JobSpec
 from gyre.failover import Decision, JobState
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
-from gyre.failover.state import JOIN_TOKEN, VERTEX_TRANSITIONS, RowKey, VertexPhase
+from gyre.failover.state import VERTEX_TRANSITIONS, RowKey, VertexPhase
 
 
 class Witness:
@@ -34,6 +34,7 @@ class Witness:
             ("the version never falls", self._falls(before, decision.state)),
             ("ended is ended", before.job.phase.ended and bool(decision.commands)),
             ("every repair is paid for", self._unpaid(before, decision.state, changed, now)),
+            ("no fault outlives its attempts", self._outlived(decision.state)),
             ("changed is what differs", sorted(changed ^ decision.changed)),
             ("phases follow the table", self._off_the_table(before, event, decision.state, changed)),
         ):
@@ -77,8 +78,10 @@ class Witness:
 
     def _unpaid(self, before: JobState, after: JobState, changed: set[RowKey], now: float) -> str:
         paid = [
-            name for kind, name in changed if kind == "budget" and after.uses[name]
-        ]  # else it was given back
+            name
+            for kind, name in changed
+            if kind == "budget" and after.uses[name] and after.uses[name] != before.uses.get(name)
+        ]  # else it was given back, or there was progress
         restarted = [
             name
             for kind, name in changed
@@ -94,6 +97,12 @@ class Witness:
             uses = [at for at in after.uses[key] if now - at < budget.window_s]
             if not uses or uses[-1] != now or len(uses) > budget.max:
                 return f"{key} is used {len(uses)} times of {budget.max}"
+        return ""
+
+    def _outlived(self, after: JobState) -> str:
+        for key, attempts in after.attempts.items():
+            if attempts > self._budget(key).most_attempts:
+                return f"{key} had {attempts} attempts of {self._budget(key).most_attempts}"
         return ""
 
     def _budget(self, key: str) -> Budget:
@@ -136,6 +145,7 @@ def differing(before: JobState, after: JobState) -> set[RowKey]:
         ("budget", before.uses, after.uses),
         ("machine", before.machines, after.machines),
         (JOIN_TOKEN, before.tokens, after.tokens),
+        ("budget", before.attempts, after.attempts),
     )
     for kind, old, new in tables:
         if old is new:

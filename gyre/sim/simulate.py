@@ -284,7 +284,7 @@ class _Model:
         self._epoch = abs(self._epoch) + 1
         rows = rows_of(self.state)
         self.state = state_from({key: rows[key] for key in sorted(rows)})
-        self._decide(e.MasterStarted(self._epoch, pid=self._epoch, node="n0"))
+        self._decide(e.MasterStarted(self._epoch, pid=self._epoch, node="n0", rules=e.RULES))
         for number, command in list(self._outbox.items()):
             self._carry_out(number, command)
         held, self._held = self._held, []

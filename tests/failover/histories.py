@@ -59,7 +59,7 @@ class History:
     def submit(self) -> History:
         roles = {name: role.total for name, role in self.coordinator.spec.roles.items()}
         self.decide(e.JobSubmitted("j1", self.coordinator.spec.name, roles))
-        self.decide(e.MasterStarted(1, pid=10, node="n0", url="http://127.0.0.1:1"))
+        self.decide(e.MasterStarted(1, pid=10, node="n0", url="http://127.0.0.1:1", rules=e.RULES))
         return self
 
     def start_all(self) -> History:
@@ -75,6 +75,30 @@ class History:
     def lose(self, vertex: str, cause: str = "process_died", **evidence: Any) -> Decision:
         return self.decide(e.VertexLost(vertex, self[vertex].incarnation, cause, evidence))
 
+    def fail(self, vertex: str, fault: str, *, attempt: int = 0) -> None:
+        """A fault of the vertex, which runs; then everything that starts comes up, but for what does not start."""
+        if fault == "raises" and vertex == "trainer-0":
+            self.report(e.TrainerFailed, error="no", traceback="", user_code=True)
+        elif fault == "raises":
+            self.fail_operator(vertex, user_code=True, attempt=attempt)
+        elif fault == "dies" or self[vertex].phase is VertexPhase.RUNNING:
+            self.lose(vertex)
+        else:
+            self.fail_start(vertex, user_code=fault == "raises in setup")
+        for record in list(self.state.vertices.values()):
+            starts = record.phase is VertexPhase.STARTING
+            if starts and (record.id != vertex or fault in ("dies", "raises")):
+                self.start(record.id)
+
+    def fail_start(self, vertex: str, *, user_code: bool = False) -> Decision:
+        return self.decide(
+            e.VertexStartFailed(vertex, self[vertex].incarnation, error="no", user_code=user_code)
+        )
+
+    def step(self) -> Decision:
+        step = self.state.job.step + 1
+        return self.report(e.StepCompleted, step=step, version=step)
+
     def stop_all(self) -> History:
         """Every vertex that was told to stop is gone."""
         for record in list(self.state.vertices.values()):
@@ -82,7 +106,7 @@ class History:
                 self.decide(e.VertexStopped(record.id, record.incarnation))
         return self
 
-    def fail_operator(self, vertex: str, *, user_code: bool = False) -> Decision:
+    def fail_operator(self, vertex: str, *, user_code: bool = False, attempt: int = 0) -> Decision:
         trainer = self["trainer-0"]
         return self.decide(
             e.OperatorFailed(
@@ -94,6 +118,7 @@ class History:
                 traceback="Traceback …",
                 user_code=user_code,
                 report=trainer.reported + 1,
+                attempt=attempt,
             )
         )
 

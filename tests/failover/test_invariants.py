@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gyre.config import Budget
+from gyre.config import JobSpec
 from gyre.failover import Decision, JobPhase, Scope, VertexPhase
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
+from gyre.graph.recipes import ROLLOUT_INSTANCE
 from gyre.sim import Witness
 from tests.failover.histories import History, coordinator_of, spec_with
 
@@ -128,49 +129,122 @@ def test_ended_is_ended(history: History, phase: JobPhase) -> None:
         assert decision.state.job.phase is phase
 
 
+FAULTS = ("dies", "does not start", "raises", "raises in setup")
+QUICKLY_S, SLOWLY_S = 1.0, 7200.0
+"""Time between two faults: well within every window of the defaults, and longer than all but those of days."""
+HANDFUL = 10
+
+
 @pytest.mark.parametrize("vertex", ["trainer-0", "actor-0", "rollout-0", "reward-0"])
-@pytest.mark.parametrize("fault", ["dies", "does not start", "raises", "raises in setup"])
-def test_every_repair_is_paid_for(vertex: str, fault: str) -> None:
-    """No fault repeats for ever: within one window every one of them ends the job, after what its budgets allow."""
-    small = Budget(max=2, window_s=1e9)
-    spec = spec_with(vertex=small, region=small, job=small, user_error=small, retry=small)
-    history = History(coordinator_of(spec)).submit().start_all()
-    for _ in range(50):
-        if history.state.job.phase is JobPhase.STOPPING:
-            break
-        number = history[vertex].incarnation
-        if fault == "dies":
-            history.lose(vertex)
-        elif fault == "raises" and vertex == "trainer-0":
-            history.report(e.TrainerFailed, error="no", traceback="", user_code=True)
-        elif fault == "raises":
-            history.fail_operator(vertex, user_code=True)
-        else:
-            if history[vertex].phase is VertexPhase.RUNNING:
-                history.lose(vertex)
-            history.decide(
-                e.VertexStartFailed(
-                    vertex, history[vertex].incarnation, error="no", user_code=fault.endswith("setup")
-                )
-            )
-        if fault in ("dies", "raises") or history[vertex].incarnation > number:
-            history.start_all()
-    assert history.state.job.phase is JobPhase.STOPPING
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("gap_s", [QUICKLY_S, SLOWLY_S], ids=["quickly", "slowly"])
+def test_no_fault_outlives_its_attempts(history: History, vertex: str, fault: str, gap_s: float) -> None:
+    """With the budgets that jobs have, and however slowly it comes back, a fault that lets no step pass ends the job
+    after a handful of attempts, with its own words first."""
+    history.start_all().step()
+    faults = 0
+    while history.state.job.phase is not JobPhase.STOPPING:
+        faults += 1
+        assert faults <= HANDFUL
+        history.now += gap_s
+        history.fail(vertex, fault, attempt=faults)
     assert history.state.job.outcome is JobPhase.FAILED
-    spent = {key.partition(":")[0]: uses for key, uses in history.state.uses.items()}
-    assert all(len(uses) <= 2 for uses in spent.values())
+    assert history.state.job.message.startswith(("no (", "process_died (", "ValueError: no ("))
     scopes = [incident.scope for incident in history.state.incidents.values()]
     assert scopes.count(Scope.GIVE_UP) == 1
 
 
-def test_budgets_recover_with_time(history: History) -> None:
+@pytest.mark.parametrize("vertex", ["trainer-0", "actor-0", "rollout-0", "reward-0"])
+def test_a_step_gives_attempts_back(history: History, vertex: str) -> None:
+    """What fails now and then, and lets steps pass, is repaired as often as the windows allow."""
     history.start_all()
-    for _ in range(100):
-        history.now += history.coordinator.spec.failover.vertex.window_s
-        history.lose("rollout-0")
-        history.start_all()
+    for _ in range(50):
+        for _ in range(3):
+            history.now += SLOWLY_S
+            history.fail(vertex, "dies")
+        history.step()
+        assert history.state.attempts == {}
     assert history.state.job.phase is JobPhase.RUNNING
+    assert history.incident.scope is not Scope.JOB
+
+
+def test_every_repair_is_paid_for(history: History) -> None:
+    """The window is the limit of faults that let steps pass."""
+    history.start_all()
+    budget = history.coordinator.spec.failover.vertex
+    for _ in range(budget.max):
+        history.fail("reward-0", "dies")
+        assert history.incident.scope is Scope.VERTEX
+        history.step()
+    history.fail("reward-0", "dies")
+    assert history.incident.scope is Scope.JOB
+
+
+@pytest.mark.parametrize("why", ["paused", "another vertex waits for room", "tokens were generated"])
+def test_what_cannot_make_progress_spends_no_attempts(why: str) -> None:
+    history = History(coordinator_of(with_instances())).submit().start_all()
+    history.step()
+    if why == "paused":
+        history.decide(e.PauseRequested())
+    elif why == "another vertex waits for room":
+        history.lose("rollout-1")
+        history.decide(e.VertexWaitsForRoom("rollout-1", 2, "a GPU", "none"))
+    before = history.state.attempts
+    for _ in range(30):
+        history.now += SLOWLY_S
+        generated = why == "tokens were generated"
+        record = history["rollout-0"]
+        history.decide(e.VertexLost(record.id, record.incarnation, "process_died", generated=generated))
+        history.start("rollout-0")
+    assert history.state.attempts == before
     assert history.incident.scope is Scope.VERTEX
+
+
+def test_starts_that_fail_are_attempts_also_while_the_job_is_paused(history: History) -> None:
+    history.start_all().step()
+    history.decide(e.PauseRequested())
+    for _ in range(HANDFUL):
+        history.now += SLOWLY_S
+        history.fail("reward-0", "does not start")
+    assert history.state.job.outcome is JobPhase.FAILED
+
+
+@pytest.mark.parametrize("gap_s", [QUICKLY_S, SLOWLY_S], ids=["quickly", "slowly"])
+def test_machines_that_are_taken_away_are_no_failures_of_the_job(gap_s: float) -> None:
+    """They widen no repair and end nothing; those that go quickly are replaced as often as the window allows."""
+    history = History(coordinator_of(with_instances())).submit().start_all()
+    budget = history.coordinator.spec.failover.vertex
+    starts: list[float] = []
+    for _ in range(40):
+        history.now += gap_s
+        decision = history.lose("rollout-0", "node_lost")
+        (start,) = (one for one in decision.commands if isinstance(one, c.StartRegion))
+        starts.append(max(history.now, start.not_before))
+        history.now = starts[-1]
+        history.start("rollout-0")
+    assert {incident.scope for incident in history.state.incidents.values()} == {Scope.VERTEX}
+    for at in starts:
+        assert len([one for one in starts if at <= one < at + budget.window_s]) <= budget.max + 1
+
+
+def test_a_script_is_not_counted_by_steps_that_nobody_sees(history: History) -> None:
+    history.start_all()
+    for _ in range(50):
+        history.now += SLOWLY_S
+        history.fail("rollout-0", "dies")
+    assert history.state.job.phase is JobPhase.RUNNING
+    for _ in range(2):
+        history.now += SLOWLY_S
+        history.fail("trainer-0", "raises")
+    assert history.state.job.outcome is JobPhase.FAILED, "an exception of the user's code is"
+
+
+def with_instances() -> JobSpec:
+    """The small job whose rollouts are instances of the rollout plane."""
+    spec = spec_with()
+    spec.roles["rollout"].entrypoint = ROLLOUT_INSTANCE
+    spec.roles["rollout"].elastic = None
+    return spec
 
 
 # -- the witness sees what is broken ----------------------------------------------------------------
@@ -189,6 +263,7 @@ def test_the_witness_names_what_is_broken(second: History) -> None:
     late = e.VertexLost("rollout-0", 1, "process_died")
     lower = replace(state, job=replace(job, version=job.version - 1))
     over = replace(state, job=replace(job, phase=JobPhase.FAILED))
+    outlived = replace(state, uses={**state.uses, "job": (now,)}, attempts={"job": 9})
     restarted = {"phase": VertexPhase.STARTING, "incarnation": 3, "restarts": rollout.restarts + 1}
     for before, event, decision, name in (
         (state, late, with_vertex(message="x"), "old news is no news"),
@@ -196,6 +271,12 @@ def test_the_witness_names_what_is_broken(second: History) -> None:
         (state, lost, Decision(lower, (), frozenset({("job", "job")})), "the version never falls"),
         (over, lost, Decision(over, (c.FinishJob("x"),)), "ended is ended"),
         (state, lost, with_vertex(**restarted), "every repair is paid for"),
+        (
+            state,
+            lost,
+            Decision(outlived, (), frozenset({("budget", "job")})),
+            "no fault outlives its attempts",
+        ),
         (state, lost, Decision(state, (), frozenset({("job", "job")})), "changed is what differs"),
         (state, lost, with_vertex(phase=VertexPhase.STOPPED), "phases follow the table"),
     ):

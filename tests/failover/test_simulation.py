@@ -58,7 +58,7 @@ def test_small_budgets_end_the_job_and_say_why(seed: int) -> None:
     assert result.phase is JobPhase.FAILED
     assert result.repairs["job"] == spec.failover.job.max
     assert result.repairs["give_up"] == 1
-    assert "times in" in result.message
+    assert "times in" in result.message or "with no step between" in result.message
     check(spec, result)
 
 

@@ -155,7 +155,8 @@ def test_first_the_trainer_then_all_then_the_end(history: History) -> None:
     history.stop_all()
     assert history.state.job.phase is JobPhase.FAILED
     assert history.state.job.message == (
-        "trainer-0: no_step more than 1 times in 86400 s: no step after step 3 for 101 s (limit 100 s)"
+        "no step after step 3 for 101 s (limit 100 s) "
+        "(trainer-0: no_step again and again, with no step between)"
     )
 
 

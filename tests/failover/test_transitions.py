@@ -332,7 +332,7 @@ def test_the_scope_widens_as_budgets_are_spent() -> None:
     assert scopes == [Scope.VERTEX, Scope.JOB, Scope.GIVE_UP]
     job = history.stop_all().state.job
     assert (job.phase, job.reason) == (JobPhase.FAILED, Reason.BUDGET_SPENT)
-    assert job.message == "rollout-0: process_died more than 1 times in 1000 s: process_died"
+    assert job.message == "process_died (rollout-0: process_died more than 1 times in 1000 s)"
 
 
 def test_user_code_is_retried_restarted_and_then_given_up_with_its_traceback(history: History) -> None:

@@ -207,7 +207,7 @@ def test_an_action_that_raises_fails_the_call(cluster):
 def test_a_setup_that_raises_is_raised_by_start(make_job):
     spec = toy_spec()
     spec["roles"]["reward"]["entrypoint"] = "tests.workloads.plain_workloads:Broken"
-    with pytest.raises(UserCodeError, match="reward-0: user code raised: OSError: no such model"):
+    with pytest.raises(UserCodeError, match=r"OSError: no such model \(reward-0: user code raised\)"):
         make_job(spec).start()
 
 

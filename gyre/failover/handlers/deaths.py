@@ -21,7 +21,12 @@ def vertex_lost(layout: JobLayout, draft: Draft, event: e.VertexLost, now: float
     if record is None or record.phase in (VertexPhase.STOPPING, VertexPhase.STOPPED):
         # A vertex that hangs is not gone: only the answer to StopVertex says that no process is left.
         return ()
-    fault = Fault(Cause(event.cause), event.evidence, detected_after_s=event.detected_after_s)
+    fault = Fault(
+        Cause(event.cause),
+        event.evidence,
+        detected_after_s=event.detected_after_s,
+        generated=event.generated,
+    )
     machines.blame(layout, draft, record, event.node, fault, now)
     return repair(layout, draft, record, now, fault)
 
@@ -55,16 +60,17 @@ def _fault_of(event: e.VertexStartFailed | e.TrainerFailed, otherwise: Cause) ->
 def operator_failed(
     layout: JobLayout, draft: Draft, event: e.OperatorFailed, now: float
 ) -> Iterable[c.Command]:
-    """The trainer repeats a failed call by itself while the budget of retries lasts. A gang that failed in Gyre's own
-    code is restarted at once: its ranks no longer agree on where they are."""
+    """The trainer repeats a failed call by itself while the budget of retries lasts, and counts the attempts. A gang
+    that failed in Gyre's own code is restarted at once: its ranks no longer agree on where they are."""
     record = current(draft, event.vertex, event.vertex_incarnation)
     if record is None or record.phase is not VertexPhase.RUNNING:
         return ()
     evidence = {"operator": event.operator, "error": event.error, "traceback": event.traceback}
     gang = len(layout.regions(record.id)) > 1
     retried = Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED
-    retriable = not gang or event.user_code
-    if retriable and pay(draft, f"retry:{record.role}", layout.spec.failover.retry, now):
+    budget = layout.spec.failover.retry
+    retriable = (not gang or event.user_code) and event.attempt <= budget.most_attempts
+    if retriable and pay(draft, f"retry:{record.role}", budget, now, counted=False):
         open_incident(
             draft,
             record,

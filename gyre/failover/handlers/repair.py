@@ -1,6 +1,7 @@
 """Repairs: restart the narrowest scope that its budget still pays for; when none is left, go on with less or give up.
 
-Invariant *every repair is paid for*: each restart takes from a budget, so that no fault repeats for ever.
+Invariant *every repair is paid for*: each restart takes from a budget. That no fault repeats for ever is the invariant
+*no fault outlives its attempts* of `gyre.failover.budget`, which says what counts as progress.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from gyre.failover.handlers.ending import end_job, stop_all
 from gyre.failover.handlers.role_counts import set_count
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout, role_and_rank
-from gyre.failover.state import JobPhase, Reason, Scope, VertexPhase, VertexRecord
+from gyre.failover.state import Cause, JobPhase, Reason, Scope, VertexPhase, VertexRecord
 from gyre.failover.vertices import TRAINER_VERTEX, announce, is_wanted, wanted
+from gyre.graph import is_instance
+
+SAID_CHARS = 500
+"""Characters of what failed said that the job's message begins with; the whole is in the job's error."""
 
 
 class Rung(NamedTuple):
@@ -49,37 +54,83 @@ def repair(
     dispensable = not fault.user_code and is_dispensable(layout, draft, record)
     if dispensable:
         rungs = rungs[:1]  # the job goes on without this vertex rather than start anew because of it
-    for scope, key, budget in rungs:
-        earlier = len(within(draft.uses.get(key, ()), budget, now))
-        if not pay(draft, key, budget, now):
+    elif _is_reclaimed(layout, draft, record, fault):
+        return _replace_reclaimed(layout, draft, record, now, fault)
+    counted = _is_attempt(layout, draft, record, fault)
+    for rung in rungs:
+        earlier = len(within(draft.uses.get(rung.key, ()), rung.budget, now))
+        if not pay(draft, rung.key, rung.budget, now, counted=counted):
             continue
         wait_s = backoff_s(earlier, layout.spec.failover)
         # Sorted, because a state loaded from rows holds the vertices in another order than a folded one.
         members = (
-            region if scope is not Scope.JOB else sorted((v.id for v in wanted(draft)), key=role_and_rank)
+            region
+            if rung.scope is not Scope.JOB
+            else sorted((v.id for v in wanted(draft)), key=role_and_rank)
         )
-        open_incident(
-            draft,
-            record,
-            now,
-            fault,
-            scope=scope,
-            decision=_restart_sentence(scope, record.id, members, wait_s),
-            region=tuple(members),
-        )
-        return restart(layout, draft, members, record.id, scope, now, wait_s)
+        return _repair_in(layout, draft, record, now, fault, rung.scope, members, wait_s)
     if dispensable:
         return go_on_without(layout, draft, record, now, fault)
-    return _give_up(draft, record, now, fault, rungs[-1].budget)
+    return _give_up(draft, record, now, fault, rungs[-1], counted=counted)
 
 
-def pay(draft: Draft, key: str, budget: Budget, now: float) -> bool:
-    """Take one use from the budget. Returns False if none is left."""
-    uses = draft.uses.get(key, ())
-    if not affordable(uses, budget, now):
+def pay(draft: Draft, key: str, budget: Budget, now: float, *, counted: bool) -> bool:
+    """Take one use from the budget, which is an attempt if it is `counted`. Returns False if none is left."""
+    uses, attempts = draft.uses.get(key, ()), draft.attempts.get(key, 0)
+    if not affordable(uses, budget, now) or (counted and attempts >= budget.most_attempts):
         return False
     draft.set_uses(key, (*within(uses, budget, now), now))
+    if counted:
+        draft.set_attempts(key, attempts + 1)
     return True
+
+
+def _is_attempt(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:
+    """Whether the fault counts as one without progress; `gyre.failover.budget` says why."""
+    if draft.job.rules < 1 or (fault.generated and is_instance(layout.spec, record.role)):
+        return False
+    if layout.spec.recipe is None and not draft.job.step and not fault.user_code:
+        return False
+    starts = record.phase is VertexPhase.STARTING
+    return starts or not (draft.job.paused or any(vertex.no_room for vertex in wanted(draft)))
+
+
+def _is_reclaimed(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:
+    return (
+        draft.job.rules >= 1
+        and fault.cause is Cause.NODE_LOST
+        and is_instance(layout.spec, record.role)
+        and layout.spec.failover.vertex.max > 0
+    )
+
+
+def _replace_reclaimed(
+    layout: JobLayout, draft: Draft, record: VertexRecord, now: float, fault: Fault
+) -> list[c.Command]:
+    """Restart a rollout instance whose machine was taken away: at once while the window's uses last, then when the
+    oldest of them no longer counts."""
+    key, budget = f"vertex:{record.id}", layout.spec.failover.vertex
+    uses = within(draft.uses.get(key, ()), budget, now)
+    wait_s = backoff_s(len(uses), layout.spec.failover)
+    if len(uses) >= budget.max:
+        wait_s = max(wait_s, uses[-budget.max] + budget.window_s - now)
+    draft.set_uses(key, (*uses, now)[-budget.max :])
+    return _repair_in(layout, draft, record, now, fault, Scope.VERTEX, [record.id], wait_s)
+
+
+def _repair_in(
+    layout: JobLayout,
+    draft: Draft,
+    record: VertexRecord,
+    now: float,
+    fault: Fault,
+    scope: Scope,
+    members: list[str],
+    wait_s: float,
+) -> list[c.Command]:
+    decision = _restart_sentence(scope, record.id, members, wait_s)
+    open_incident(draft, record, now, fault, scope=scope, decision=decision, region=tuple(members))
+    return restart(layout, draft, members, record.id, scope, now, wait_s)
 
 
 def _ladder_of(layout: JobLayout, record: VertexRecord, region: list[str], fault: Fault) -> list[Rung]:
@@ -158,12 +209,19 @@ def go_on_without(
     return list(set_count(layout, draft, record.role, count, now, message=sentence))
 
 
-def _give_up(draft: Draft, record: VertexRecord, now: float, fault: Fault, last: Budget) -> list[c.Command]:
-    why = (
-        "user code raised"
-        if fault.user_code
-        else f"{fault.cause.value} more than {last.max} times in {last.window_s:g} s"
-    )
+def _give_up(
+    draft: Draft, record: VertexRecord, now: float, fault: Fault, last: Rung, *, counted: bool
+) -> list[c.Command]:
+    """End the job. Its message begins with the words of what failed, as far as they fit."""
+    error = str(fault.evidence.get("error", fault.cause.value))
+    said = error if len(error) <= SAID_CHARS else f"{error[:SAID_CHARS]} …"
+    budget = last.budget
+    if fault.user_code:
+        why = "user code raised"
+    elif counted and draft.attempts.get(last.key, 0) >= budget.most_attempts:
+        why = f"{fault.cause.value} again and again, with no step between"
+    else:
+        why = f"{fault.cause.value} more than {budget.max} times in {budget.window_s:g} s"
     open_incident(
         draft,
         record,
@@ -179,7 +237,7 @@ def _give_up(draft: Draft, record: VertexRecord, now: float, fault: Fault, last:
         now,
         outcome=JobPhase.FAILED,
         reason=Reason.USER_ERROR if fault.user_code else Reason.BUDGET_SPENT,
-        message=f"{record.id}: {why}: {fault.evidence.get('error', fault.cause.value)}",
+        message=f"{said} ({record.id}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
         error=traceback or str(fault.evidence.get("error", "")),
     )
 

@@ -49,6 +49,7 @@ def master_started(
         master_pid=event.pid,
         master_node=event.node,
         master_url=event.url or draft.job.master_url,
+        rules=max(event.rules, draft.job.rules),
     )
     if event.epoch > 1 and not draft.job.phase.ended:
         incident = Incident(

@@ -25,6 +25,8 @@ def step_completed(
         for key in (NO_STEP_VERTEX, NO_STEP_JOB):
             if draft.uses.get(key):
                 draft.set_uses(key, ())
+        for key in list(draft.attempts):
+            draft.set_attempts(key, 0)
     return ()
 
 

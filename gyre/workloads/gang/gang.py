@@ -41,7 +41,7 @@ class GangLost(Exception):
         self.ended = ended
 
 
-def operator_failed(member: Member, operator: str, failure: Failure) -> dict[str, Any]:
+def operator_failed(member: Member, operator: str, failure: Failure, attempt: int = 0) -> dict[str, Any]:
     """The body of the event `OperatorFailed` that tells the master whom to replace."""
     return {
         "vertex": member[0],
@@ -50,6 +50,8 @@ def operator_failed(member: Member, operator: str, failure: Failure) -> dict[str
         "error": failure.error,
         "traceback": failure.traceback,
         "user_code": failure.user_code,
+        "attempt": attempt,
+        "code": failure.code,
     }
 
 

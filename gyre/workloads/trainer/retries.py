@@ -25,9 +25,11 @@ class Retries:
         self._failures: dict[Hashable, int] = {}
         self._not_before: dict[Hashable, float] = {}
 
-    def failed(self, key: Hashable, now: float) -> None:
+    def failed(self, key: Hashable, now: float) -> int:
+        """Returns how often in a row it has failed."""
         self._failures[key] = self._failures.get(key, 0) + 1
         self._not_before[key] = now + pause_s(self._failures[key])
+        return self._failures[key]
 
     def succeeded(self, key: Hashable) -> None:
         self._failures.pop(key, None)

@@ -338,5 +338,5 @@ class TrainingRun:
         if self.spec.staleness.function is None:  # a user's function has judged these groups itself
             check_staleness(shares, step, max_staleness=self.spec.max_staleness)
 
-    def _report_failure(self, member: Member, operator: str, failure: Failure) -> None:
-        self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure))
+    def _report_failure(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
+        self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure, attempt))

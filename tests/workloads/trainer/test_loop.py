@@ -362,9 +362,20 @@ def test_an_exception_in_a_reward_is_told_with_its_traceback_and_the_call_is_rep
 @pytest.mark.parametrize(
     ("role", "cls", "calls"), [("reward", "ForgetfulReward", "score"), ("actor", "BrokenApply", "apply")]
 )
-def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_job(make_job, role, cls, calls):
-    """Two repetitions and a restart are granted to a user's own error."""
-    job = make_job(roles={role: {"entrypoint": f"{HERE}:{cls}"}}, run={"groups_per_firing": 8})
+@pytest.mark.parametrize("window_s", [600, 0.001], ids=["quickly", "slowly"])
+def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_job(
+    make_job, role, cls, calls, window_s
+):
+    """Two repetitions and a restart are granted to a user's own error, also where a failure takes longer than any
+    window."""
+    job = make_job(
+        roles={role: {"entrypoint": f"{HERE}:{cls}"}},
+        run={"groups_per_firing": 8},
+        failover={
+            "retry": {"max": 2, "window_s": window_s},
+            "user_error": {"max": 1, "window_s": window_s},
+        },
+    )
     called: list[float] = []
     for nth in range(1, 50):
         job.on(f"{role}.{calls}", nth, lambda: called.append(time.monotonic()), vertex=f"{role}-0")
@@ -531,5 +542,5 @@ def test_the_trainer_never_stands_still_through_the_fault_of_others(make_job):
 
 def test_a_job_whose_setup_raises_says_whose_fault_it_is(make_job):
     job = make_job(failover=ONE_RESTART, run={"data": "tests.workloads.toy_policy:NoSuchData"})
-    with pytest.raises(JobFailed, match=r"trainer-0: start_failed .*AttributeError.*NoSuchData"):
+    with pytest.raises(JobFailed, match=r"^AttributeError.*NoSuchData.* \(trainer-0: start_failed"):
         job.start()

@@ -37,8 +37,8 @@ REASON_LENGTH = 1000
 
 
 class Evaluations:
-    """`report` sends an event to the journal, `report_failure(member, operator, failure)` reports a failed call;
-    `on_scored(version, member, outcome)` is called on the transport's thread."""
+    """`report` sends an event to the journal, `report_failure(member, operator, failure, attempt)` reports a failed
+    call; `on_scored(version, member, outcome)` is called on the transport's thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Evaluations:
         *,
         plane: RolloutRequests | None,
         report: Callable[..., None],
-        report_failure: Callable[[Member, str, Failure], None],
+        report_failure: Callable[[Member, str, Failure, int], None],
         on_scored: Callable[[int, Member, Outcome | VertexLost], None],
     ) -> None:
         self._graph = graph
@@ -132,8 +132,8 @@ class Evaluations:
         status, value = outcome
         failure = value if status == "error" else self._problem_with(version, value)
         if failure is not None:
-            self._scoring.failed(version, time.monotonic())
-            self._report_failure(member, SCORE, failure)
+            attempt = self._scoring.failed(version, time.monotonic())
+            self._report_failure(member, SCORE, failure, attempt)
             return
         firing, ids, row = self._scoring.scored(version, value)
         self._add(row)

@@ -65,10 +65,10 @@ class EvaluationScoring:
         """The vertex that was to score it died: it may be sent to another one at once."""
         self._sent.discard(version)
 
-    def failed(self, version: int, now: float) -> None:
-        """The scoring failed: it may be sent again after a pause."""
+    def failed(self, version: int, now: float) -> int:
+        """The scoring failed: it may be sent again after a pause. Returns how often in a row it has failed."""
         self._sent.discard(version)
-        self._retries.failed(("evaluation", version), now)
+        return self._retries.failed(("evaluation", version), now)
 
     def scored(self, version: int, groups: list[Group]) -> tuple[Firing, list[int], dict[str, Any]]:
         """Take an evaluation out. Returns its firing, the ids that were generated for it, and its result for the

@@ -31,8 +31,8 @@ from gyre.workloads.vertex.messages import Failure
 
 
 class FiringResults:
-    """`report_failure(member, operator, failure)` reports a failed call; `on_scored(ids)` is called after the ledger
-    has these groups with their scored samples."""
+    """`report_failure(member, operator, failure, attempt)` reports a failed call; `on_scored(ids)` is called after the
+    ledger has these groups with their scored samples."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FiringResults:
         retries: Retries,
         *,
         max_staleness: int,
-        report_failure: Callable[[Member, str, Failure], None],
+        report_failure: Callable[[Member, str, Failure, int], None],
         on_scored: Callable[[Sequence[int]], None],
     ) -> None:
         self._graph = graph
@@ -71,6 +71,7 @@ class FiringResults:
     def accept(self, firings: Sequence[Firing], groups: Sequence[Group]) -> None:
         """Merge the groups that an operator returned, and complete its firings."""
         self._groups.merge(groups)
+        self._retries.succeeded(firings[0].operator)
         for firing in firings:
             self._retries.succeeded((firing.operator, firing.index))
             self._flow.complete(firing)
@@ -87,8 +88,9 @@ class FiringResults:
         """Report a failed call, and repeat its firings after a pause. Raises Fenced."""
         if failure.fenced:
             raise Fenced(failure.error)
-        self._report_failure(member, firings[0].operator, failure)
-        now = time.monotonic()
+        now, operator = time.monotonic(), firings[0].operator
+        attempts = [self._retries.failed(operator, now)]
+        attempts += [self._retries.failed((operator, firing.index), now) for firing in firings]
+        self._report_failure(member, operator, failure, max(attempts))
         for firing in firings:
-            self._retries.failed((firing.operator, firing.index), now)
             self._flow.cancel(firing)

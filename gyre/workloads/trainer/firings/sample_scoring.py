@@ -68,7 +68,7 @@ class ScoringCall:
 
 class SampleScoring:
     """A `Runner` of the operator that scores. `vertices()` is how many there are to do it; `on_result(call, outcome)`
-    is called on the transport's thread; `report_failure(member, operator, failure)` reports a failed call."""
+    is called on the transport's thread; `report_failure(member, operator, failure, attempt)` reports a failed call."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class SampleScoring:
         retries: Retries,
         *,
         vertices: Callable[[], int],
-        report_failure: Callable[[Member, str, Failure], None],
+        report_failure: Callable[[Member, str, Failure, int], None],
         on_result: Callable[[ScoringCall, Outcome | VertexLost], None],
     ) -> None:
         self._operator = operator
@@ -134,6 +134,7 @@ class SampleScoring:
         for key in keys:
             del self._samples[key]
             self._waiting.pop(key, None)
+            self._retries.succeeded((self._operator.ref, key))
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -196,8 +197,10 @@ class SampleScoring:
         if failure.fenced:
             raise Fenced(failure.error)
         self._calls.failed(call.member)
-        self._report_failure(call.member, self._operator.ref, failure)
-        self._retries.failed(self._operator.ref, time.monotonic())
+        now = time.monotonic()
+        attempts = [self._retries.failed(self._operator.ref, now)]
+        attempts += [self._retries.failed((self._operator.ref, key), now) for key in call.keys]
+        self._report_failure(call.member, self._operator.ref, failure, max(attempts))
         self._put_back(call)
 
     def _take_in(self, call: ScoringCall, scored: Any) -> Failure | None:
@@ -209,6 +212,7 @@ class SampleScoring:
         self._scored_by = call.member
         returned = [sample for group in scored for sample in group.samples]
         for (key, sample), its in zip(call.samples(), returned, strict=True):
+            self._retries.succeeded((ref, key))
             if self._samples.get(key) is sample:
                 sample.reward, sample.extras = its.reward, its.extras
         return None

@@ -38,12 +38,12 @@ END_WITHIN_S = 10.0
 """Deadline for the ranks to forget what they keep in memory, at the end of a job. They have nothing else to do then, or
 are stuck, and the job's result waits for them."""
 
-ReportFailure = Callable[[Member, str, Failure], None]
+ReportFailure = Callable[[Member, str, Failure, int], None]
 
 
 class GangLifecycle:
     """`leader` is the learner whose weights are published, `auxiliary` are the others. `report_failure(member,
-    operator, failure)` reports a failed call."""
+    operator, failure, attempt)` reports a failed call."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class GangLifecycle:
         if lost.blamed is not None:
             self._failures += 1
             self._not_before = time.monotonic() + pause_s(self._failures)
-            self._report_failure(*lost.blamed)
+            self._report_failure(*lost.blamed, self._failures)
 
     def step_succeeded(self) -> None:
         """A whole step is done, so the next failure is a first one. A call that succeeds is not enough: a step may fail
@@ -255,7 +255,7 @@ class GangLifecycle:
 
     def _diverged(self, gang: Gang, problem: str) -> None:
         self._report_failure(
-            gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False)
+            gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False), 0
         )
 
     def _begin_with_policy(self, learner: Learner, gang: Gang) -> None:

@@ -19,6 +19,7 @@ from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import Retries
+from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 from tests.workloads.toy_policy import toy_spec
 
@@ -52,6 +53,7 @@ class Run:
         self.groups.record_drawn([Group(group_id, np.zeros(1, np.int32)) for group_id in IDS])
         self.retries = Retries()
         self.failures: list[tuple[str, str]] = []
+        self.attempts: list[int] = []
         self.scored: list[list[int]] = []
         for ref in graph.refs_before_training:
             self.flow.start(self.flow.firing(ref, 0))
@@ -61,9 +63,13 @@ class Run:
             self.groups,
             self.retries,
             max_staleness=0,
-            report_failure=lambda member, operator, failure: self.failures.append((member[0], operator)),
+            report_failure=self.report_failure,
             on_scored=lambda ids: self.scored.append(list(ids)),
         )
+
+    def report_failure(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
+        self.failures.append((member[0], operator))
+        self.attempts.append(attempt)
 
     def firing(self, ref: str) -> Firing:
         return self.flow.firing(ref, 0)
@@ -136,6 +142,25 @@ def test_a_failed_call_is_reported_once_and_its_firings_wait(store: LedgerStore)
     assert run.failures == [("reward-0", "reward.score")]
     assert firing.index not in run.flow.running("reward.score")
     assert not run.retries.may(("reward.score", 0), 0.0)
+
+
+def test_attempts_are_counted_since_the_call_or_its_operator_last_succeeded(store: LedgerStore) -> None:
+    """A call that always fails is found out although others succeed, and so is an operator all of whose calls fail."""
+    run, failure = Run(store), Failure("ValueError", "", user_code=True)
+    firing = run.firing("reward.score")
+    for key in (
+        "reward.score",
+        ("reward.score", 0),
+    ):  # another call has succeeded; the next call is another one
+        run.attempts.clear()
+        for _ in range(3):
+            if firing.index not in run.flow.running("reward.score"):
+                run.flow.start(firing)
+            run.results.fail([firing], ("reward-0", 1), failure)
+            run.retries.succeeded(key)
+        assert run.attempts == [1, 2, 3]
+        run.retries.succeeded("reward.score")
+        run.retries.succeeded(("reward.score", 0))
 
 
 def test_a_fenced_call_ends_the_trainer(store: LedgerStore) -> None:

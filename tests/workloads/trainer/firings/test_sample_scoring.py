@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.trainer.firings import sample_scoring
-from gyre.workloads.trainer.firings.sample_scoring import SampleScoring
+from gyre.workloads.trainer.firings.sample_scoring import SampleScoring, ScoringCall
 from gyre.workloads.trainer.retries import Retries
+from gyre.workloads.vertex.messages import Failure
 
 MEMBER = ("reward-0", 1)
 
@@ -33,6 +35,7 @@ class Around:
         self.by_id = {one.id: one for one in groups}
         self.unscored = set(self.by_id)
         self.accepted: list[list[int]] = []
+        self.attempts: list[int] = []
         self.scoring = SampleScoring(
             Operator("reward", "score"),
             self,  # type: ignore[arg-type]
@@ -41,7 +44,7 @@ class Around:
             self,  # type: ignore[arg-type]
             Retries(),
             vertices=lambda: 1,
-            report_failure=lambda *_: None,
+            report_failure=lambda *told: self.attempts.append(told[-1]),
             on_result=lambda call, outcome: None,
         )
 
@@ -64,6 +67,11 @@ class Around:
 
     def problem_with(self, firings: Sequence[Firing], ids: Sequence[int], value: Any) -> None:
         return None
+
+    def ended(self, member: Any) -> None:
+        pass
+
+    failed = ended
 
     def accept(self, firings: Sequence[Firing], groups: Sequence[Group]) -> None:
         assert [group_id for firing in firings for group_id in firing.groups] == [one.id for one in groups]
@@ -90,3 +98,16 @@ def test_groups_that_are_scored_at_once_are_one_write_unless_it_were_too_large(
     around = Around([group(group_id, tokens=10) for group_id in (1, 2, 3)])
     around.score_all()
     assert around.accepted == writes
+
+
+def test_a_sample_that_cannot_be_scored_is_found_out_although_others_are() -> None:
+    around = Around([group(1, tokens=10), group(2, tokens=10)])
+    scoring, failure = around.scoring, Failure("ValueError", "", user_code=True)
+    whole = around.by_id
+    for number in range(1, 4):
+        call = ScoringCall([whole[1]], [(1, 0), (1, 1)], MEMBER)
+        scoring.ended(call, ("error", failure))
+        other = ScoringCall([whole[2]], [(2, 0), (2, 1)], MEMBER)
+        scored = [replace(sample, reward=1.0) for sample in whole[2].samples]
+        scoring.ended(other, ("ok", [Group(2, whole[2].prompt_ids, {}, scored)]))
+        assert around.attempts == list(range(1, number + 1))
