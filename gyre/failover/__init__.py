@@ -19,9 +19,18 @@ from gyre.failover.state import (
     rows_of,
     state_from,
 )
-from gyre.failover.suspicions import Observation, Suspicion, diagnose
+from gyre.failover.suspicions import (
+    Activity,
+    Observation,
+    Suspicion,
+    diagnose,
+    forgiven,
+    is_patience_over,
+    silent_together,
+)
 
 __all__ = [
+    "Activity",
     "Cause",
     "Decision",
     "Difference",
@@ -43,8 +52,11 @@ __all__ = [
     "diagnose",
     "differences",
     "fold",
+    "forgiven",
+    "is_patience_over",
     "row_of",
     "rows_of",
+    "silent_together",
     "state_from",
     "story",
 ]

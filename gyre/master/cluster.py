@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 
 
@@ -92,6 +93,11 @@ class Cluster(Protocol):
 
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
         """Stacks of the process's threads, taken without its help. Never raises: the text says what is missing."""
+        ...
+
+    async def activity(self, *, pid: int, node: str, over_s: float) -> Activity | None:
+        """What the process does for a moment of this length, by its kernel. None where it is gone or that cannot be
+        told, within a few seconds."""
         ...
 
     async def end(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,9 @@ from gyre.failover import (
     Suspicion,
     VertexPhase,
     diagnose,
+    forgiven,
+    is_patience_over,
+    silent_together,
 )
 from gyre.failover.events import DrainRequested, Event, JobStalled, RolloutsChanged, ScaleAdvised, VertexLost
 from gyre.graph import is_instance
@@ -39,6 +43,18 @@ _TRAINER = f"{TRAINER}-0"
 
 WATCH_PATIENCE = 1.5
 """Silence timeouts after which a watch call is given up and made again: by then the silence has been noticed."""
+
+
+PULSE_S = 0.25
+"""The master's own pulse. One that is late by more than this shows that the master stood still."""
+
+ACTIVITY_OVER_S = 0.5
+"""How long a silent process is looked at: many turns of a busy machine's scheduler."""
+
+SLOW_AGAIN_S = 2.0
+"""How long a process that was found slow is left alone before it is looked at again: looking costs CPU too."""
+
+SLOW = "its process lives, and the machine does not let it run"
 
 
 class DiagnosisManager:
@@ -59,6 +75,9 @@ class DiagnosisManager:
         self._monotonic = monotonic
         self._on_fault = on_fault
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._pulsing: asyncio.Task[None] | None = None
+        self._slow: dict[Address, float] = {}
+        """The silent vertices that are left alone because their machine is busy, with when to look at each again."""
         self._observations: dict[str, Observation] = {}
         self._identity = (os.getpid(), socket.gethostname())
         self._condemned: set[tuple[str, int]] = set()
@@ -75,6 +94,9 @@ class DiagnosisManager:
             for vertex in state.vertices.values()
             if vertex.phase is VertexPhase.RUNNING
         }
+        if self._pulsing is None:
+            self._pulsing = asyncio.get_running_loop().create_task(self._pulse())
+            self._pulsing.add_done_callback(self._ended)
         for key in [key for key in self._watches if key not in wanted]:
             self._watches.pop(key).cancel()
             if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
@@ -94,22 +116,36 @@ class DiagnosisManager:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        tasks = list(self._watches.values())
+        tasks = [*self._watches.values(), *([self._pulsing] if self._pulsing is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _pulse(self) -> None:
+        """Notice when the master itself stood still: it heard nobody then, so that is no silence."""
+        while True:
+            slept_at = self._monotonic()
+            await asyncio.sleep(PULSE_S)
+            now = self._monotonic()
+            late_s = now - slept_at - PULSE_S
+            if late_s > PULSE_S:
+                for vertex, seen in self._observations.items():
+                    self._observations[vertex] = forgiven(seen, late_s, now)
+
     async def look(self) -> None:
         """Make one pass of diagnosis over the observations."""
-        found = []
-        for suspicion in diagnose(self._observations, self._spec, self._monotonic()):
+        found, silent, now = [], [], self._monotonic()
+        for suspicion in diagnose(self._observations, self._spec, now):
             key = (suspicion.vertex, suspicion.incarnation)
-            if key not in self._condemned:
+            if suspicion.cause is Cause.SILENT:
+                silent.append(Address(*key))
+            if key not in self._condemned and now >= self._slow.get(Address(*key), 0.0):
                 self._condemned.add(key)
                 found.append(suspicion)
         # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at
         # once.
-        await asyncio.gather(*(self._accuse(suspicion) for suspicion in found))
+        await asyncio.gather(*(self._judge(suspicion, self._together(silent)) for suspicion in found))
+        self._slow = {address: at for address, at in self._slow.items() if address in silent}
         await self._look_for_notices()
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
@@ -149,10 +185,37 @@ class DiagnosisManager:
             actor="diagnosis",
         )
 
-    async def _accuse(self, suspicion: Suspicion) -> None:
+    def _together(self, silent: list[Address]) -> dict[str, str]:
+        """The sentence about each machine on which several vertices are silent, by node."""
+        watched = [self._scheduler.node_of(Address(*key)) for key in self._watches]
+        nodes = [self._scheduler.node_of(address) for address in silent]
+        return {
+            node: silent_together(nodes.count(node), watched.count(node), node) for node in set(nodes) if node
+        }
+
+    async def _judge(self, suspicion: Suspicion, together: dict[str, str]) -> None:
+        """Accuse the vertex, unless it is silent because the machine does not let it run."""
         address = Address(suspicion.vertex, suspicion.incarnation)
-        evidence = {"error": suspicion.detail, "stack": await self._scheduler.stacks(address)}
+        key, detail = (suspicion.vertex, suspicion.incarnation), suspicion.detail
+        if suspicion.cause is Cause.SILENT:
+            activity = await self._scheduler.activity(address, ACTIVITY_OVER_S)
+            seen = self._observations.get(address.vertex)
+            is_heard = seen is None or self._monotonic() - seen.heard_at < suspicion.after_s
+            slow = activity is not None and activity.is_slow
+            if sentence := together.get(self._scheduler.node_of(address)) or (SLOW if slow else ""):
+                detail += f"; {sentence}"
+            if is_heard or (slow and not is_patience_over(suspicion, self._spec)):
+                self._condemned.discard(key)
+                if slow and not is_heard:
+                    self._leave_alone(address, detail)
+                return
+        evidence = {"error": detail, "stack": await self._scheduler.stacks(address)}
         await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
+
+    def _leave_alone(self, address: Address, detail: str) -> None:
+        if address not in self._slow:
+            print(f"{address.vertex}: {detail}; left alone", file=sys.stderr, flush=True)
+        self._slow[address] = self._monotonic() + SLOW_AGAIN_S
 
     def _lost(
         self, address: Address, cause: Cause, evidence: dict[str, Any], *, after_s: float | None = None

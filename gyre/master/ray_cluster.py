@@ -38,8 +38,10 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER
+from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.stacks import describe_process
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
@@ -353,6 +355,17 @@ class RayCluster:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(pid, timeout_s)
         return await _within(reference, timeout_s + 5.0) or f"(node {node} did not answer)"
+
+    async def activity(self, *, pid: int, node: str, over_s: float) -> Activity | None:
+        if not pid:
+            return None
+        if node == _own_node():
+            found = await asyncio.to_thread(cpu_activity, pid, over_s)
+        else:
+            remote: Any = ray.remote(num_cpus=0, max_retries=0)(cpu_activity)
+            where = NodeAffinitySchedulingStrategy(node, soft=False)
+            found = await _within(remote.options(scheduling_strategy=where).remote(pid, over_s), over_s + 5.0)
+        return None if found is None else Activity(*found)
 
     async def end(self) -> None:
         if self._master is not None:

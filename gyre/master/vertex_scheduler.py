@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
-from gyre.failover import Cause, JobPhase, JobState, Reason, VertexPhase
+from gyre.failover import Activity, Cause, JobPhase, JobState, Reason, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import (
     Event,
@@ -500,6 +500,15 @@ class Scheduler:
     def remember(self, vertex: str, incarnation: int, pid: int, node: str) -> None:
         """Note where a vertex runs that an earlier master started."""
         self._last_seen[(vertex, incarnation)] = (pid, node)
+
+    def node_of(self, address: Address) -> str:
+        """The node of a vertex that runs; "" if it is not known."""
+        return self._last_seen.get((address.vertex, address.incarnation), (0, ""))[1]
+
+    async def activity(self, address: Address, over_s: float) -> Activity | None:
+        """What the vertex's process does for a moment. None where that cannot be told."""
+        pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
+        return await self._cluster.activity(pid=pid, node=node, over_s=over_s)
 
     async def stacks(self, address: Address) -> str:
         """Returns the vertex's stacks: its own answer, or a look from outside if it does not answer."""

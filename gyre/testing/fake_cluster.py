@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from gyre.config import TRAINER
 from gyre.errors import Fenced
+from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock
@@ -39,6 +40,7 @@ T = TypeVar("T")
 FIRST_PID = 1000
 STACK_OF_A_STALL = 'File "loop.py", line 7, in generate\n    while True: pass'
 STACK_FROM_OUTSIDE = "state: T (stopped)"
+IDLE, STARVED = Activity("S", ran=0.0, waited=0.0), Activity("R", ran=0.1, waited=1.5)
 
 
 class FakeClusterBroken(AssertionError):
@@ -66,6 +68,7 @@ class FakeProcess:
     bound: bool = False
     hung: bool = False
     stalled: bool = False
+    activity: Activity = IDLE
     detail: str = ""
     node_lost: bool = False
     ticks: int = 0
@@ -194,6 +197,12 @@ class FakeCluster:
         machine = self.room.machines[name]
         machine.others_cpu, machine.others_gpu = cpu, gpu
         self._wake()
+
+    def starve(self, vertex: str) -> None:
+        """Let a vertex hang because its machine is busy, until `unhang`."""
+        self.hang(vertex)
+        if (process := self.living(vertex)) is not None:
+            process.activity = STARVED
 
     def unhang(self, vertex: str) -> None:
         if (process := self.living(vertex)) is not None:
@@ -583,6 +592,11 @@ class Connection:
 
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
         return STACK_FROM_OUTSIDE if pid else "(no process id)"
+
+    async def activity(self, *, pid: int, node: str, over_s: float) -> Activity | None:
+        await asyncio.sleep(over_s)
+        process = next((one for one in self._world.processes.values() if one.pid == pid and one.alive), None)
+        return process.activity if process is not None else None
 
     async def end(self) -> None:
         if not self._cut:

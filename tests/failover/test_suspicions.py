@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gyre.config import JobSpec
-from gyre.failover import Cause, Observation, diagnose
+from gyre.failover import (
+    Activity,
+    Cause,
+    Observation,
+    diagnose,
+    forgiven,
+    is_patience_over,
+    silent_together,
+)
 from gyre.testing.standing_job import small_spec
 
 
@@ -65,3 +73,40 @@ def test_a_suspicion_says_what_was_seen(spec: JobSpec) -> None:
 def test_the_worst_comes_first(spec: JobSpec) -> None:
     observations = {name: seen(name, heard_at=at) for name, at in (("rollout-0", 50.0), ("rollout-1", 20.0))}
     assert [found.vertex for found in diagnose(observations, spec, 100.0)] == ["rollout-1", "rollout-0"]
+
+
+@pytest.mark.parametrize(
+    ("activity", "slow"),
+    [
+        (Activity("R", ran=0.1, waited=0.9), True),
+        (Activity("S", ran=0.2, waited=0.5), True),
+        (Activity("D", ran=0.0, waited=0.0), True),
+        (Activity("R", ran=1.0, waited=0.0), False),
+        (Activity("S", ran=0.0, waited=0.0), False),
+        (Activity("T", ran=0.0, waited=0.9), False),
+        (Activity("Z", ran=0.0, waited=0.9), False),
+    ],
+    ids=["starved", "some threads starved", "disk", "spins", "sleeps", "stopped", "dead"],
+)
+def test_a_process_is_slow_where_the_machine_does_not_let_it_run(activity: Activity, slow: bool) -> None:
+    assert activity.is_slow is slow
+
+
+def test_a_slow_process_is_given_up_after_its_stall_timeout(spec: JobSpec) -> None:
+    for now, over in ((29.0, False), (31.0, True)):
+        [found] = diagnose({"rollout-0": seen("rollout-0")}, spec, now)
+        assert is_patience_over(found, spec) is over
+
+
+def test_an_observer_that_stood_still_heard_nobody(spec: JobSpec) -> None:
+    late = forgiven(seen("rollout-0", heard_at=1.0, progressed_at=1.0), late_s=30.0, now=32.0)
+    assert (late.heard_at, late.progressed_at) == (31.0, 31.0)
+    assert diagnose({"rollout-0": late}, spec, 40.0) == []
+    assert forgiven(late, late_s=30.0, now=33.0).heard_at == 33.0, "nobody is heard in the future"
+
+
+def test_several_silent_vertices_of_a_machine_say_that_it_is_the_machine() -> None:
+    assert silent_together(1, 5, "n0") == ""
+    assert silent_together(3, 5, "n0") == (
+        "3 of 5 vertices on n0 are silent at once: the machine is busy or cut off"
+    )

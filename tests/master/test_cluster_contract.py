@@ -278,6 +278,9 @@ def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ende
             await bench.cluster.call(FIRST, "hello", 1, timeout_s=0.5)
         seen = await bench.cluster.stacks(pid=spawned.pid, node=spawned.node, timeout_s=3.0)
         assert "T (stopped)" in seen
+        activity = await bench.cluster.activity(pid=spawned.pid, node=spawned.node, over_s=0.1)
+        assert activity is not None
+        assert not activity.is_slow
         await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
         with pytest.raises(ProcessDied):
             await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)

@@ -104,6 +104,49 @@ def test_a_hang_is_found_within_its_deadline(job: Job, vertex: str) -> None:
     assert incident.at - job.clock.time() + job.clock.monotonic() <= SETTLED_S + silence_s + 2.0
 
 
+VERTICES = ("trainer-0", "actor-0", "actor-1", "rollout-0", "rollout-1", "reward-0")
+
+
+def test_a_busy_machine_is_no_incident(job: Job) -> None:
+    """All vertices are silent for longer than the timeout, and live: nobody is restarted, and the job goes on."""
+    busy_s = 1.5 * job.spec.failover.silence_timeout_s
+    for vertex in VERTICES:
+        job.world.at(SETTLED_S, job.world.starve, vertex)
+        job.world.at(SETTLED_S + busy_s, job.world.unhang, vertex)
+    job.run()
+    assert (job.phase, job.incidents) == (JobPhase.SUCCEEDED, [])
+
+
+def test_a_process_that_is_slow_for_ever_is_replaced_after_its_stall_timeout(job: Job) -> None:
+    job.world.at(SETTLED_S, job.world.starve, "rollout-0")
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    [incident] = job.incidents
+    assert (incident.vertex, incident.cause) == ("rollout-0", "silent")
+    assert "the machine does not let it run" in incident.evidence["error"]
+    assert incident.detected_after_s == pytest.approx(job.spec.roles["rollout"].stall_timeout_s, abs=4.0)
+
+
+def test_vertices_of_one_machine_that_hang_at_once_say_so(job: Job) -> None:
+    for vertex in ("rollout-0", "rollout-1"):
+        job.world.at(SETTLED_S, job.world.hang, vertex)
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    assert len(job.incidents) == 2
+    for incident in job.incidents:
+        assert "2 of 6 vertices on" in incident.evidence["error"]
+
+
+def test_a_master_that_stood_still_accuses_nobody(job: Job) -> None:
+    """It is stopped for longer than the silence timeout, and so hears nobody; a vertex needs some seconds more."""
+    silence_s = job.spec.failover.silence_timeout_s
+    job.world.at(SETTLED_S, job.world.hang, "rollout-0")
+    job.world.at(SETTLED_S + 1.0, job.clock.advance, 3 * silence_s)
+    job.world.at(SETTLED_S + 1.0 + 3.5 * silence_s, job.world.unhang, "rollout-0")
+    job.run()
+    assert (job.phase, job.incidents) == (JobPhase.SUCCEEDED, [])
+
+
 def test_a_stall_is_found_within_its_deadline(job: Job) -> None:
     job.world.at(SETTLED_S, job.world.stall, "rollout-0")
     job.run()

@@ -127,6 +127,9 @@ class InProcessCluster:
             # On another thread: it runs what waits for the vertex's answers.
             await asyncio.to_thread(vertex.kill)
 
+    async def activity(self, *, pid: int, node: str, over_s: float) -> None:
+        return None  # every vertex is in this process
+
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
         return thread_stacks()
 
