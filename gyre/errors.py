@@ -26,6 +26,10 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+NOT_FINITE, OUT_OF_MEMORY = "actor.not_finite", "out_of_memory"
+"""Codes of failures that the coordinator has decisions of its own for: a gradient with NaN or infinity in it; an
+allocation that a device or the host had no memory for, which no class of ours raises."""
+
 
 class GyreError(Exception):
     """The root. `code` is stable across releases; `exit_code` is what the command line returns."""

@@ -174,6 +174,14 @@ class Budget(Model):
         return self.max if self.attempts is None else self.attempts
 
 
+class NotFiniteSpec(Model):
+    """What becomes of a step whose gradient holds NaN or infinity."""
+
+    skip_batch: Annotated[int, Field(ge=0)] = 3
+    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are set aside. One
+    more, and the job has failed. 0 skips none."""
+
+
 class FailoverSpec(Model):
     """Budgets of each scope of repair, and the deadlines of the control plane."""
 
@@ -203,6 +211,8 @@ class FailoverSpec(Model):
     """A vertex answers the master's pending watch call at least this often."""
     wait_for_room_s: Seconds = 4 * 3600.0
     """How long the job may wait for a machine that it cannot do without. Waiting takes from no budget."""
+    not_finite: NotFiniteSpec = Field(default_factory=NotFiniteSpec)
+    """What becomes of a step whose gradient holds NaN or infinity."""
     silence_timeout_s: Seconds = 10.0
     """A vertex that does not answer its watch call for this long is stuck (SIGSTOP, a dead node)."""
     step_timeout_s: Seconds = 1800.0

@@ -252,6 +252,20 @@ class GroupSetAside(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSkipped(Event):
+    """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
+    said. Its groups are set aside."""
+
+    incarnation: int
+    step: int
+    role: str
+    groups: int
+    tokens: int
+    error: str
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MasterHung(Event):
     """A vertex ended a master that lived but did not answer, and reports that to the successor."""
 
@@ -425,6 +439,7 @@ _KINDS: dict[str, type[Event]] = {
         Evaluated,
         EvaluationLeftOut,
         GroupSetAside,
+        BatchSkipped,
         MasterHung,
         JobStalled,
         RolloutsChanged,
@@ -457,6 +472,7 @@ REPORTED = (
     Evaluated,
     EvaluationLeftOut,
     GroupSetAside,
+    BatchSkipped,
     RolloutsChanged,
     ScaleAdvised,
     Reported,

@@ -63,6 +63,8 @@ class Reason(StrEnum):
     CLUSTER_LOST = "cluster_lost"
     NO_ROOM = "no_room"
     DRAINED = "drained"
+    NOT_FINITE = "not_finite"
+    OUT_OF_MEMORY = "out_of_memory"
 
 
 class Cause(StrEnum):
@@ -93,6 +95,10 @@ class Cause(StrEnum):
     """Its machine, or itself, was asked to go."""
     BAD_PLACE = "bad_place"
     """Too many vertices died on its machine."""
+    NOT_FINITE = "not_finite"
+    """A step's gradient holds NaN or infinity."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """A call raised because a device or the host had no memory left."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
 

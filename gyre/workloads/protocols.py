@@ -68,6 +68,10 @@ class Learner(Protocol):
         second time, for the step just applied, it returns them again and changes nothing, whatever `indices` and
         `group_ids` are, also after a restore. Raises, and leaves weights and step as they were, if `indices` or
         `group_ids` are not what was accumulated, if a group was trained before, or if the gradient is not finite.
+
+        A class that has a parameter `skip: bool = False` may be told to skip a step that it refused because its
+        gradient was not finite, by an error with the code `gyre.errors.NOT_FINITE`: the step counts as applied, and the
+        weights stay as they are. The metrics are then `{"step": step, "skipped": 1}`, whatever `indices` and `group_ids` are.
         """
         ...
 

@@ -106,7 +106,9 @@ class History:
                 self.decide(e.VertexStopped(record.id, record.incarnation))
         return self
 
-    def fail_operator(self, vertex: str, *, user_code: bool = False, attempt: int = 0) -> Decision:
+    def fail_operator(
+        self, vertex: str, *, user_code: bool = False, attempt: int = 0, code: str = ""
+    ) -> Decision:
         trainer = self["trainer-0"]
         return self.decide(
             e.OperatorFailed(
@@ -119,6 +121,7 @@ class History:
                 user_code=user_code,
                 report=trainer.reported + 1,
                 attempt=attempt,
+                code=code,
             )
         )
 

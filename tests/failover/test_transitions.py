@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from gyre.config import Budget
-from gyre.errors import ConfigError, Conflict, NotFound
+from gyre.errors import NOT_FINITE, OUT_OF_MEMORY, ConfigError, Conflict, NotFound
 from gyre.failover import FailoverCoordinator, JobPhase, Reason, Scope, VertexPhase
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -333,6 +333,31 @@ def test_the_scope_widens_as_budgets_are_spent() -> None:
     job = history.stop_all().state.job
     assert (job.phase, job.reason) == (JobPhase.FAILED, Reason.BUDGET_SPENT)
     assert job.message == "process_died (rollout-0: process_died more than 1 times in 1000 s)"
+
+
+def test_a_gradient_that_is_not_finite_ends_the_job_at_once(history: History) -> None:
+    """The trainer skips the batches that may be skipped before it reports a failure."""
+    history.start_all()
+    history.report(e.BatchSkipped, step=1, role="actor", groups=8, tokens=99, error="norm nan")
+    assert (history.incident.cause, history.incident.outcome) == ("not_finite", "recovered")
+    assert history.state.job.phase is JobPhase.RUNNING
+    history.fail_operator("actor-0", code=NOT_FINITE)
+    assert history.incident.scope is Scope.GIVE_UP
+    job = history.stop_all().state.job
+    assert (job.phase, job.reason) == (JobPhase.FAILED, Reason.NOT_FINITE)
+    assert job.message == "ValueError: no (actor-0: the gradient is not finite)"
+
+
+@pytest.mark.parametrize(("vertex", "user_code"), [("actor-0", False), ("reward-0", True)])
+def test_memory_that_runs_out_is_a_cause_of_its_own(history: History, vertex: str, user_code: bool) -> None:
+    history.start_all().step()
+    faults = 0
+    while history.state.job.phase is not JobPhase.STOPPING:
+        faults += 1
+        history.fail_operator(vertex, user_code=user_code, code=OUT_OF_MEMORY, attempt=faults)
+        assert history.incident.cause == "out_of_memory"
+        history.start_all()
+    assert history.stop_all().state.job.reason is Reason.OUT_OF_MEMORY
 
 
 def test_user_code_is_retried_restarted_and_then_given_up_with_its_traceback(history: History) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.in_process import collective_of
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
+from gyre.workloads.torch.errors import NotFinite
 from gyre.workloads.trainer.loop import GraphTrainer
 
 MASK = (1 << 64) - 1
@@ -346,6 +347,26 @@ class OtherPrompts(GraphTrainer):
 
     def prompt(self, index: int) -> Group:
         return super().prompt(index + 1000)
+
+
+class NotFiniteOnce(ToyActor):
+    """The gradient of the second step is not finite."""
+
+    REFUSED: ClassVar[frozenset[int]] = frozenset((2,))
+
+    @operator
+    def apply(self, *, step: int, indices: int, group_ids: list[int], skip: bool = False) -> dict[str, Any]:
+        if step == self.step + 1 and skip:
+            self.step, self.metrics = step, {"step": step, "skipped": 1}
+            self._forget(step + 1)
+            return self.metrics
+        if step == self.step + 1 and step in self.REFUSED:
+            raise NotFinite(f"the gradient of step {step} has norm nan.", hint="Lower optim.lr.")
+        return super().apply(step=step, indices=indices, group_ids=group_ids)
+
+
+class NeverFinite(NotFiniteOnce):
+    REFUSED: ClassVar[frozenset[int]] = frozenset(range(2, 100))
 
 
 class BrokenApply(ToyActor):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gyre.errors import NOT_FINITE, OUT_OF_MEMORY
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
 from gyre.failover.handlers import machines
-from gyre.failover.handlers.repair import Rung, pay, repair
+from gyre.failover.handlers.repair import Rung, give_up, pay, repair
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, JobPhase, Scope, VertexPhase
@@ -61,13 +62,19 @@ def operator_failed(
     layout: JobLayout, draft: Draft, event: e.OperatorFailed, now: float
 ) -> Iterable[c.Command]:
     """The trainer repeats a failed call by itself while the budget of retries lasts, and counts the attempts. A gang
-    that failed in Gyre's own code is restarted at once: its ranks no longer agree on where they are."""
+    that failed in Gyre's own code is restarted at once: its ranks no longer agree on where they are. A gradient that is
+    not finite ends the job."""
     record = current(draft, event.vertex, event.vertex_incarnation)
     if record is None or record.phase is not VertexPhase.RUNNING:
         return ()
     evidence = {"operator": event.operator, "error": event.error, "traceback": event.traceback}
+    if event.code == NOT_FINITE:
+        # The trainer has skipped as many batches as it may. From the same state the same batch gives the same again.
+        return give_up(draft, record, now, Fault(Cause.NOT_FINITE, evidence), "the gradient is not finite")
     gang = len(layout.regions(record.id)) > 1
     retried = Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED
+    if event.code == OUT_OF_MEMORY:
+        retried = Cause.OUT_OF_MEMORY
     budget = layout.spec.failover.retry
     retriable = (not gang or event.user_code) and event.attempt <= budget.most_attempts
     if retriable and pay(draft, f"retry:{record.role}", budget, now, counted=False):
@@ -81,7 +88,8 @@ def operator_failed(
             recovered=True,
         )
         return ()
-    cause = Cause.COLLECTIVE if gang and not event.user_code else retried
+    unknown = gang and retried is Cause.CALL_FAILED
+    cause = Cause.COLLECTIVE if unknown else retried
     return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
 
 

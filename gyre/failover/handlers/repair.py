@@ -25,6 +25,10 @@ SAID_CHARS = 500
 """Characters of what failed said that the job's message begins with; the whole is in the job's error."""
 
 
+_REASONS = {Cause.NOT_FINITE: Reason.NOT_FINITE, Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY}
+"""The reasons of jobs that ended by a cause that says more than that budgets are spent."""
+
+
 class Rung(NamedTuple):
     """A scope of repair, with the budget that pays for it and the key that the budget's uses are counted under."""
 
@@ -71,7 +75,7 @@ def repair(
         return _repair_in(layout, draft, record, now, fault, rung.scope, members, wait_s)
     if dispensable:
         return go_on_without(layout, draft, record, now, fault)
-    return _give_up(draft, record, now, fault, rungs[-1], counted=counted)
+    return _budgets_are_spent(draft, record, now, fault, rungs[-1], counted=counted)
 
 
 def pay(draft: Draft, key: str, budget: Budget, now: float, *, counted: bool) -> bool:
@@ -209,12 +213,9 @@ def go_on_without(
     return list(set_count(layout, draft, record.role, count, now, message=sentence))
 
 
-def _give_up(
+def _budgets_are_spent(
     draft: Draft, record: VertexRecord, now: float, fault: Fault, last: Rung, *, counted: bool
 ) -> list[c.Command]:
-    """End the job. Its message begins with the words of what failed, as far as they fit."""
-    error = str(fault.evidence.get("error", fault.cause.value))
-    said = error if len(error) <= SAID_CHARS else f"{error[:SAID_CHARS]} …"
     budget = last.budget
     if fault.user_code:
         why = "user code raised"
@@ -222,13 +223,22 @@ def _give_up(
         why = f"{fault.cause.value} again and again, with no step between"
     else:
         why = f"{fault.cause.value} more than {budget.max} times in {budget.window_s:g} s"
+    return give_up(draft, record, now, fault, why, decision="give up: every budget is spent")
+
+
+def give_up(
+    draft: Draft, record: VertexRecord, now: float, fault: Fault, why: str, *, decision: str = "give up"
+) -> list[c.Command]:
+    """End the job. Its message begins with the words of what failed, as far as they fit; `why` follows."""
+    error = str(fault.evidence.get("error", fault.cause.value))
+    said = error if len(error) <= SAID_CHARS else f"{error[:SAID_CHARS]} …"
     open_incident(
         draft,
         record,
         now,
         fault,
         scope=Scope.GIVE_UP,
-        decision="give up: every budget is spent",
+        decision=decision,
         outcome="gave up",
     )
     traceback = str(fault.evidence.get("traceback", "") or fault.evidence.get("stack", ""))
@@ -236,9 +246,9 @@ def _give_up(
         draft,
         now,
         outcome=JobPhase.FAILED,
-        reason=Reason.USER_ERROR if fault.user_code else Reason.BUDGET_SPENT,
+        reason=_REASONS.get(fault.cause, Reason.USER_ERROR if fault.user_code else Reason.BUDGET_SPENT),
         message=f"{said} ({record.id}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
-        error=traceback or str(fault.evidence.get("error", "")),
+        error=traceback or error,
     )
 
 

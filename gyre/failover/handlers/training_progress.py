@@ -30,6 +30,19 @@ def step_completed(
     return ()
 
 
+def batch_skipped(layout: JobLayout, draft: Draft, event: e.BatchSkipped, now: float) -> Iterable[c.Command]:
+    """An incident that needs no repair, so that people hear of it."""
+    first = draft.vertices.get(f"{event.role}-0")
+    if first is not None:
+        told = {"error": event.error, "step": event.step, "groups": event.groups, "tokens": event.tokens}
+        decision = (
+            f"step {event.step} leaves the weights as they are; its {event.groups} groups are set aside"
+        )
+        fault = Fault(Cause.NOT_FINITE, told)
+        open_incident(draft, first, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
+    return ()
+
+
 def weights_published(
     layout: JobLayout, draft: Draft, event: e.WeightsPublished, now: float
 ) -> Iterable[c.Command]:

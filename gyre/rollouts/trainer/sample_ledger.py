@@ -17,7 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -106,6 +106,9 @@ class PromptAccount:
     set_aside: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
 
+
+NOT_FINITE_BATCH = "not_finite"
+"""The reason of discards for a batch that was skipped because its gradient was not finite."""
 
 NO_SAMPLES = b""
 """The payload of a group whose samples were discarded: nobody reads them again, and a long run would keep them all."""
@@ -242,6 +245,22 @@ class SampleLedger:
             steps=[StepRow(step, version, digest, list(group_ids), metrics, now)],
         )
 
+    def record_skipped(
+        self, *, step: int, group_tokens: dict[int, int], evidence: str, metrics: dict[str, Any], now: float
+    ) -> None:
+        """A step that left the weights as they were. Its groups, with their numbers of tokens, are set aside; none
+        takes their slots, for the step is done."""
+        discards = [
+            self._discard(group_id, NOT_FINITE_BATCH, tokens, evidence, now, None)
+            for group_id, tokens in group_tokens.items()
+        ]
+        self._store.write(
+            self._term,
+            groups=[GroupRow(group_id, "set_aside", payload=NO_SAMPLES) for group_id in group_tokens],
+            steps=[StepRow(step, step, None, [], metrics, now)],
+            discards=discards,
+        )
+
     def record_digest(self, step: int, digest: str) -> None:
         """The checksum of the weights after a step that is recorded."""
         self._store.write(self._term, digests={step: digest})
@@ -260,16 +279,16 @@ class SampleLedger:
         )
 
     def trained_since(
-        self, step: int, last: int
+        self, step: int, last: int, *, skipped: Collection[int] = ()
     ) -> tuple[dict[int, Group], dict[int, list[RecordedBatch]]] | None:
-        """The groups that the steps after `step` up to `last` trained, and their micro-batches by step. None where
-        some of it is in the ledger no more."""
+        """The groups that the steps after `step` up to `last` trained, and their micro-batches by step; nothing of
+        those that were `skipped`. None where some of it is in the ledger no more."""
         groups, rows = self._store.load_trained(after=step, through=last)
         if any(row.payload is None for row in groups):
             return None
         found = {row.group_id: unpack_groups(row.payload)[0] for row in groups if row.payload is not None}
-        batches = _batches_of(rows)
-        trained: dict[int, set[int]] = {at: set() for at in range(step + 1, last + 1)}
+        batches = {at: found for at, found in _batches_of(rows).items() if at not in skipped}
+        trained: dict[int, set[int]] = {at: set() for at in range(step + 1, last + 1) if at not in skipped}
         for row in groups:
             trained.setdefault(row.step or 0, set()).add(row.group_id)
         listed = {at: {group_id for one in batches.get(at, ()) for group_id in one.ids} for at in trained}

@@ -196,10 +196,10 @@ class MegatronLearner(TorchLearner):
         return super().accumulate(groups, step=step, index=index)
 
     @operator
-    def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
+    def apply(self, *, step: int, indices: int, group_ids: list[int], skip: bool = False) -> dict[str, Any]:
         """See `TorchLearner.apply`; the state after it goes to host memory when that is due."""
         fresh = not self._is_applied(step)
-        metrics = super().apply(step=step, indices=indices, group_ids=group_ids)
+        metrics = super().apply(step=step, indices=indices, group_ids=group_ids, skip=skip)
         if fresh and self._memory is not None:
             self._memory.save_if_due(step, self._metadata())
         return metrics

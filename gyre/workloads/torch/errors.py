@@ -15,7 +15,7 @@ This module must not import torch.
 
 from __future__ import annotations
 
-from gyre.errors import GyreError
+from gyre.errors import NOT_FINITE, GyreError
 
 
 class WeightsNotLoaded(GyreError):
@@ -39,7 +39,7 @@ class TrainedTwice(GyreError):
 
 
 class NotFinite(GyreError):
-    code = "actor.not_finite"
+    code = NOT_FINITE
 
 
 class HalfUpdated(GyreError):

@@ -179,17 +179,23 @@ class TorchLearner(BaseWorkload):
         return self._pending.add(index, gradient, tally, ids)
 
     @operator
-    def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
+    def apply(self, *, step: int, indices: int, group_ids: list[int], skip: bool = False) -> dict[str, Any]:
         """Step the optimizer with the batch's gradient over all ranks, or make the batch's updates; return the metrics.
 
         `indices` is how many micro-batches this and every rank must have accumulated; `group_ids` are the groups
         in them over all ranks. Metrics: `step`, `loss`, `grad_norm`, `lr`, `reward_mean`, `groups`, `samples`,
         `tokens`, and the learner's own; of several updates `updates`, the means of their losses and norms. Raises, on
         all ranks together, MicroBatchMismatch, TrainedTwice and NotFinite; the weights are then as they were, but
-        where NotFinite comes of a later update: see *whole or restored*.
+        where NotFinite comes of a later update: see *whole or restored*. With `skip` the step leaves the weights and
+        the optimizer as they are, whatever was accumulated, and the metrics are `step` and `skipped`.
         """
         if self._is_applied(step):
             return self._metrics if step == self.step else {"already_applied": True}
+        if skip:
+            self.step = step
+            self._pending = self._accumulation(step + 1)
+            self._metrics = {"step": step, "skipped": 1}
+            return self._metrics
         self._refuse_trained(group_ids)
         gradient, batch = self._reduce(step, indices, group_ids)
         lr = learning_rate(self.optim, step)

@@ -258,7 +258,13 @@ class GraphTrainer(BaseTrainer):
     def _gang_call_ended(self, call: GangCall) -> None:
         """Handle a gang's call that every rank has ended. Raises GangLost and Fenced."""
         run = self._run
-        values = run.gang_dispatch.results_of(call)
+        try:
+            values = run.gang_dispatch.results_of(call)
+        except GangLost:
+            run.steps.why_skipped = run.gang_dispatch.skip_batch(call)
+            if not run.steps.why_skipped:
+                raise
+            return
         if values is None:
             return
         if call.batch is not None:

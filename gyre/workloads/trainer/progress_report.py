@@ -57,7 +57,7 @@ class ProgressReport:
             staleness=metrics.get("staleness_max"),
             staleness_mean=metrics.get("staleness_mean"),
             groups_waiting=len(groups.scored),
-            groups_set_aside=groups.replaced_count,
+            groups_set_aside=groups.replaced_count + groups.skipped_count,
             tokens_discarded=dict(self._tokens_discarded),
             times={role: dict(shares) for role, shares in times.items()},
             waits=waits_in(times),

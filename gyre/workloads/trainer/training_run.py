@@ -182,7 +182,10 @@ class TrainingRun:
             timeout_s=timeout_s,
             on_answer=self._posts(inbox_messages.PublicationAnswered),
         )
-        self.steps = OptimizerSteps(groups, self.policies, report=report)
+        self._discarded = self.ledger.account().discarded
+        self.steps = OptimizerSteps(
+            groups, self.policies, role=graph.leader.role, discarded=self._discarded, report=report
+        )
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
         )
@@ -207,6 +210,7 @@ class TrainingRun:
             self.assembly,
             learners,
             streamed=run.micro_batches == "streamed",
+            skips_at_most=self.spec.failover.not_finite.skip_batch,
             check=self._check_staleness,
             on_result=self._posts(inbox_messages.GangCallEnded),
         )
@@ -227,7 +231,7 @@ class TrainingRun:
             arrival=self.arrival,
             redraw_stale=staleness.dropped == "again",
             dynamic_sampling=run.dynamic_sampling,
-            tokens_discarded=self.ledger.account().discarded,
+            tokens_discarded=self._discarded,
             prompt=self._prompt,
             report=report,
         )

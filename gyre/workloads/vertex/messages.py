@@ -13,7 +13,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.errors import ConfigError, GyreError, UserCodeError
+from gyre.errors import OUT_OF_MEMORY, ConfigError, GyreError, UserCodeError
 from gyre.workloads.plain_data import plain_text
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -32,7 +32,7 @@ class Failure:
     """Whether a peer of a collective went away: a symptom, whose cause is elsewhere."""
     fenced: bool = False
     code: str = ""
-    """The stable code of one of Gyre's own errors."""
+    """See `code_of`."""
 
 
 def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
@@ -59,8 +59,18 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
         user_code=theirs,
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),
-        code=error.code if isinstance(error, GyreError) else "",
+        code=code_of(error),
     )
+
+
+def code_of(error: BaseException) -> str:
+    """The stable code of one of Gyre's errors, or of an allocation that failed; "" for any other."""
+    if isinstance(error, GyreError):
+        return error.code
+    # By name: torch raises these, and CUDA's libraries a RuntimeError with such a text; none is imported here.
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    told = isinstance(error, RuntimeError) and "out of memory" in _text_of(error).lower()
+    return OUT_OF_MEMORY if out_of_memory or told else ""
 
 
 def _text_of(error: BaseException) -> str:

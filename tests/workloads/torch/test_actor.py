@@ -143,6 +143,19 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(actor, groups):
     assert actor.state()["digest"] == digest
 
 
+def test_a_step_that_is_skipped_leaves_weights_and_optimizer_alone(actor, groups):
+    before = [parameter.detach().clone() for parameter in actor.model.parameters()]
+    actor.accumulate(groups, step=1, index=0)
+    skipped = actor.apply(step=1, indices=1, group_ids=ids(groups), skip=True)
+    assert skipped == {"step": 1, "skipped": 1}
+    assert actor.apply(step=1, indices=0, group_ids=[]) == skipped, "it is applied, and told again"
+    assert actor.state()["step"] == 1
+    assert all(torch.equal(was, now) for was, now in zip(before, actor.model.parameters(), strict=True))
+    assert not actor.optimizer.state
+    actor.accumulate(groups, step=2, index=0)
+    assert actor.apply(step=2, indices=1, group_ids=ids(groups))["groups"] == len(groups)
+
+
 def test_a_group_without_rewards_is_refused(actor):
     unscored = rolled_out(actor, 0, 1)
     unscored[0].samples[2].reward = None

@@ -385,6 +385,41 @@ def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_jo
     assert called[1] - called[0] >= retries.RETRY_FIRST_S
 
 
+NOT_FINITE = {"actor": {"entrypoint": f"{HERE}:NotFiniteOnce"}}
+
+
+@pytest.mark.parametrize("killed", [None, "actor-0", "trainer-0"])
+def test_a_gradient_that_is_not_finite_skips_its_batch(make_job, killed):
+    """Its groups are set aside, not trained and not lost, whoever dies after it."""
+    job = make_job(roles=NOT_FINITE, run={"checkpoint_every": 10})  # so that ranks that die replay the step
+    with job:
+        if killed:
+            job.wait_for_report("BatchSkipped", timeout_s=DEADLINE_S)
+            job.kill(killed)
+        result = job.result(timeout_s=DEADLINE_S)
+        account = job.account()
+    assert result["steps"] == job.spec.run.steps
+    assert (account.drawn, account.trained, account.set_aside, account.waiting) == (40, 32, 8, 0)
+    assert (account.lost, account.trained_twice) == ((), ())
+    [told] = job.reports_of("BatchSkipped")
+    assert (told.body["step"], told.body["groups"], told.body["role"]) == (2, 8, "actor")
+    assert told.body["error"] == "NotFinite: the gradient of step 2 has norm nan. Lower optim.lr."
+    assert account.discarded == {"not_finite": told.body["tokens"]}
+    assert job.reports_of("OperatorFailed") == []
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_gradient_that_is_never_finite_ends_the_job(make_job, most):
+    job = make_job(
+        roles={"actor": {"entrypoint": f"{HERE}:NeverFinite"}}, failover={"not_finite": {"skip_batch": most}}
+    )
+    with job, pytest.raises(JobFailed, match=rf"NotFinite: the gradient of step {2 + most} has norm nan"):
+        job.result(timeout_s=DEADLINE_S)
+    assert len(job.reports_of("BatchSkipped")) == most
+    [told] = job.reports_of("OperatorFailed")
+    assert told.body["code"] == "actor.not_finite"
+
+
 def test_a_reward_that_forgets_to_return_is_told_so(make_job):
     with make_job(roles={"reward": {"entrypoint": f"{HERE}:ForgetfulReward"}}) as job:
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from gyre.api import RLJobBuilder
+from gyre.errors import NOT_FINITE, OUT_OF_MEMORY
 from gyre.workloads import BaseTrainer
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
+from gyre.workloads.torch.errors import NotFinite
 from gyre.workloads.vertex.messages import Binding, failure_of
 from tests.waits import GENEROUS_S
 
@@ -91,3 +93,22 @@ def test_every_end_of_fit_is_reported(kind: type[BaseTrainer], end: str) -> None
     runtime.start(paused=False)
     assert runtime.join(GENEROUS_S)
     assert told == [end]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OutOfMemoryError("tried to allocate 2 GiB"), OUT_OF_MEMORY),
+        (MemoryError(), OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: out of memory"), OUT_OF_MEMORY),
+        (NotFinite("the gradient has norm nan."), NOT_FINITE),
+        (ValueError("out of memory, says the user"), ""),
+        (RuntimeError("no"), ""),
+    ],
+)
+def test_a_failure_has_the_code_of_what_happened(error: Exception, code: str) -> None:
+    assert failure_of(error).code == code

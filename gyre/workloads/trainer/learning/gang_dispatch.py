@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gyre.errors import VertexLost
+from gyre.errors import NOT_FINITE, VertexLost
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
@@ -24,7 +24,7 @@ from gyre.rollouts.trainer.sample_ledger import RecordedBatch
 from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import StepAssembly, is_made
-from gyre.workloads.trainer.learning.learners import Learner
+from gyre.workloads.trainer.learning.learners import Learner, skipped_step
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 
 GANG_CALLS = 2
@@ -40,6 +40,8 @@ class GangCall:
     batch: RecordedBatch | None
     gang: Gang
     outcomes: list[Outcome | VertexLost | None]
+    skips: bool = False
+    """Whether the optimizer's step is to leave the weights as they are."""
     failed_at: float | None = None
     """When the first rank failed, in monotonic seconds, while others have not ended."""
 
@@ -74,6 +76,7 @@ class GangDispatch:
         learners: Sequence[Learner],
         *,
         streamed: bool,
+        skips_at_most: int,
         check: Callable[[list[list[Group]], int], None],
         on_result: Callable[[GangCall, int, Outcome | VertexLost], None],
     ) -> None:
@@ -84,6 +87,7 @@ class GangDispatch:
         self._learners: Mapping[str, Learner] = {learner.role: learner for learner in learners}
         self._leader = learners[0]
         self._streamed = streamed
+        self._skips_at_most = skips_at_most
         self._check = check
         self._on_result = on_result
         self._calls: dict[tuple[str, int], GangCall] = {}
@@ -180,6 +184,28 @@ class GangDispatch:
             _gyre_indices=len(self._groups.batches[step]),
             _gyre_group_ids=self._groups.ids_of(step),
         )
+
+    def skip_batch(self, call: GangCall) -> str:
+        """Have the ranks skip the step that all of them refuse because its gradient is not finite, which leaves them
+        as they were. Returns what they said; "" where it is not to be skipped. A job with an auxiliary learner skips
+        nothing, because that one has taken the batch."""
+        step = self._groups.step + 1
+        failures = [got[1] for got in call.outcomes if isinstance(got, tuple) and got[0] == "error"]
+        refused = len(failures) == call.gang.size and all(one.code == NOT_FINITE for one in failures)
+        spent = self._groups.skipped_in_a_row >= self._skips_at_most
+        if call.batch is not None or call.skips or not refused or spent or len(self._learners) > 1:
+            return ""
+        skipping = GangCall(call.firing, None, call.gang, [None] * call.gang.size, skips=True)
+        # With all that an apply has, so that a class that knows no skipping refuses the batch again.
+        self._send(
+            skipping,
+            self._leader.apply_op,
+            [()] * call.gang.size,
+            _gyre_indices=len(self._groups.batches[step]),
+            _gyre_group_ids=self._groups.ids_of(step),
+            **skipped_step(step),
+        )
+        return str(failures[0].error)
 
     def _send(
         self, call: GangCall, operator: Operator, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any

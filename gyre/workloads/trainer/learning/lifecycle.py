@@ -26,7 +26,7 @@ from gyre.workloads.gang.weight_copy import newest_copy
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
-from gyre.workloads.trainer.learning.learners import Learner
+from gyre.workloads.trainer.learning.learners import Learner, skipped_step
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies
 from gyre.workloads.trainer.learning.recovery import Recovery
@@ -303,6 +303,10 @@ class GangLifecycle:
         """Train a step again that the restored state lacks: the same groups in the same micro-batches."""
         groups, timeout_s = self._groups, self._run.call_timeout_s
         gang.call("begin", step, timeout_s=timeout_s)
+        if step in groups.skipped:
+            skip = {"_gyre_indices": 0, "_gyre_group_ids": [], **skipped_step(step)}  # its groups are gone
+            gang.call(learner.apply_op.method, timeout_s=timeout_s, **skip)
+            return
         batches = groups.batches[step]
         for batch in batches:
             per_rank = [(share,) for share in groups.shares(batch, gang.size)]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gyre.rollouts.samples import Group
+from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
 from gyre.workloads.gang.gang import Gang
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -22,9 +23,22 @@ from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
 
 
 class OptimizerSteps:
-    """`report` sends an event to the journal."""
+    """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
+    reason; `report` sends an event to the journal."""
 
-    def __init__(self, groups: GroupState, policies: ServedPolicies, *, report: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        groups: GroupState,
+        policies: ServedPolicies,
+        *,
+        role: str,
+        discarded: dict[str, int],
+        report: Callable[..., None],
+    ) -> None:
+        self._role = role
+        self._discarded = discarded
+        self.why_skipped = ""
+        """What the ranks said of the batch that is skipped next."""
         self._groups = groups
         self._policies = policies
         self._report = report
@@ -70,10 +84,29 @@ class OptimizerSteps:
             **_staleness_of(trained, step),
         }
         self._auxiliary_metrics = {}
-        self._groups.record_trained(step, reported)
+        if reported.get("skipped"):
+            self._skip(step, reported, trained)
+        else:
+            self._groups.record_trained(step, reported)
         self.metrics = reported
         self._report("StepCompleted", step=step, version=step, metrics=reported)
         return step
+
+    def _skip(self, step: int, metrics: dict[str, Any], groups: Sequence[Group]) -> None:
+        """Record a step whose batch was skipped. The ledger comes first, as for any step; a trainer that dies before
+        it has reported the skip leaves it in the ledger and in the step's metrics."""
+        tokens, metrics["groups_skipped"] = metrics.pop("tokens"), len(groups)
+        metrics["tokens"] = 0
+        self._groups.record_skipped(step, metrics, evidence=self.why_skipped)
+        self._discarded[NOT_FINITE_BATCH] = self._discarded.get(NOT_FINITE_BATCH, 0) + tokens
+        self._report(
+            "BatchSkipped",
+            step=step,
+            groups=len(groups),
+            tokens=tokens,
+            role=self._role,
+            error=self.why_skipped,
+        )
 
     def publish(self, gang: Gang, prepared: Prepared) -> None:
         """Serve the weights of a step that is recorded. Raises Fenced, and OtherBytes."""
