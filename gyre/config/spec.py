@@ -182,6 +182,14 @@ class NotFiniteSpec(Model):
     more, and the job has failed. 0 skips none."""
 
 
+class OutOfMemorySpec(Model):
+    """What becomes of a learner whose passes do not fit into its devices' memory."""
+
+    smaller_passes: Annotated[int, Field(ge=0, le=8)] = 2
+    """How often its passes may be halved, each time with a restart of the gang, for as long as the trainer lives. Only
+    learners whose passes have a size in tokens: Megatron's (`megatron.pass_tokens`)."""
+
+
 class FailoverSpec(Model):
     """Budgets of each scope of repair, and the deadlines of the control plane."""
 
@@ -211,6 +219,8 @@ class FailoverSpec(Model):
     """A vertex answers the master's pending watch call at least this often."""
     wait_for_room_s: Seconds = 4 * 3600.0
     """How long the job may wait for a machine that it cannot do without. Waiting takes from no budget."""
+    out_of_memory: OutOfMemorySpec = Field(default_factory=OutOfMemorySpec)
+    """What becomes of a learner whose passes do not fit into its devices' memory."""
     not_finite: NotFiniteSpec = Field(default_factory=NotFiniteSpec)
     """What becomes of a step whose gradient holds NaN or infinity."""
     silence_timeout_s: Seconds = 10.0

@@ -266,6 +266,18 @@ class BatchSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PassesHalved(Event):
+    """The ranks of `role` train in passes of at most `pass_tokens` from now on, half of those of before, because one
+    did not fit into memory: `error` is what the rank said."""
+
+    incarnation: int
+    role: str
+    pass_tokens: int
+    error: str
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MasterHung(Event):
     """A vertex ended a master that lived but did not answer, and reports that to the successor."""
 
@@ -440,6 +452,7 @@ _KINDS: dict[str, type[Event]] = {
         EvaluationLeftOut,
         GroupSetAside,
         BatchSkipped,
+        PassesHalved,
         MasterHung,
         JobStalled,
         RolloutsChanged,
@@ -473,6 +486,7 @@ REPORTED = (
     EvaluationLeftOut,
     GroupSetAside,
     BatchSkipped,
+    PassesHalved,
     RolloutsChanged,
     ScaleAdvised,
     Reported,

@@ -71,7 +71,8 @@ class Learner(Protocol):
 
         A class that has a parameter `skip: bool = False` may be told to skip a step that it refused because its
         gradient was not finite, by an error with the code `gyre.errors.NOT_FINITE`: the step counts as applied, and the
-        weights stay as they are. The metrics are then `{"step": step, "skipped": 1}`, whatever `indices` and `group_ids` are.
+        weights stay as they are. The metrics are then `{"step": step, "skipped": 1}`, whatever `indices` and
+        `group_ids` are.
         """
         ...
 

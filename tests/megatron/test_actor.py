@@ -122,6 +122,24 @@ def test_a_pass_that_was_put_off_and_fails_leaves_nobody_waiting(pool: RankPool)
     assert failed["again"] == other["again"] == 1
 
 
+def test_a_step_that_is_skipped_leaves_the_weights_and_the_next_step_is_whole(pool: RankPool) -> None:
+    for told in pool.run(work.a_gradient_that_is_not_finite, 2, config_of("dp2")):
+        assert told["refused"] == "actor.not_finite"
+        assert told["skipped"] == told["again"] == {"step": 1, "skipped": 1}
+        assert told["unchanged"]
+        assert told["next"] == 2
+
+
+def test_halved_passes_are_those_of_half_the_tokens(pool: RankPool) -> None:
+    config, parts = config_of("alone"), [random_groups(0, 24)]
+    config["megatron"]["pass_tokens"] = 400
+    [halved] = pool.run(work.passes_of_a_step, 1, config, parts, 1)
+    config["megatron"]["pass_tokens"] = 200
+    [small] = pool.run(work.passes_of_a_step, 1, config, parts)
+    assert halved["widths"] == small["widths"]
+    assert halved["metrics"] == small["metrics"]
+
+
 @pytest.mark.parametrize("layout", ["alone", "tp2-dp2"])
 def test_calls_that_come_again_or_wrong_change_nothing(pool: RankPool, layout: str) -> None:
     results = pool.run(work.protocol, LAYOUTS[layout][0], config_of(layout))
@@ -133,7 +151,7 @@ def test_calls_that_come_again_or_wrong_change_nothing(pool: RankPool, layout: s
         assert told["twice in a step"] == "trained_twice"
         assert told["other micro-batches"] == [mismatch] * 2
         assert told["unchanged"]
-        assert told["begun anew"] == {"step": 1, "dropped": 1}
+        assert told["begun anew"] == {"step": 1, "dropped": 1, "pass_tokens": 40}
         assert "has samples without a reward" in told["unscored"]
         assert told["changed"]
         assert told["applied again"] == [True] * 3

@@ -428,7 +428,12 @@ def refused_copy(
 
 
 def passes_of_a_step(
-    rank: int, ranks: int, port: int, config: dict[str, Any], micro_batches: list[list[Group]]
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    micro_batches: list[list[Group]],
+    halved: int = 0,
 ) -> dict[str, Any]:
     """The widths of the passes that each call makes, the last ones those of `apply`; and the step."""
     widths: list[list[int]] = []
@@ -440,7 +445,7 @@ def passes_of_a_step(
             return backward(passes, *args, **kwargs)
 
         actor.policy.backward = noted
-        actor.begin(1)
+        actor.begin(1, halved)
         for index, groups in enumerate(micro_batches):
             widths.append([])
             actor.accumulate(groups[rank::ranks], step=1, index=index)
@@ -448,6 +453,27 @@ def passes_of_a_step(
         everything = [group.id for groups in micro_batches for group in groups]
         metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
         return {"widths": widths, "metrics": metrics, "weights": named_weights(actor)}
+
+
+def a_gradient_that_is_not_finite(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer finds a norm of NaN: how the step is refused, skipped, and what the next one is."""
+    from gyre.workloads.torch.errors import NotFinite
+
+    spoiled, groups = random_groups(0, 4), random_groups(4, 4)
+    with actor_on(rank, ranks, port, config) as actor:
+        before, optimizer = actor.state()["digest"], actor.policy.optimizer
+        norm, optimizer.get_grad_norm = optimizer.get_grad_norm, lambda: float("nan")
+        told: dict[str, Any] = {"refused": ""}
+        try:
+            take_step(actor, [spoiled])
+        except NotFinite as error:
+            told["refused"] = error.code
+        optimizer.get_grad_norm = norm
+        told["skipped"] = actor.apply(step=1, indices=1, group_ids=ids(spoiled), skip=True)
+        told["again"] = actor.apply(step=1, indices=0, group_ids=[])
+        told["unchanged"] = actor.state()["digest"] == before
+        told["next"] = take_step(actor, [groups])["step"]
+        return told
 
 
 def a_loss_that_raises_late(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:

@@ -369,6 +369,21 @@ class NeverFinite(NotFiniteOnce):
     REFUSED: ClassVar[frozenset[int]] = frozenset(range(2, 100))
 
 
+class HungryActor(ToyActor):
+    """Its passes fit into memory once they are a quarter of what they were."""
+
+    @operator(kind="control")
+    def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
+        self.pass_tokens = 4096 >> halved
+        return super().begin(step) | {"pass_tokens": self.pass_tokens}
+
+    @operator
+    def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
+        if step == 2 and self.pass_tokens > 1024:
+            raise MemoryError("a pass does not fit")
+        return super().accumulate(groups, step=step, index=index)
+
+
 class BrokenApply(ToyActor):
     @operator
     def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:

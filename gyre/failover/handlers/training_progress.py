@@ -43,6 +43,16 @@ def batch_skipped(layout: JobLayout, draft: Draft, event: e.BatchSkipped, now: f
     return ()
 
 
+def passes_halved(layout: JobLayout, draft: Draft, event: e.PassesHalved, now: float) -> Iterable[c.Command]:
+    """An incident beside that of the failure, so that people hear that training is slower from now on."""
+    first = draft.vertices.get(f"{event.role}-0")
+    if first is not None:
+        fault = Fault(Cause.OUT_OF_MEMORY, {"error": event.error, "pass_tokens": event.pass_tokens})
+        decision = f"{event.role} trains in passes of at most {event.pass_tokens} tokens from now on"
+        open_incident(draft, first, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
+    return ()
+
+
 def weights_published(
     layout: JobLayout, draft: Draft, event: e.WeightsPublished, now: float
 ) -> Iterable[c.Command]:

@@ -82,6 +82,8 @@ class MegatronLearner(TorchLearner):
 
     def setup(self) -> None:
         self.layout = WorkloadSettings.read(self.config).megatron
+        self.pass_tokens = self.layout.pass_tokens
+        """The most tokens in a pass."""
         self.device = device_of(self.layout)
         self.dtype = dtype_of(self.layout, self.device)
         self._spoiled = False
@@ -180,13 +182,16 @@ class MegatronLearner(TorchLearner):
     # -- one optimizer step --------------------------------------------------------------------------
 
     @operator(kind="control")
-    def begin(self, step: int) -> dict[str, Any]:
-        """See `TorchLearner.begin`; the memory for copies of the state is taken beside the first step."""
+    def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
+        """See `TorchLearner.begin`; the memory for copies of the state is taken beside the first step. Passes hold
+        `megatron.pass_tokens`, halved so many times, which the result tells as `pass_tokens`."""
+        self.pass_tokens = max(1, self.layout.pass_tokens >> halved)
         if self._memory is not None and self._memory.is_on:
             self._memory.prepare()
         else:
             self._writer.prepare()
-        return super().begin(step)
+        begun = super().begin(step)
+        return begun if "already_applied" in begun else begun | {"pass_tokens": self.pass_tokens}
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
@@ -217,9 +222,9 @@ class MegatronLearner(TorchLearner):
         tally = counted(groups)
         passes, rest = pack_all_but_rest(
             [*self._put_off, *rows],
-            max_tokens=self.layout.pass_tokens,
+            max_tokens=self.pass_tokens,
             multiple=self._width_multiple,
-            least_tokens=round(LEAST_SHARE * self.layout.pass_tokens),
+            least_tokens=round(LEAST_SHARE * self.pass_tokens),
         )
         tally = tally.plus(self._through(passes))
         self._put_off = rest
@@ -249,7 +254,7 @@ class MegatronLearner(TorchLearner):
     def packed(self, rows: list[Row]) -> list[Pass]:
         from gyre.workloads.megatron.steps.packing import pack
 
-        return list(pack(rows, max_tokens=self.layout.pass_tokens, multiple=self._width_multiple))
+        return list(pack(rows, max_tokens=self.pass_tokens, multiple=self._width_multiple))
 
     def by_group(
         self, groups: list[Group], compute: Callable[[list[Pass]], list[torch.Tensor]]

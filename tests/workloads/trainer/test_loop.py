@@ -420,6 +420,27 @@ def test_a_gradient_that_is_never_finite_ends_the_job(make_job, most):
     assert told.body["code"] == "actor.not_finite"
 
 
+@pytest.mark.parametrize("most", [2, 1])
+def test_passes_that_do_not_fit_into_memory_are_halved(make_job, most):
+    """As often as they may be; then the job has failed, with what was said."""
+    job = make_job(
+        roles={"actor": {"entrypoint": f"{HERE}:HungryActor"}},
+        failover={
+            "out_of_memory": {"smaller_passes": most},
+            "retry": {"max": 0, "window_s": 60},
+            "user_error": {"max": 2, "window_s": 60},
+        },
+    )
+    with job:
+        if most == 2:
+            assert job.result(timeout_s=DEADLINE_S)["steps"] == job.spec.run.steps
+        else:
+            with pytest.raises(JobFailed, match=r"^MemoryError: a pass does not fit"):
+                job.result(timeout_s=DEADLINE_S)
+    assert [told.body["pass_tokens"] for told in job.reports_of("PassesHalved")] == [2048, 1024][:most]
+    assert {told.body["code"] for told in job.reports_of("OperatorFailed")} == {"out_of_memory"}
+
+
 def test_a_reward_that_forgets_to_return_is_told_so(make_job):
     with make_job(roles={"reward": {"entrypoint": f"{HERE}:ForgetfulReward"}}) as job:
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)

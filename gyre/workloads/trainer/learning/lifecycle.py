@@ -28,6 +28,7 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.learners import Learner, skipped_step
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
+from gyre.workloads.trainer.learning.pass_sizes import PassSizes
 from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.trainer.retries import pause_s
@@ -77,6 +78,7 @@ class GangLifecycle:
             go_back=checkpoints.go_back,
             report=runtime.report,
         )
+        self._passes = PassSizes(runtime.spec.failover.out_of_memory.smaller_passes, report=runtime.report)
         self._failures = 0
         self._not_before = 0.0
         self.leader: Gang | None = None
@@ -145,6 +147,7 @@ class GangLifecycle:
         if lost.blamed is not None:
             self._failures += 1
             self._not_before = time.monotonic() + pause_s(self._failures)
+            self._passes.failed(lost.blamed)
             self._report_failure(*lost.blamed, self._failures)
 
     def step_succeeded(self) -> None:
@@ -210,7 +213,15 @@ class GangLifecycle:
                 self._checkpoints.write(leader, self._auxiliary, wait=False)
         self._policies.serve_initial()
         for gang in (leader, *self._auxiliary.values()):
-            gang.call("begin", groups.step + 1, timeout_s=timeout_s)
+            self._passes.begun(
+                gang.role,
+                gang.call(
+                    "begin",
+                    groups.step + 1,
+                    _gyre_halved=self._passes.halved(gang.role),
+                    timeout_s=timeout_s,
+                ),
+            )
         published = self._policies.published
         if published is None or published.version < groups.step:
             self._publish_last(leader)
