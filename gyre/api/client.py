@@ -10,6 +10,7 @@ It must not know the store; `gyre.api.reader` puts the two together.
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
@@ -38,7 +39,10 @@ class GyreClient:
         *,
         timeout_s: float = TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
+        trust: ssl.SSLContext | None = None,
     ) -> None:
+        """`trust` says which certificates to accept (`gyre.api.tls.trust_of`); None those of this machine's
+        authorities."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
@@ -50,6 +54,7 @@ class GyreClient:
             headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
             timeout=timeout_s,
             transport=transport,
+            verify=trust or True,
             trust_env=not is_loopback(parts.hostname),  # a proxy cannot reach our loopback
         )
 
@@ -124,7 +129,7 @@ class GyreClient:
                     if line.startswith("data:"):
                         yield json.loads(line[5:])
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+            raise self._failed(error) from error
 
     # -- commands -----------------------------------------------------------------------------------
 
@@ -147,7 +152,7 @@ class GyreClient:
         try:
             response = self._http.request(method, f"/api/v1{path}", **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
+            raise self._failed(error) from error
         if response.is_error:
             raise _error_of(response)
         try:
@@ -155,6 +160,14 @@ class GyreClient:
         except ValueError:
             raise self._unreachable("what answers there is not a Gyre master") from None
         return body
+
+    def _failed(self, error: Exception) -> GyreError:
+        if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+            return self._unreachable(error)
+        return Unauthorized(
+            f"The master at {self.url} is not who it should be: {error}.",
+            hint="Give its certificate or authority with --ca, or --fingerprint. Nothing was sent to it.",
+        )
 
     def _unreachable(self, why: object) -> Unreachable:
         return Unreachable(

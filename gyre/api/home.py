@@ -23,6 +23,9 @@ from gyre.errors import ConfigError
 
 VARIABLE = "GYRE_HOME"
 
+CERTIFICATE_FILE = "rest-cert.pem"
+"""In the job's directory: the certificate that its master shows, if its REST interface speaks TLS."""
+
 _LONGEST_RAY_TEMP_DIR = 42
 """Ray puts Unix sockets some 65 characters below its folder, and the kernel takes 107 in all."""
 
@@ -42,6 +45,10 @@ class Home:
     def logs(self, job_id: str) -> Path:
         """The folder of the job's log files, made if it is not there."""
         return _made(self._below(job_id) / "logs")
+
+    def rest_certificate(self, job_id: str) -> Path:
+        """Where the certificate of the job's master is, if its REST interface speaks TLS."""
+        return self._below(job_id) / CERTIFICATE_FILE
 
     def find_logs(self, job_id: str) -> Path | None:
         """The folder of the job's log files if there is one: what a reader asks."""

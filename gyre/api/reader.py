@@ -15,10 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
+from gyre.api.tls import trust_of
 from gyre.config import parse_job
 from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
@@ -58,11 +60,15 @@ class JobReader:
         token: str | None = None,
         at: Home | None = None,
         probe_timeout_s: float = PROBE_TIMEOUT_S,
+        ca: Path | None = None,
+        fingerprint: str | None = None,
     ) -> None:
-        """`url` wins over `store_url` for everything that a master can answer."""
+        """`url` wins over `store_url` for everything that a master can answer. `ca` and `fingerprint` say what to trust
+        of a master that speaks TLS; else it is the certificate in the job's directory, where that is in this home."""
         self._store_url, self._url, self._token = store_url, url, token
         self._home = at or home()
         self._probe_timeout_s = probe_timeout_s
+        self._ca, self._fingerprint = ca, fingerprint
         self._opened: Store | None = None
         self._clients: dict[str, GyreClient] = {}
 
@@ -120,7 +126,7 @@ class JobReader:
         row = self.store.job(job_id)
         if row.live and row.url:
             try:
-                return self._client(row.url).view(row.job_id)
+                return self._client(row.url, row.job_id).view(row.job_id)
             except (Unreachable, NotFound, Unauthorized):
                 pass  # the master is away, replaced by another program, or refuses us: the journal has it all
         return self._stored_view(row)
@@ -209,7 +215,7 @@ class JobReader:
         folder = self._home.find_logs(job_id)
         if url:
             try:
-                return self._client(url).logs(
+                return self._client(url, job_id).logs(
                     job_id, role=role, rank=rank, after=after, limit_bytes=LOG_PAGE_BYTES
                 )
             except (Unreachable, NotFound, Unauthorized):
@@ -256,7 +262,7 @@ class JobReader:
         """Returns the seq, or the error that another attempt may overcome."""
         if not found.url:
             return Unreachable("its master has no address yet.", hint="It may still be starting.")
-        client = self._client(found.url)
+        client = self._client(found.url, found.job_id)
         try:
             return client.command(found.job_id, verb, body)
         except (Unreachable, Fenced) as error:
@@ -272,10 +278,12 @@ class JobReader:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _client(self, url: str) -> GyreClient:
+    def _client(self, url: str, job_id: str | None = None) -> GyreClient:
         if url not in self._clients:
             timeout_s = 5.0 if url == self._url else self._probe_timeout_s
-            self._clients[url] = GyreClient(url, self._token, timeout_s=timeout_s)
+            known = self._home.rest_certificate(job_id) if job_id is not None else None
+            trust = trust_of(url, ca=self._ca, fingerprint=self._fingerprint, known=known)
+            self._clients[url] = GyreClient(url, self._token, timeout_s=timeout_s, trust=trust)
         return self._clients[url]
 
     def _wait_for_more(self, job_id: str, after: int, poll_s: float) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import time
 import uuid
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gyre.api.home import home
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect, prepare_local
 from gyre.api.terminal.signals import interrupts_kept, signals_held
+from gyre.api.tls import Certificate
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
@@ -46,8 +48,14 @@ def submit_job(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
+    tls_cert: str | Path = "",
+    tls_key: str | Path = "",
+    plain_http: bool = False,
 ) -> JobHandle:
     """Start the job and return its handle, once the master answers.
+
+    Off loopback its REST interface needs a token and speaks TLS, with the certificate of these PEM files or else one
+    that the master signs; `plain_http` leaves it in clear.
 
     It runs on the cluster that this process is connected to, else on `ray_address` or RAY_ADDRESS, else, with
     `start_local`, on a Ray cluster that is started for it and ends with this process. Raises ConfigError,
@@ -67,7 +75,8 @@ def submit_job(
     place = home(home_path)
     place.check_writable()
     store_url = spec.store.url or place.database_url()
-    _check_bind(host, port, token, here=store_url.startswith("sqlite"))
+    rest = _Rest(host, port, token, str(tls_cert), str(tls_key), plain_http)
+    rest.check(here=store_url.startswith("sqlite"))
     with open_store(store_url) as store:
         _check_name(store, spec.name)
         address = connect(ray_address, start_local=start_local, place=place)
@@ -85,7 +94,7 @@ def submit_job(
         )
         try:
             directory = place.job_directory(job_id)
-            _start_master(spec, job_id, store_url, directory, host=host, port=port, token=token)
+            _start_master(spec, job_id, store_url, directory, rest)
         except BaseException as error:
             with signals_held():
                 _take_back(store, job_id, error)
@@ -165,22 +174,38 @@ def _end_processes(job_id: str) -> None:
                 remove_placement_group(get_placement_group(group["name"]))
 
 
-def _check_bind(host: str, port: int, token: str | None, *, here: bool) -> None:
-    """`here`: the master will run on this machine, so its port can be tried."""
-    from gyre.api.loopback import is_loopback
-    from gyre.api.rest.serve import check_port_is_free
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Where and how the master's REST interface is served."""
 
-    if not token and not is_loopback(host):
-        raise ConfigError(
-            f"host {host!r}: an address off loopback needs a token.", hint="Give --token, or bind 127.0.0.1."
-        )
-    if here:
-        check_port_is_free(host, port)
+    host: str
+    port: int
+    token: str | None
+    tls_cert: str
+    tls_key: str
+    plain_http: bool
+
+    def check(self, *, here: bool) -> None:
+        """`here`: the master will run on this machine, so its port and files can be tried. Raises ConfigError."""
+        from gyre.api.loopback import is_loopback
+        from gyre.api.rest.serve import check_port_is_free
+
+        if not self.token and not is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host!r}: an address off loopback needs a token.",
+                hint="Give --token, or bind 127.0.0.1.",
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key belong together.", hint="Give both, or neither.")
+        if self.tls_cert and self.plain_http:
+            raise ConfigError("plain_http: a certificate is given as well.", hint="Leave one of them out.")
+        if here:
+            if self.tls_cert:
+                Certificate(Path(self.tls_cert), Path(self.tls_key)).context()
+            check_port_is_free(self.host, self.port)
 
 
-def _start_master(
-    spec: JobSpec, job_id: str, store_url: str, directory: Path, *, host: str, port: int, token: str | None
-) -> None:
+def _start_master(spec: JobSpec, job_id: str, store_url: str, directory: Path, rest: _Rest) -> None:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -193,9 +218,7 @@ def _start_master(
         directory=str(directory),
         device_type=spec.device_type,
         surface="gyre.api.rest.surface:serve_master",
-        host=host,
-        port=port,
-        token=token,
+        **asdict(rest),
     )
     # An SQLite journal is a file of this machine, so its master must be here; any other may be anywhere.
     here = store_url.startswith("sqlite")

@@ -32,10 +32,13 @@ class MasterSettings:
     directory: str
     device_type: str
     surface: str = ""
-    """`module:function` that serves a MasterApi: called with the master, host, port and token, returns the url."""
+    """`module:function` that serves a MasterApi: called with the master and what is below, returns the url."""
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = None
+    tls_cert: str = ""
+    tls_key: str = ""
+    plain_http: bool = False
 
 
 class MasterActor:
@@ -89,5 +92,9 @@ class MasterActor:
             port=self._settings.port or earlier_port,
             token=self._settings.token,
             restarted=earlier_port != 0,
+            directory=Path(self._settings.directory),
+            tls_cert=self._settings.tls_cert,
+            tls_key=self._settings.tls_key,
+            plain_http=self._settings.plain_http,
         )
         return url

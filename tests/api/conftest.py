@@ -76,7 +76,7 @@ Seed = Callable[..., str]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A GYRE_HOME of this test's own, and no other address from the environment."""
-    for name in ("GYRE_URL", "GYRE_TOKEN", "GYRE_STORE", "RAY_ADDRESS"):
+    for name in ("GYRE_URL", "GYRE_TOKEN", "GYRE_STORE", "GYRE_CA", "GYRE_FINGERPRINT", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GYRE_HOME", str(tmp_path))
     return Home(tmp_path)

@@ -199,11 +199,12 @@ def test_off_loopback_needs_a_token(shared_job: StandingJob, host: str, token: s
 
 def test_an_address_of_another_machine_is_one_sentence(shared_job: StandingJob) -> None:
     with pytest.raises(ConfigError, match="cannot listen there"):
-        RestServer(create_app(shared_job.master, token="t"), "192.0.2.1", 0, "t").start()
+        RestServer(create_app(shared_job.master, token="t"), "192.0.2.1", 0, "t", plain_http=True).start()
 
 
 def test_a_wildcard_with_a_token_is_served(shared_job: StandingJob) -> None:
-    server = RestServer(create_app(shared_job.master, token="t"), "0.0.0.0", 0, "t", advertise="127.0.0.1")
+    app = create_app(shared_job.master, token="t")
+    server = RestServer(app, "0.0.0.0", 0, "t", advertise="127.0.0.1", plain_http=True)
     try:
         with GyreClient(server.start(), "t") as client:
             assert client.jobs()[0]["name"] == "small"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,6 +29,8 @@ class Session:
         self.store: str | None = None
         self.url: str | None = None
         self.token: str | None = None
+        self.ca: str | None = None
+        self.fingerprint: str | None = None
 
     @property
     def home(self) -> Home:
@@ -52,7 +55,14 @@ class Session:
                 f"There is no job in {self.home.path} yet.", hint="Start one: gyre demo, or gyre run FILE."
             )
         store = None if self.url is not None else self.store_url
-        return JobReader(store, url=self.url, token=self.token, at=self.home)
+        return JobReader(
+            store,
+            url=self.url,
+            token=self.token,
+            at=self.home,
+            ca=Path(self.ca) if self.ca else None,
+            fingerprint=self.fingerprint,
+        )
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -71,18 +81,29 @@ def _is_from_environment(ctx: click.Context, name: str) -> bool:
 
 
 def global_options(command: Command) -> Command:
-    """--home, --store, --url and --token, kept in the Session and not passed on."""
+    """--home, --store, --url, --token, --ca and --fingerprint, kept in the Session and not passed on."""
     return _add_options(command, hidden=False)
 
 
 def _add_options(command: Command, *, hidden: bool) -> Command:
     said = (
+        (
+            "--fingerprint",
+            "fingerprint",
+            "GYRE_FINGERPRINT",
+            "SHA256",
+            "Of its certificate [GYRE_FINGERPRINT].",
+        ),
+        ("--ca", "ca", "GYRE_CA", "FILE", "PEM file with the certificates to trust [GYRE_CA]."),
         ("--token", "token", "GYRE_TOKEN", "TOKEN", "Its token [GYRE_TOKEN]."),
         ("--url", "url", "GYRE_URL", "URL", "A master's address [GYRE_URL]."),
         ("--store", "store", "GYRE_STORE", "URL", "Another database [GYRE_STORE]."),
         ("--home", "home_path", VARIABLE, "DIR", f"Database and logs [{VARIABLE}; ~/.gyre]."),
     )
+    own = {flag for param in getattr(command, "__click_params__", ()) for flag in param.opts}
     for flag, name, variable, metavar, text in said:
+        if flag in own:
+            continue
         command = click.option(
             flag,
             name,

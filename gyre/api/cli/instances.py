@@ -97,6 +97,7 @@ def join(
     """
     import asyncio
 
+    ca = ca or (Path(session.ca) if session.ca else None)
     from gyre.config.plugins import ENGINE
     from gyre.rollouts.agent.agent import AgentSettings, JobWishes
     from gyre.rollouts.agent.join import engine_commands, run_agent
@@ -186,6 +187,120 @@ def drain_instance(
 ) -> dict[str, Any]:
     """Have the rollout manager drain an instance. Returns its answer."""
     url, token, trust = _manager(session, job, ca)
+    ca = ca or (Path(session.ca) if session.ca else None)
+    from gyre.config.plugins import ENGINE
+    from gyre.rollouts.agent.agent import AgentSettings, JobWishes
+    from gyre.rollouts.agent.join import engine_commands, run_agent
+    from gyre.weights.owned_dirs import default_root
+
+    try:
+        ENGINE.check(engine)
+    except ValueError as error:
+        raise click.UsageError(f"--engine {engine!r} {error}") from None
+    instance = name or f"{socket.gethostname()}-{os.getpid()}"
+    if not instance.isascii() or not instance.isprintable() or " " in instance or len(instance) > 200:
+        raise click.UsageError(f"--name {instance!r}: at most 200 visible ASCII characters without spaces.")
+    settings = AgentSettings(
+        name=instance,
+        max_running=max_running,
+        kv_tokens=kv_tokens,
+        cache=cache or default_root(),
+        engine=engine,
+        bind=weights_bind,
+        ports=weights_ports,
+    )
+    _check_weights(weights_bind, weights_ports)
+    wishes = JobWishes()
+    commands = engine_commands(
+        engine,
+        max_running=max_running,
+        kv_tokens=kv_tokens,
+        wishes=wishes,
+        model=model,
+        python=python,
+        extra=flags,
+    )
+    asyncio.run(
+        run_agent(
+            settings,
+            _endpoint(session, address),
+            commands,
+            wishes=wishes,
+            notice_file=notice_file,
+            drain_deadline_s=drain_s,
+            reach_within_s=reach_s,
+            tls=_trust(address, ca),
+            say=remark,
+        )
+    )
+
+
+def _check_weights(bind: str | None, ports: str | None) -> None:
+    from pydantic import ValidationError
+
+    from gyre.config import WeightsSpec, config_error
+
+    given = {"bind": bind, "ports": ports}
+    try:
+        WeightsSpec.model_validate({key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise click.UsageError(config_error(error, WeightsSpec, "--weights-").message) from None
+
+
+def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
+    from gyre.rollouts.protocol.endpoint import read_trust
+    from gyre.rollouts.protocol.tls import joining_context
+
+    directory = Path(address)
+    if ca is None and directory.is_dir():
+        return lambda: read_trust(directory)
+    context = joining_context(ca) if ca is not None or address.startswith("https://") else None
+    return lambda: context
+
+
+def _endpoint(session: Session, address: str) -> Endpoint:
+    from gyre.rollouts.protocol.endpoint import read_join_endpoint
+
+    directory = Path(address)
+    if directory.is_dir():
+        return lambda: read_join_endpoint(directory)
+    if not session.token:
+        raise click.UsageError(
+            "Give a join token, such as `gyre token create` makes: --token, or GYRE_TOKEN."
+        )
+    where = _checked(address), session.token
+    return lambda: where
+
+
+def drain_instance(
+    session: Session, job: str | None, instance: str, *, deadline_s: float, reason: str, ca: Path | None
+) -> dict[str, Any]:
+    """Have the rollout manager drain an instance. Returns its answer."""
+    url, token, trust = _manager(session, job, ca)
+
+
+@verb()
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] INSTANCE")
+@click.option("--deadline", "deadline_s", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option("--reason", default="asked to", help="Recorded with it.")
+@click.option(
+    "--ca", type=click.Path(path_type=Path), help="PEM file of the certificates to trust for an https --url."
+)
+@click.option("--json", "as_json", is_flag=True, help="The manager's answer.")
+def drain(
+    session: Session,
+    words: tuple[str, ...],
+    deadline_s: float,
+    reason: str,
+    ca: Path | None,
+    as_json: bool,
+) -> None:
+    """Make a rollout instance hand its samples over and leave: gyre drain rollout-1"""
+    if len(words) > 2:
+        raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] INSTANCE.")
+    *jobs, instance = words
+    ca = ca or (Path(session.ca) if session.ca else None)
+    url, token, trust = _manager(session, jobs[0] if jobs else None, ca)
     body = {"instance": instance, "deadline_s": deadline_s, "reason": reason}
     return _post(f"{url.rstrip('/')}/v1/drain", token, body, trust)
 

@@ -48,6 +48,11 @@ def _job_options(command: Any) -> Any:
             show_default=True,
             help="Address of the master; off loopback --token is needed.",
         ),
+        click.option("--tls-cert", default="", metavar="FILE", help="Certificate of the master, in PEM."),
+        click.option("--tls-key", default="", metavar="FILE", help="Its key, without a password."),
+        click.option(
+            "--plain-http", is_flag=True, help="Off loopback, do without TLS: the token goes in clear."
+        ),
         click.option(
             "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS]."
         ),
@@ -115,6 +120,11 @@ def submit(
     handle = _start(session, _spec(session, file, overrides), name, start_local=False, **where)
     for note in handle.notes:
         remark(f"note: {note}")
+    certificate = session.home.rest_certificate(handle.job_id)
+    if certificate.is_file():
+        from gyre.api.tls import fingerprint_of
+
+        remark(f"elsewhere give --fingerprint {fingerprint_of(certificate.read_text())}")
     if as_json:
         write_json({"job_id": handle.job_id})
     else:

@@ -2,6 +2,7 @@
 
 Invariants:
 - *no token, no door*: an address that is not loopback is refused without a token, before anything is bound;
+- *no token in clear*: such an address is refused without TLS too, unless the user has asked for plain HTTP;
 - *bound is listening*: `start` returns only when the socket listens and the server takes requests;
 - *a port is never shared*: a port in use is an error, or with `fallback_to_any` another free one is taken: a
   restarting master wants its earlier address back, but must come up without it too;
@@ -21,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gyre.api.loopback import is_loopback
+from gyre.api.tls import Certificate
 from gyre.errors import ConfigError, Unreachable
 
 START_TIMEOUT_S = 10.0
@@ -41,7 +43,7 @@ class _Server(uvicorn.Server):
 
 def check_port_is_free(host: str, port: int) -> None:
     """Raises the ConfigError that a server at this address would raise now."""
-    server = RestServer(FastAPI(), host, port, token="-")
+    server = RestServer(FastAPI(), host, port, token="-", plain_http=True)
     server._bind().close()
 
 
@@ -57,16 +59,25 @@ class RestServer:
         *,
         fallback_to_any: bool = False,
         advertise: str | None = None,
+        certificate: Certificate | None = None,
+        plain_http: bool = False,
     ) -> None:
-        """`advertise` is the host name in the url; by default `host`, or this machine's name for a wildcard.
+        """`advertise` is the host name in the url; by default `host`, or this machine's name for a wildcard. With a
+        `certificate` the server speaks TLS; `plain_http` permits an address off loopback to go without.
 
-        Raises ConfigError for an address off loopback without a token.
+        Raises ConfigError for an address off loopback without a token, or without TLS.
         """
         if not token and not is_loopback(host):
             raise ConfigError(
                 f"{host or 'all addresses'}: an address off loopback needs a token.",
                 hint="Give a token, or bind to 127.0.0.1.",
             )
+        if certificate is None and not plain_http and not is_loopback(host):
+            raise ConfigError(
+                f"{host or 'all addresses'}: an address off loopback needs TLS, or the token is read on the way.",
+                hint="Give a certificate, or permit plain HTTP where the network is a tunnel or behind a proxy.",
+            )
+        self._tls = certificate.context() if certificate is not None else None
         self._host, self._port = host, port
         self._fallback_to_any = fallback_to_any
         self._advertise = advertise
@@ -91,6 +102,8 @@ class RestServer:
             loop="asyncio",
             timeout_graceful_shutdown=1,
         )
+        config.load()
+        config.ssl = self._tls
         self._server = server = _Server(config)
         self._thread = threading.Thread(
             target=self._serve, args=(server, listener), name="gyre-rest", daemon=True
@@ -101,7 +114,7 @@ class RestServer:
             raise Unreachable(
                 f"The REST server did not come up within {timeout_s:g} s: {self._error or 'no answer'}."
             )
-        self.url = f"http://{self._shown_host()}:{listener.getsockname()[1]}"
+        self.url = f"{'https' if self._tls is not None else 'http'}://{self._shown_host()}:{listener.getsockname()[1]}"
         return self.url
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:

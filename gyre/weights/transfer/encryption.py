@@ -34,7 +34,7 @@ class Encryption:
     """The certificate of one process, for its connections in both directions."""
 
     def __init__(self) -> None:
-        certificate, key = _self_signed()
+        certificate, key = self_signed(NAME)
         self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.decode())).digest()
         """SHA-256 of this process's certificate in DER, 32 bytes."""
         self._accepting = _context(ssl.PROTOCOL_TLS_SERVER)
@@ -62,15 +62,15 @@ class Encryption:
         return hashlib.sha256(link.getpeercert(binary_form=True) or b"").digest()
 
 
-def _self_signed() -> tuple[bytes, bytes]:
-    """A new certificate and its P-256 key, both PEM. About 1 ms."""
+def self_signed(common_name: str) -> tuple[bytes, bytes]:
+    """A new certificate of this subject and its P-256 key, both PEM. About 1 ms."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
