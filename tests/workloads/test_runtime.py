@@ -121,7 +121,7 @@ def test_a_store_that_cannot_be_opened_is_not_the_users_fault(make_job, monkeypa
 
     monkeypatch.setattr(sample_ledger, "open_store", refuse)
     with (
-        pytest.raises(JobFailed, match=r"trainer-0: .*gyre\.db is locked"),
+        pytest.raises(JobFailed, match=r"gyre\.db is locked\. \(trainer-0: call_failed"),
         make_job(failover=ONE_RESTART) as job,
     ):
         job.result(timeout_s=DEADLINE_S)

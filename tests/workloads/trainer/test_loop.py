@@ -381,7 +381,9 @@ def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_jo
         job.on(f"{role}.{calls}", nth, lambda: called.append(time.monotonic()), vertex=f"{role}-0")
     with job, pytest.raises(UserCodeError):
         job.result(timeout_s=DEADLINE_S)
-    assert len(called) == len(job.reports_of("OperatorFailed")) == 4
+    attempts = [told.body["attempt"] for told in job.reports_of("OperatorFailed")]
+    assert attempts[:4] == [1, 2, 3, 4]
+    assert len(called) == len(attempts) <= 5, "one more may begin before the job has ended"
     assert called[1] - called[0] >= retries.RETRY_FIRST_S
 
 
