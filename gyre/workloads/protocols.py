@@ -68,11 +68,6 @@ class Learner(Protocol):
         second time, for the step just applied, it returns them again and changes nothing, whatever `indices` and
         `group_ids` are, also after a restore. Raises, and leaves weights and step as they were, if `indices` or
         `group_ids` are not what was accumulated, if a group was trained before, or if the gradient is not finite.
-
-        A class that has a parameter `skip: bool = False` may be told to skip a step that it refused because its
-        gradient was not finite, by an error with the code `gyre.errors.NOT_FINITE`: the step counts as applied, and the
-        weights stay as they are. The metrics are then `{"step": step, "skipped": 1}`, whatever `indices` and
-        `group_ids` are.
         """
         ...
 
@@ -156,6 +151,25 @@ class PublishesInBackground(PublishesModel, Protocol):
         *First rank alone*, and an operator with `control=True`: it runs beside `accumulate`. The second time it returns
         the same. Raises what kept the version from being published, and after `timeout_s`; the gang is then replaced.
         """
+        ...
+
+
+class SkipsSteps(Protocol):
+    """A learner that can pass over a step whose gradient is not finite: `apply` names the parameter."""
+
+    def apply(self, *, step: int, indices: int, group_ids: list[int], skip: bool = False) -> dict[str, Any]:
+        """As `Learner.apply`. It refuses a gradient that is not finite by an error with the code
+        `gyre.errors.NOT_FINITE`, and may then be called again with `skip`: the step counts as applied, the weights stay
+        as they are, and the metrics are `{"step": step, "skipped": 1}`, whatever `indices` and `group_ids` are."""
+        ...
+
+
+class HalvesPasses(Protocol):
+    """A learner whose passes can be smaller after one did not fit into memory: `begin` names the parameter."""
+
+    def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
+        """As `Learner.begin`. From then on a pass has half as many tokens as it is configured to have, `halved` times.
+        The result tells it as `pass_tokens`."""
         ...
 
 
@@ -313,11 +327,13 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "actor": (
             PublishesModel,
             PublishesInBackground,
+            SkipsSteps,
+            HalvesPasses,
             WritesInBackground,
             KeepsStates,
             TakesInstanceWeights,
         ),
-        "critic": (WritesInBackground, KeepsStates, TakesPolicy),
+        "critic": (HalvesPasses, WritesInBackground, KeepsStates, TakesPolicy),
         "reference": (TakesPolicy,),
     }
 )

@@ -67,6 +67,20 @@ def test_a_machine_that_comes_late_is_used_and_one_that_is_drained_is_left_in_or
     assert (out["result"]["prompts_lost"], out["result"]["trained_twice"]) == (0, 0)
 
 
+@pytest.mark.ray
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_second_job_takes_what_is_free_and_waits_for_the_rest() -> None:
+    out = run("tests.kill.two_jobs")
+    assert out["waits"] == ["rollout-0", "rollout-1"], "nobody stands where the first job does"
+    assert out["phase"] == ["starting", "no_room"]
+    assert "required 3 CPU" in out["says"]
+    assert out["first_stays"]
+    assert out["used_after_s"] < 20
+    assert (out["ends"], out["lost"], out["incidents"]) == (["succeeded"] * 2, [0, 0], [[], []])
+
+
 def run(program: str) -> dict[str, Any]:
     """What the program prints at its end."""
     done = subprocess.run(

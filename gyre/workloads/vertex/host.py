@@ -230,8 +230,11 @@ class VertexHost:
         return "ok", {"pid": os.getpid()}
 
     def shutdown(self, epoch: int, grace_s: float, job_ends: bool = False) -> None:
-        """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards."""
+        """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards. Meanwhile
+        nobody watches, and that is no sign of a master that hangs."""
         self._hear(epoch)
+        with self._fence:
+            self._heard_at += grace_s
         if self._work.acquire(timeout=max(0.0, grace_s)):
             try:
                 if isinstance(self._workload, BaseWorkload):
@@ -378,6 +381,11 @@ class VertexHost:
             self._epoch = epoch
             self._heard_at = self._monotonic()
 
+    @property
+    def silent_s(self) -> float:
+        """Since a master was heard; below 0 while one lets this process end."""
+        return self._monotonic() - self._heard_at
+
     def _check_term(self, term: int) -> Failure | None:
         with self._fence:
             if term < self._term:
@@ -407,8 +415,7 @@ class VertexHost:
         guard = self._guard = MasterWatchdog(binding.master_hung_after_s)
         while True:
             time.sleep(min(1.0, timeout_s / 4))
-            now = self._monotonic()
-            silent_s = now - self._heard_at
+            silent_s = self.silent_s
             if silent_s > timeout_s:
                 print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
                 self._exit_process(ORPHANED)

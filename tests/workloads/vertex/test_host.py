@@ -402,6 +402,18 @@ def test_shutdown_lets_the_call_in_flight_end_and_survives_a_teardown_that_raise
     assert "cannot be closed" in capsys.readouterr().err
 
 
+def test_a_master_that_lets_a_vertex_end_is_not_silent(capsys):
+    """Nobody watches a vertex that ends. Its guard ended the master for that, where the end took its time."""
+    now = [100.0]
+    made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0])
+    made.bind(5, binding("Untidy"))
+    made.shutdown(5, 30.0)
+    now[0] += 30.0
+    assert made.silent_s <= 0.0
+    now[0] += 5.0
+    assert made.silent_s == 5.0
+
+
 @pytest.mark.parametrize("job_ends", [False, True])
 def test_teardown_knows_whether_the_job_ends(job_ends, capsys):
     made = VertexHost("echo-0", 1, 5)
