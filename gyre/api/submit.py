@@ -29,7 +29,7 @@ from gyre.api.tls import Certificate
 from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
-from gyre.graph import compile_job, fit_to_cluster
+from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.store import Store, open_store
 
 _WITH_TORCH = ("gyre.workloads.torch", "gyre.workloads.megatron")
@@ -82,7 +82,7 @@ def submit_job(
         address = connect(ray_address, start_local=start_local, place=place)
         from gyre.master.ray_cluster import living_nodes
 
-        plan = fit_to_cluster(compile_job(spec).plan, living_nodes())
+        plan = fit_to_cluster(compile_job(spec).plan, living_nodes(), can_come_later(spec))
         job_id = f"{spec.name}-{uuid.uuid4().hex[:8]}"
         store.create_job(
             job_id=job_id,

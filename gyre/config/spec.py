@@ -95,6 +95,17 @@ class Resources(Model):
     """Bytes, or text with a unit: "8GiB"."""
     accelerator: Annotated[float, Field(ge=0)] = 1.0
     """Devices of the job's device type; collocated roles share theirs."""
+    custom: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Ray's resources of your own naming, such as `{"infiniband": 1}`."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Ray's node labels that the machine must have, such as `{"market-type": "spot"}`."""
+
+    @field_validator("custom")
+    @classmethod
+    def _custom_is_not_built_in(cls, value: dict[str, float]) -> dict[str, float]:
+        if found := sorted({"CPU", "GPU", "memory", "object_store_memory"} & value.keys()):
+            raise ValueError(f"has {found[0]!r}, which has a key of its own: cpu, memory_bytes, accelerator")
+        return value
 
 
 class Elastic(Model):

@@ -21,7 +21,7 @@ from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
 from gyre.graph.rollout_roles import elastic_of, is_instance, local_roles
-from gyre.graph.scaling import sub_graph_id, with_numbers, with_vertices, without_vertices
+from gyre.graph.scaling import can_come_later, sub_graph_id, with_numbers, with_vertices, without_vertices
 
 __all__ = [
     "DURABLE",
@@ -45,6 +45,7 @@ __all__ = [
     "as_dot",
     "as_mermaid",
     "as_tables",
+    "can_come_later",
     "compile_job",
     "elastic_of",
     "fit_to_cluster",

@@ -34,6 +34,8 @@ class NodeCapacity:
     cpu: float
     memory_bytes: int
     gpu: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class _Need:
     cpu: float = 0.0
     memory_bytes: int = 0
     gpu: float = 0.0
+    custom: dict[str, float] = field(default_factory=dict)
+    labels: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, sub_graph: SubGraph, bundle: Bundle) -> None:
         self.bundles.append((sub_graph.id, bundle.index))
@@ -56,6 +60,16 @@ class _Need:
         self.cpu += bundle.cpu
         self.memory_bytes += bundle.memory_bytes
         self.gpu += bundle.accelerator
+        for name, amount in bundle.custom.items():
+            self.custom[name] = self.custom.get(name, 0.0) + amount
+        self.labels.update(bundle.labels.items())
+
+    def __str__(self) -> str:
+        parts = [f"{self.cpu:g} CPU, {self.memory_bytes} bytes of memory"]
+        parts += [f"{self.gpu:g} GPUs"] if self.gpu else []
+        parts += [f"{amount:g} {name}" for name, amount in sorted(self.custom.items())]
+        parts += [f"the label {name}={value}" for name, value in sorted(self.labels)]
+        return ", ".join(parts)
 
 
 @dataclass(slots=True)
@@ -64,6 +78,7 @@ class _Machine:
     cpu: float
     memory_bytes: int
     gpu: float
+    custom: dict[str, float]
     exclusive: bool
     """Whether one logical node with devices has it for itself."""
     closed: bool
@@ -81,6 +96,8 @@ class _Machine:
             need.cpu <= self.cpu + tolerance
             and need.memory_bytes <= self.memory_bytes
             and need.gpu <= self.gpu + tolerance
+            and all(amount <= self.custom.get(name, 0.0) + tolerance for name, amount in need.custom.items())
+            and all(self.capacity.labels.get(name) == value for name, value in need.labels)
         )
 
     def take(self, need: _Need) -> None:
@@ -89,12 +106,17 @@ class _Machine:
         self.cpu -= need.cpu
         self.memory_bytes -= need.memory_bytes
         self.gpu -= need.gpu
+        for name, amount in need.custom.items():
+            self.custom[name] = self.custom.get(name, 0.0) - amount
         if need.gpu:
             self.devices_of = need.node if self.devices_of in (None, need.node) else -1
 
 
-def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> PlacementPlan:
-    """The plan with a machine for each bundle. Raises GraphError with required and available if one finds none."""
+def fit_to_cluster(
+    plan: PlacementPlan, nodes: Sequence[NodeCapacity], can_wait: Collection[str] = ()
+) -> PlacementPlan:
+    """The plan with a machine for each bundle. Raises GraphError with required and available if one finds none, unless
+    its sub-graph `can_wait`; a note then says so."""
     if not nodes:
         raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
     gpu_nodes = len({b.node for sub in plan.sub_graphs for b in sub.bundles if b.accelerator})
@@ -106,9 +128,15 @@ def fit_to_cluster(plan: PlacementPlan, nodes: Sequence[NodeCapacity]) -> Placem
             details={"required": gpu_nodes, "available": with_gpu},
         )
     fitted, lacking = fit_what_has_room(plan, nodes)
-    for error in lacking.values():
-        raise error
-    return fitted
+    for sub_graph, error in lacking.items():
+        if sub_graph not in can_wait:
+            raise error
+    waiting = sorted(lacking)
+    if not waiting:
+        return fitted
+    more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
+    note = f"{', '.join(waiting[:8])}{more} will wait for room: {lacking[waiting[0]]}"
+    return replace(fitted, notes=(*fitted.notes, note))
 
 
 def fit_what_has_room(
@@ -150,7 +178,15 @@ class _Fit:
         self._sub_graphs = {sub_graph.id: sub_graph for sub_graph in plan.sub_graphs}
         exclusive = plan.most_nodes is not None
         self._machines = [
-            _Machine(node, node.cpu, node.memory_bytes, node.gpu, exclusive, node.node_id in closed)
+            _Machine(
+                node,
+                node.cpu,
+                node.memory_bytes,
+                node.gpu,
+                dict(node.custom),
+                exclusive,
+                node.node_id in closed,
+            )
             for node in sorted(nodes, key=lambda node: (-node.gpu, -node.cpu, node.node_id))
         ]
         self._found: dict[_Key, _Machine] = {}
@@ -305,12 +341,12 @@ def _bound_reached(need: _Need, holding: Sequence[_Machine], most: int) -> Graph
 
 
 def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
-    required = f"{need.cpu:g} CPU, {need.memory_bytes} bytes of memory" + (
-        f", {need.gpu:g} GPUs" if need.gpu else ""
-    )
+    required = str(need)
     free = "; ".join(
         f"{m.capacity.ip}: {m.cpu:g} CPU, {m.memory_bytes} bytes"
         + (f", {m.gpu:g} GPUs" if m.capacity.gpu else "")
+        + "".join(f", {m.custom.get(name, 0.0):g} {name}" for name in sorted(need.custom))
+        + ("" if need.labels <= set(m.capacity.labels.items()) else ", not so labelled")
         for m in machines[:8]
     )
     more = f"; and {len(machines) - 8} more" if len(machines) > 8 else ""

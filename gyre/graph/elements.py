@@ -11,6 +11,7 @@ This module is data only: it imports nothing of Gyre's but `config`, reads no cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -137,6 +138,10 @@ class Bundle:
     cpu: float = 0.0
     memory_bytes: int = 0
     accelerator: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+    """Of the cluster's resources of the user's own naming."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What its machine must be labelled with."""
     machine: str = ""
     """Id of the cluster's node that the logical node was fitted to; empty before that, or if any will do."""
 

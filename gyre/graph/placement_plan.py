@@ -316,6 +316,8 @@ def bundle_of(
         round(sum(member.cpu * member.count for member in unit.members), 6),
         sum(member.memory_bytes * member.count for member in unit.members),
         unit.width / SHARE if device_type == "GPU" else 0.0,
+        unit.custom,
+        unit.labels,
     )
     return bundle, places
 

@@ -95,6 +95,16 @@ def sub_graph_id(spec: JobSpec, role: str, rank: int) -> str:
     return f"{unit.id}-{rank // count}" if unit.single else unit.id
 
 
+def can_come_later(spec: JobSpec) -> set[str]:
+    """The sub-graphs of elastic roles beyond their minimum: a job begins without them if they find no room."""
+    return {
+        sub_graph_id(spec, name, rank)
+        for name, role in spec.roles.items()
+        if role.elastic is not None
+        for rank in range(role.elastic.min, role.total)
+    }
+
+
 def _unit_of(spec: JobSpec, role: str) -> Unit:
     if role not in spec.roles:
         raise NotFound(f"{role!r} is not a role of this job; {nearest(role, spec.roles)}")

@@ -6,6 +6,7 @@ counted in whole 1/10,000, which is Ray's unit. This module must not know nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gyre.config import JobSpec
@@ -25,6 +26,8 @@ class Member:
     share: int
     cpu: float
     memory_bytes: int
+    custom: Mapping[str, float]
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,20 @@ class Unit:
     @property
     def id(self) -> str:
         return "+".join(self.roles)
+
+    @property
+    def custom(self) -> dict[str, float]:
+        """What one bundle reserves of the user's own resources."""
+        out: dict[str, float] = {}
+        for member in self.members:
+            for name, amount in member.custom.items():
+                out[name] = round(out.get(name, 0.0) + amount * member.count, 6)
+        return out
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that a bundle's machine must have."""
+        return {name: value for member in self.members for name, value in member.labels.items()}
 
     @property
     def single(self) -> bool:
@@ -77,6 +94,8 @@ def units_of(spec: JobSpec) -> list[Unit]:
                 shares[role],
                 found.resources.cpu,
                 found.resources.memory_bytes,
+                found.resources.custom,
+                found.resources.labels,
             )
             for role, found in roles.items()
         )

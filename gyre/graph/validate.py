@@ -155,6 +155,21 @@ def check_affinity(spec: JobSpec) -> None:
                 )
     for group in groups:
         _check_collocation(group, spec)
+        _check_labels(spec, group)
+
+
+def _check_labels(spec: JobSpec, group: list[str]) -> None:
+    """Roles that share a machine cannot want it labelled differently."""
+    wanted: dict[str, tuple[str, str]] = {}
+    for name in group:
+        for label, value in spec.roles[name].resources.labels.items():
+            other, earlier = wanted.setdefault(label, (name, value))
+            if earlier != value:
+                raise GraphError(
+                    f"affinity.collocate: {other!r} wants a machine with the label {label}={earlier}, "
+                    f"and {name!r} one with {label}={value}.",
+                    hint="Collocated roles stand on one machine.",
+                )
 
 
 def collocated(spec: JobSpec) -> list[list[str]]:

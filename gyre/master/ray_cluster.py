@@ -132,6 +132,8 @@ class RayCluster:
                 cpu=usable(node, "CPU", node.cpu),
                 memory_bytes=int(usable(node, "memory", node.memory_bytes)),
                 gpu=usable(node, "GPU", node.gpu),
+                custom={name: usable(node, name, total) for name, total in node.custom.items()},
+                labels=node.labels,
             )
             for node in living_nodes()
         ]
@@ -151,8 +153,8 @@ class RayCluster:
             name = f"{self._job_id}/{sub_graph.id}"
             if sub_graph.id in self._groups or await asyncio.to_thread(self._find, name) is not None:
                 return
-            anywhere: list[dict[str, str]] = [{} for _ in sub_graph.bundles]
-            await asyncio.to_thread(self._create, name, sub_graph, anywhere)
+            labels = [dict(bundle.labels) for bundle in sub_graph.bundles]
+            await asyncio.to_thread(self._create, name, sub_graph, labels)
             self._waiting[sub_graph.id] = set()
 
     async def _place(self, sub_graph: SubGraph, timeout_s: float) -> None:
@@ -237,6 +239,7 @@ class RayCluster:
                 resources["memory"] = float(bundle.memory_bytes)
             if self._gpu and bundle.accelerator:
                 resources["GPU"] = bundle.accelerator
+            resources.update(bundle.custom)
             out.append(resources)
         return out
 
@@ -394,10 +397,22 @@ def living_nodes() -> list[NodeCapacity]:
             cpu=float(node["Resources"].get("CPU", 0)),
             memory_bytes=int(node["Resources"].get("memory", 0)),
             gpu=float(node["Resources"].get("GPU", 0)),
+            custom=_own_resources(node["Resources"]),
+            labels=dict(node["Labels"]),
         )
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
+
+
+def _own_resources(resources: Mapping[str, float]) -> dict[str, float]:
+    """Those that the user named. Ray adds others: for each node one, and the type of an accelerator."""
+    ours = ("CPU", "GPU", "memory", "object_store_memory")
+    return {
+        name: float(amount)
+        for name, amount in resources.items()
+        if name not in ours and not name.startswith(("node:", "accelerator_type:"))
+    }
 
 
 def _in_words(resources: Mapping[str, float]) -> str:

@@ -173,7 +173,7 @@ class FakeCluster:
             process.hung = True
             self._wake()
 
-    def add_machine(self, name: str, **what: float) -> None:
+    def add_machine(self, name: str, **what: Any) -> None:
         """Let a machine come; `what` it has are fields of `FakeMachine`."""
         self.room.add(name, **what)
         self._wake()

@@ -6,7 +6,8 @@ finds room there or nowhere; and a machine that vanishes takes the places on it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from gyre.graph import Bundle, NodeCapacity, SubGraph
 
@@ -23,12 +24,14 @@ class FakeMachine:
     others_cpu: float = 0.0
     others_gpu: float = 0.0
     draining: bool = False
+    custom: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
     def capacity(self) -> NodeCapacity:
         """What the job may use of it."""
         cpu, gpu = self.cpu - self.others_cpu, self.gpu - self.others_gpu
-        return NodeCapacity(self.name, self.ip, cpu, int(self.memory_bytes), gpu)
+        return NodeCapacity(self.name, self.ip, cpu, int(self.memory_bytes), gpu, self.custom, self.labels)
 
 
 class FakeRoom:
@@ -41,9 +44,9 @@ class FakeRoom:
         """The sub-graphs for which whoever adds machines was shown that none has room."""
         self._added = 0
 
-    def add(self, name: str, **what: float) -> None:
+    def add(self, name: str, **what: Any) -> None:
         self._added += 1
-        self.machines[name] = FakeMachine(name, f"10.0.0.{self._added}", **what)  # type: ignore[arg-type]
+        self.machines[name] = FakeMachine(name, f"10.0.0.{self._added}", **what)
 
     def lose(self, name: str) -> None:
         del self.machines[name]

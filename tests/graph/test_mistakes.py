@@ -200,6 +200,16 @@ MISTAKES: dict[str, tuple[JobSpec, list[str]]] = {
         two(node_num=1, affinity={"separate": [["actor", "rollout"]]}),
         ["roles.rollout: required room for 2 of them, available 0", "1 of 1 nodes hold actor"],
     ),
+    "collocated under two labels": (
+        script_job(
+            {
+                "actor": role(2, resources={"labels": {"zone": "a"}}),
+                "rollout": role(2, resources={"labels": {"zone": "b"}}),
+            },
+            affinity={"collocate": [["actor", "rollout"]]},
+        ),
+        ["'actor' wants a machine with the label zone=a, and 'rollout' one with zone=b"],
+    ),
     "steps that end inside a firing": (
         grpo_job(run={"prompts_per_step": 64, "groups_per_firing": 10}),
         ["run.groups_per_firing: 10 does not divide run.prompts_per_step (64)"],

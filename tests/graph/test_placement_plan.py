@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gyre.errors import GraphError
-from gyre.graph import CompiledJob, NodeCapacity, PlacementPlan, compile_job, fit_to_cluster
+from gyre.graph import (
+    CompiledJob,
+    NodeCapacity,
+    PlacementPlan,
+    can_come_later,
+    compile_job,
+    fit_to_cluster,
+)
 from tests.examples import examples
 from tests.graph.jobs import grpo_job, role, script_job
 
@@ -283,3 +291,38 @@ def test_cores_that_are_not_there_say_required_and_available() -> None:
 def test_no_machine_at_all() -> None:
     with pytest.raises(GraphError, match="available 0"):
         fit_to_cluster(spread_plan(), [])
+
+
+def special_plan(**resources: Any) -> PlacementPlan:
+    elastic = {"min": 1, "max": 4}
+    return compile_job(
+        script_job({"actor": role(1), "rollout": role(2, elastic=elastic, resources=resources)})
+    ).plan
+
+
+def where(plan: PlacementPlan, name: str) -> set[str]:
+    return {node for vertex, node in plan.machines().items() if vertex.startswith(name)}
+
+
+def test_a_label_and_a_resource_of_the_user_s_own_say_where_a_vertex_stands() -> None:
+    plain = machine("n1")
+    spot = replace(machine("n2"), labels={"market": "spot"}, custom={"net": 1.0})
+    assert where(fit_to_cluster(special_plan(labels={"market": "spot"}), [plain, spot]), "rollout") == {"n2"}
+    assert where(fit_to_cluster(special_plan(custom={"net": 0.5}), [plain, spot]), "rollout") == {"n2"}
+    with pytest.raises(GraphError, match=r"the label market=other on one machine.*not so labelled"):
+        fit_to_cluster(special_plan(labels={"market": "other"}), [plain, spot])
+    with pytest.raises(GraphError, match=r"required .*0.7 net on one machine"):
+        fit_to_cluster(special_plan(custom={"net": 0.7}), [plain, spot])
+
+
+def test_what_an_elastic_role_has_beyond_its_minimum_may_come_later() -> None:
+    compiled = compile_job(
+        script_job({"rollout": role(3, elastic={"min": 1, "max": 4}, resources={"cpu": 6}), "actor": role(1)})
+    )
+    later = can_come_later(compiled.spec)
+    assert later == {"rollout-1", "rollout-2"}
+    fitted = fit_to_cluster(compiled.plan, [machine("n1")], later)
+    assert set(fitted.machines()) >= {"rollout-0", "actor-0"}
+    assert fitted.notes[-1].startswith("rollout-1, rollout-2 will wait for room: ")
+    with pytest.raises(GraphError, match="rollout-1 required 6 CPU"):
+        fit_to_cluster(compiled.plan, [machine("n1")])

@@ -315,9 +315,16 @@ class RoleBuilder:
         return self._set("env", env)
 
     def resources(
-        self, *, cpu: float | None = None, memory: str | int | None = None, accelerator: float | None = None
+        self,
+        *,
+        cpu: float | None = None,
+        memory: str | int | None = None,
+        accelerator: float | None = None,
+        custom: dict[str, float] | None = None,
+        labels: dict[str, str] | None = None,
     ) -> RoleBuilder:
-        """What one vertex needs. `memory` in bytes, or as text with a unit: "8GiB". What is not given stays."""
+        """What one vertex needs. `memory` in bytes, or as text with a unit: "8GiB". `custom` are Ray's resources of
+        your own naming, `labels` Ray's node labels that the machine must have. What is not given stays."""
         if isinstance(memory, int) and 0 < memory < _SMALLEST_MEMORY:
             raise ConfigError(
                 f"roles.{self._name}.resources.memory: {memory} given, expected bytes.",
@@ -330,6 +337,10 @@ class RoleBuilder:
                 self._role.resources.memory_bytes = memory  # type: ignore[assignment]  # the validator reads text
             if accelerator is not None:
                 self._role.resources.accelerator = accelerator
+            if custom is not None:
+                self._role.resources.custom = custom
+            if labels is not None:
+                self._role.resources.labels = labels
         return self
 
     def elastic(self, min: int, max: int, **policy: Any) -> RoleBuilder:
