@@ -353,7 +353,7 @@ def test_every_setting_is_in_its_table_with_its_default(heading: str, model: typ
             assert cells[1] == f"`{default}`", name
         elif isinstance(default, BaseModel):
             for key, value in default:
-                assert f"`{key}` {value:g}" in cells[1], name
+                assert isinstance(value, dict) or f"`{key}` {value:g}" in cells[1], name
 
 
 def test_the_tables_of_settings_hold_nothing_else() -> None:

@@ -1,23 +1,26 @@
 """A job's history folded again, from the store alone: what `gyre replay` prints, and what a test asserts.
 
 Invariants:
-- *the same decisions*: the fold is the coordinator's own, over the spec that was stored with the job;
+- *the same decisions*: the fold is the coordinator's own, over the spec that was in force;
 - *one moment*: of a job that runs, history and snapshot are compared at the same sequence number;
 - *the cluster is not needed*: only the store is read.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gyre.config import JobSpec, parse_job
+from gyre.config.changes import undone
 from gyre.errors import StoreError
 from gyre.failover import Difference, FailoverCoordinator, JobState, differences, fold
+from gyre.failover.events import JobContinued
 from gyre.graph import compile_job
 from gyre.master.master_api import View, view_of
-from gyre.store import Store
+from gyre.store import EventRow, Store
 
 _ATTEMPTS = 20
 
@@ -50,14 +53,13 @@ def replay_job(
 
     Raises NotFound for an unknown job, StoreError for a history that this Gyre cannot fold.
     """
-    coordinator = coordinator_of(parse_job(store.job(job_id).spec))
     journal = store.journal(job_id)
     snapshot: Mapping[tuple[str, str], dict[str, Any]] | None = None
     if until is None and until_time is None:
         until, snapshot = _moment(store, job_id)
     history = journal.events(until=until, until_time=until_time)
     try:
-        state = fold(coordinator, history)
+        state = _folded(store.job(job_id).spec, journal.events(), history)
     except (ValueError, TypeError, KeyError, AssertionError) as error:
         raise StoreError(
             f"The history of job {job_id} does not fold: {error}.",
@@ -65,6 +67,23 @@ def replay_job(
         ) from error
     found = None if snapshot is None else differences(state, snapshot)
     return Replay(state, history[-1].seq if history else 0, len(history), found)
+
+
+def _folded(spec: dict[str, Any], everything: list[EventRow], history: list[EventRow]) -> JobState:
+    """Fold a history, each part of it over the spec that was in force. `spec` is the last one, and `everything` tells
+    how it came about."""
+    continued = [event for event in everything if event.kind == JobContinued.__name__]
+    specs = [spec]
+    for event in reversed(continued):
+        specs.insert(0, undone(specs[0], event.body["changes"]))
+    state: JobState | None = None
+    for number, one in enumerate(specs):
+        first = continued[number - 1].seq if number else 0
+        last = continued[number].seq if number < len(continued) else sys.maxsize
+        part = [event for event in history if first <= event.seq < last]
+        state = fold(coordinator_of(parse_job(one)), part, state)
+    assert state is not None
+    return state
 
 
 def coordinator_of(spec: JobSpec) -> FailoverCoordinator:

@@ -64,18 +64,11 @@ def submit_job(
     spec = spec.model_copy(deep=True)
     if name is not None:
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
-    spec = compile_job(spec).spec
-    notes = check_settings(spec, ray_address)
-    if start_local:  # it loads modules beside the checks
-        prepare_local(ray_address, _loaded_by(spec))
-    with interrupts_kept():
-        check_plugins(spec)
-        check_class_sections(spec, check_entrypoints(spec, own=False))
-    _check_transports(spec, ray_address)
+    spec, notes = checked(spec, ray_address, start_local=start_local)
     place = home(home_path)
     place.check_writable()
     store_url = spec.store.url or place.database_url()
-    rest = _Rest(host, port, token, str(tls_cert), str(tls_key), plain_http)
+    rest = Rest(host, port, token, str(tls_cert), str(tls_key), plain_http)
     rest.check(here=store_url.startswith("sqlite"))
     with open_store(store_url) as store:
         _check_name(store, spec.name)
@@ -94,12 +87,26 @@ def submit_job(
         )
         try:
             directory = place.job_directory(job_id)
-            _start_master(spec, job_id, store_url, directory, rest)
+            start_master(spec, job_id, store_url, directory, rest)
         except BaseException as error:
             with signals_held():
-                _take_back(store, job_id, error)
+                take_back(store, job_id, error)
             raise
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
+
+
+def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tuple[JobSpec, list[str]]:
+    """The resolved job and notes on it, after everything that can be checked without its store and its cluster. Raises
+    ConfigError and GraphError."""
+    spec = compile_job(spec).spec
+    notes = check_settings(spec, ray_address)
+    if start_local:  # it loads modules beside the checks
+        prepare_local(ray_address, _loaded_by(spec))
+    with interrupts_kept():
+        check_plugins(spec)
+        check_class_sections(spec, check_entrypoints(spec, own=False))
+    _check_transports(spec, ray_address)
+    return spec, notes
 
 
 def _loaded_by(spec: JobSpec) -> list[str]:
@@ -139,12 +146,12 @@ def _check_name(store: Store, name: str) -> None:
         )
 
 
-def _take_back(store: Store, job_id: str, error: BaseException) -> None:
+def take_back(store: Store, job_id: str, error: BaseException) -> None:
     """Nothing of the job may run on, and its name must not stay taken."""
     import ray
 
     if ray.is_initialized():
-        _end_processes(job_id)
+        end_processes(job_id)
     row = store.job(job_id)
     why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "its master did not start"
     if row.last_seq:
@@ -153,8 +160,9 @@ def _take_back(store: Store, job_id: str, error: BaseException) -> None:
         store.update_job(job_id, phase="failed", reason="not_started", message=why, ended_at=time.time())
 
 
-def _end_processes(job_id: str) -> None:
-    """Kill the master and the vertices that it has started, and give their room back."""
+def end_processes(job_id: str) -> None:
+    """Kill the master and the vertices that it has started, and give their room back. When this returns the master's
+    name is free."""
     import ray
     from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 
@@ -165,6 +173,11 @@ def _end_processes(job_id: str) -> None:
             ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
 
     kill(master_name(job_id))  # first: it would start the others again
+    deadline = time.monotonic() + MASTER_START_S
+    while master_name(job_id) in ray.util.list_named_actors(all_namespaces=False):
+        if time.monotonic() > deadline:
+            raise Unreachable(f"Ray did not end the master of {job_id} within {MASTER_START_S:g} s.")
+        time.sleep(0.02)
     for name in ray.util.list_named_actors():
         if name.startswith(f"{job_id}/"):
             kill(name)
@@ -175,7 +188,7 @@ def _end_processes(job_id: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class Rest:
     """Where and how the master's REST interface is served."""
 
     host: str
@@ -205,7 +218,7 @@ class _Rest:
             check_port_is_free(self.host, self.port)
 
 
-def _start_master(spec: JobSpec, job_id: str, store_url: str, directory: Path, rest: _Rest) -> None:
+def start_master(spec: JobSpec, job_id: str, store_url: str, directory: Path, rest: Rest) -> None:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -7,7 +7,7 @@ Invariants, each with a test of its name:
 - *old news is no news*: an event about an incarnation that is not the current one changes nothing;
 - *one repair at a time*: a region under repair is not repaired again for what its repair caused;
 - *the version never falls*: the published policy version only grows;
-- *ended is ended*: after SUCCEEDED, FAILED or STOPPED no command is issued;
+- *ended is ended*: after SUCCEEDED, FAILED or STOPPED no command is issued, unless somebody has the job go on;
 - *every repair is paid for*: each restart takes from a budget;
 - *no fault outlives its attempts*: without progress a budget pays so many times only, however slowly they come
   (`gyre.failover.budget`).
@@ -71,7 +71,7 @@ class FailoverCoordinator:
 
     def decide(self, state: JobState, event: e.Event, now: float) -> Decision:
         draft = Draft(state)
-        if state.job.phase.ended and not isinstance(event, e.MasterStarted):
+        if state.job.phase.ended and not isinstance(event, e.MasterStarted | e.JobContinued):
             return Decision(state)
         if self.is_repeated(state, event):
             return Decision(state)
@@ -174,6 +174,7 @@ def _timer_fired(layout: JobLayout, draft: Draft, event: e.TimerFired, now: floa
 
 _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.JobSubmitted: startup.job_submitted,
+    e.JobContinued: startup.job_continued,
     e.MasterStarted: startup.master_started,
     e.MasterHung: startup.master_hung,
     e.VertexStarted: startup.vertex_started,

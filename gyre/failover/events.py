@@ -35,6 +35,16 @@ class JobSubmitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JobContinued(Event):
+    """An ended job goes on, with so many vertices of each role. `changes` are those of its spec, as
+    `gyre.config.changes` has them: from here on another spec is in force."""
+
+    roles: dict[str, int]
+    changes: dict[str, list[Any]] = field(default_factory=dict)
+    by: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
     """A master took the job over: its epoch fences every older one. `rules` numbers the rules that it decides by, so
     that a history folds by those of its time: `RULES` today, 0 before attempts without progress were counted."""
@@ -433,6 +443,7 @@ _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         JobSubmitted,
+        JobContinued,
         MasterStarted,
         VertexStarted,
         VertexStartFailed,

@@ -63,6 +63,7 @@ class Reason(StrEnum):
     CLUSTER_LOST = "cluster_lost"
     NO_ROOM = "no_room"
     DRAINED = "drained"
+    CONTINUED = "continued"
     NOT_FINITE = "not_finite"
     OUT_OF_MEMORY = "out_of_memory"
 

@@ -32,7 +32,7 @@ class Witness:
             ("old news is no news", self._old_news(before, event, decision)),
             ("one repair at a time", self._one_repair(before, decision)),
             ("the version never falls", self._falls(before, decision.state)),
-            ("ended is ended", before.job.phase.ended and bool(decision.commands)),
+            ("ended is ended", self._wakes(before, event, decision)),
             ("every repair is paid for", self._unpaid(before, decision.state, changed, now)),
             ("no fault outlives its attempts", self._outlived(decision.state)),
             ("changed is what differs", sorted(changed ^ decision.changed)),
@@ -40,6 +40,10 @@ class Witness:
         ):
             if broken:
                 raise InvariantBroken(f"{name}: {broken} at {event}")
+
+    @staticmethod
+    def _wakes(before: JobState, event: e.Event, decision: Decision) -> bool:
+        return before.job.phase.ended and bool(decision.commands) and not isinstance(event, e.JobContinued)
 
     @staticmethod
     def _old_news(before: JobState, event: e.Event, decision: Decision) -> str:

@@ -17,7 +17,7 @@ from gyre.api.home import Home
 from gyre.api.orphaned_jobs import master_answers
 from gyre.api.reader import JobReader
 from gyre.api.rest import RestServer, create_app, surface
-from gyre.api.submit import _Rest
+from gyre.api.submit import Rest
 from gyre.api.tls import Certificate, fingerprint_of, own_certificate, tell_certificate, trust_of
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 from gyre.store import open_store
@@ -186,11 +186,11 @@ def test_the_command_line_trusts_the_jobs_own_master_by_its_home_and_others_by_f
 
 def test_what_contradicts_itself_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belong together"):
-        _Rest("0.0.0.0", 0, TOKEN, "cert.pem", "", False).check(here=True)
+        Rest("0.0.0.0", 0, TOKEN, "cert.pem", "", False).check(here=True)
     with pytest.raises(ConfigError, match="plain_http"):
-        _Rest("0.0.0.0", 0, TOKEN, "cert.pem", "key.pem", True).check(here=True)
+        Rest("0.0.0.0", 0, TOKEN, "cert.pem", "key.pem", True).check(here=True)
     with pytest.raises(ConfigError, match="not a certificate"):
-        _Rest("0.0.0.0", 0, TOKEN, str(tmp_path / "no"), str(tmp_path / "no"), False).check(here=True)
+        Rest("0.0.0.0", 0, TOKEN, str(tmp_path / "no"), str(tmp_path / "no"), False).check(here=True)
 
 
 def test_a_file_without_a_certificate_is_one_sentence(tmp_path: Path) -> None:

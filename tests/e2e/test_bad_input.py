@@ -118,7 +118,7 @@ def test_more_gpus_than_there_are(shared: Shared, tmp_path: Path) -> None:
     file.write_text(json.dumps({**JOB, "name": "gpus", "device_type": "GPU"}))
     ended = shared.gyre("submit", str(file))
     assert ended.code == 2
-    assert "required 1 machines with GPUs, available 0" in ended.err
+    assert "rollout-0 required 0 CPU, 0 bytes of memory, 1 GPUs on one machine" in ended.err
     with open_store(f"sqlite:///{shared.home / 'gyre.db'}") as store:
         assert not any(row.name == "gpus" for row in store.jobs())
 

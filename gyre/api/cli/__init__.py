@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("look", "Print the logs of a job's vertices."),
     "scale": ("command", "Change how many vertices a role has."),
     "pause": ("command", "Pause a job's trainer at the end of its step."),
-    "resume": ("command", "Resume a paused job."),
+    "resume": ("jobs", "Let a paused job, or one that has ended, go on."),
     "stop": ("command", "Stop a job gracefully."),
     "join": ("instances", "Generate for a job from this machine."),
     "drain": ("machines", "Have a machine, a vertex or an instance hand over and leave."),

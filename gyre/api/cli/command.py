@@ -1,4 +1,4 @@
-"""`scale`, `pause`, `resume`, `stop`: the verbs that change a running job.
+"""`scale`, `pause`, `stop`: the verbs that change a running job.
 
 Each returns when the request is in the journal, not when it is carried out; `gyre show` shows the progress.
 """
@@ -73,14 +73,6 @@ def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
 def pause(session: Session, job: str | None, as_json: bool) -> None:
     """Pause a job's trainer at the end of its step."""
     _command(session, job, "pause", {}, as_json, doing="pausing")
-
-
-@verb()
-@click.argument("job", required=False)
-@_JSON
-def resume(session: Session, job: str | None, as_json: bool) -> None:
-    """Resume a paused job."""
-    _command(session, job, "resume", {}, as_json, doing="resuming")
 
 
 @verb()

@@ -1,4 +1,4 @@
-"""`demo`, `run`, `submit`: the verbs that start a job."""
+"""`demo`, `run`, `submit`, `resume`: the verbs that start a job, or have it go on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gyre.api.terminal.formats import duration
 from gyre.api.terminal.signals import ended_at_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gyre.api.handle import JobHandle
     from gyre.config import JobSpec
 
@@ -33,8 +35,8 @@ def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: 
     return int(run_demo(chaos=chaos, as_json=as_json, steps=steps, seed=seed) or 0)
 
 
-def _job_options(command: Any) -> Any:
-    """Add the options that `run` and `submit` share."""
+def _where_options(command: Any) -> Any:
+    """Add the options of `run`, `submit` and `resume` that say where the job runs and how its master is reached."""
     for option in (
         click.option(
             "--port",
@@ -56,6 +58,14 @@ def _job_options(command: Any) -> Any:
         click.option(
             "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS]."
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def _job_options(command: Any) -> Any:
+    """Add the options that `run` and `submit` share."""
+    for option in (
         click.option(
             "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file."
         ),
@@ -63,7 +73,7 @@ def _job_options(command: Any) -> Any:
         click.argument("file", type=click.Path()),
     ):
         command = option(command)
-    return command
+    return _where_options(command)
 
 
 @verb()
@@ -80,15 +90,21 @@ def run(
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job gracefully."""
     _load()
     spec = _spec(session, file, overrides)
+    _in_foreground(
+        name or spec.name, lambda: _start(session, spec, name, start_local=True, **where), as_json=as_json
+    )
 
+
+def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) -> None:
+    """Start a job and follow it to its end."""
     from gyre.api.terminal.foreground import in_foreground, starting, terminable
     from gyre.api.terminal.live import LiveProgress
 
     with terminable():
-        live = LiveProgress(f"{name or spec.name}: starting …")
+        live = LiveProgress(f"{name}: starting …")
         try:
             with starting():
-                handle = _start(session, spec, name, start_local=True, **where)
+                handle = start()
             with in_foreground(handle):
                 try:
                     for note in handle.notes:
@@ -103,6 +119,69 @@ def run(
         write_json(view)
     else:
         _summarise(view)
+
+
+@verb()
+@click.argument("words", nargs=-1, metavar="[JOB] [FILE]")
+@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Change a key of its configuration.")
+@click.option(
+    "--detach", is_flag=True, help="Return when its master answers; the cluster must not be a local one."
+)
+@_where_options
+@click.option("--json", "as_json", is_flag=True, help="Print the job's view at the end, as one object.")
+def resume(
+    session: Session,
+    words: tuple[str, ...],
+    overrides: tuple[str, ...],
+    detach: bool,
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """Let a paused job go on, or a job that has ended: gyre resume grpo --set run.steps=200
+
+    A job that has ended goes on in the foreground, as `run` does, with its journal, its data position and its last
+    checkpoint. FILE is the whole job anew; how long it runs and where may change, what it is may not.
+    """
+    if len(words) > 2:
+        raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] [FILE].")
+    job, file = (*words, None, None)[:2]
+    with session.reader() as reader:
+        found = reader.find(job, live_first=True)
+        if found.live and file is None and not overrides:
+            seq = reader.command(found.job_id, "resume", {})
+            if as_json:
+                write_json({"job_id": found.job_id, "seq": seq})
+            else:
+                remark(f"{found.name}: resuming (event {seq})")
+            return
+        before, store_url = reader.store.job(found.job_id).spec, reader.store.url
+    _load("gyre.api.resume")
+    from gyre.api.resume import resume_job
+    from gyre.config.parse import apply_overrides
+
+    after = _spec(session, file, ()).model_dump(mode="json") if file is not None else before
+
+    def start() -> JobHandle:
+        return resume_job(
+            found.job_id,
+            apply_overrides(after, overrides),
+            store_url=store_url,
+            home_path=session.home.path,
+            token=session.token,
+            start_local=not detach,
+            **where,
+        )
+
+    if not detach:
+        _in_foreground(found.name, start, as_json=as_json)
+        return
+    handle = start()
+    for note in handle.notes:
+        remark(f"note: {note}")
+    if as_json:
+        write_json({"job_id": handle.job_id})
+    else:
+        click.echo(handle.job_id)
 
 
 @verb()

@@ -39,11 +39,56 @@ def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: f
     return start_commands(layout, draft, draft.vertices)
 
 
+def job_continued(layout: JobLayout, draft: Draft, event: e.JobContinued, now: float) -> Iterable[c.Command]:
+    """Bring an ended job back: everybody starts as a later incarnation than all before, every budget is full, and what
+    the ledger and the checkpoints hold is gone on with."""
+    if not draft.job.phase.ended:
+        return ()
+    draft.set_job(
+        phase=JobPhase.STARTING,
+        reason=Reason.CONTINUED,
+        message="",
+        outcome=None,
+        ended_at=None,
+        paused=False,
+        trainer_started=False,
+        master_pid=0,
+        result={},
+        error="",
+        roles=dict(event.roles),
+    )
+    for key in list(draft.uses):
+        draft.set_uses(key, ())
+        draft.set_attempts(key, 0)
+    started = []
+    for role, count in event.roles.items():
+        for rank in range(count):
+            before = draft.vertices.get(f"{role}-{rank}")
+            if before is None:
+                draft.add_vertex(
+                    VertexRecord(f"{role}-{rank}", role, rank, reason=Reason.CONTINUED, since=now)
+                )
+            else:
+                draft.move(
+                    before.id,
+                    VertexPhase.STARTING,
+                    now,
+                    reason=Reason.CONTINUED,
+                    incarnation=before.incarnation + 1,
+                    pid=0,
+                    node="",
+                    reported=0,
+                )
+            started.append(f"{role}-{rank}")
+    return start_commands(layout, draft, started)
+
+
 def master_started(
     layout: JobLayout, draft: Draft, event: e.MasterStarted, now: float
 ) -> Iterable[c.Command]:
     if event.epoch <= draft.job.epoch:
         return
+    takes_over = event.epoch > 1 and draft.job.reason is not Reason.CONTINUED
     draft.set_job(
         epoch=event.epoch,
         master_pid=event.pid,
@@ -51,7 +96,7 @@ def master_started(
         master_url=event.url or draft.job.master_url,
         rules=max(event.rules, draft.job.rules),
     )
-    if event.epoch > 1 and not draft.job.phase.ended:
+    if takes_over and not draft.job.phase.ended:
         incident = Incident(
             id=f"master-{event.epoch}",
             at=now,

@@ -230,11 +230,10 @@ class VertexHost:
         return "ok", {"pid": os.getpid()}
 
     def shutdown(self, epoch: int, grace_s: float, job_ends: bool = False) -> None:
-        """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards. Meanwhile
-        nobody watches, and that is no sign of a master that hangs."""
+        """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards. Nobody
+        watches it any more, and that is no sign of a master that hangs."""
         self._hear(epoch)
-        with self._fence:
-            self._heard_at += grace_s
+        self._guard = None
         if self._work.acquire(timeout=max(0.0, grace_s)):
             try:
                 if isinstance(self._workload, BaseWorkload):
@@ -381,11 +380,6 @@ class VertexHost:
             self._epoch = epoch
             self._heard_at = self._monotonic()
 
-    @property
-    def silent_s(self) -> float:
-        """Since a master was heard; below 0 while one lets this process end."""
-        return self._monotonic() - self._heard_at
-
     def _check_term(self, term: int) -> Failure | None:
         with self._fence:
             if term < self._term:
@@ -412,17 +406,21 @@ class VertexHost:
     def _mind_the_master(self, binding: Binding) -> None:
         """Watch for the absence of a master: end one that hangs, and end this process after `orphan_timeout_s`."""
         timeout_s = binding.orphan_timeout_s
-        guard = self._guard = MasterWatchdog(binding.master_hung_after_s)
-        while True:
+        self._guard = MasterWatchdog(binding.master_hung_after_s)
+        while self._look_for_master(timeout_s):
             time.sleep(min(1.0, timeout_s / 4))
-            silent_s = self.silent_s
-            if silent_s > timeout_s:
-                print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
-                self._exit_process(ORPHANED)
-                return
-            found = guard.look(silent_s)
-            if found is not None:
-                self.report("MasterHung", {"vertex": self.vertex, **found})
+
+    def _look_for_master(self, timeout_s: float) -> bool:
+        """One look. Returns False if this process ends."""
+        silent_s = self._monotonic() - self._heard_at
+        guard = self._guard
+        if silent_s > timeout_s:
+            print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)
+            self._exit_process(ORPHANED)
+            return False
+        if guard is not None and (found := guard.look(silent_s)) is not None:
+            self.report("MasterHung", {"vertex": self.vertex, **found})
+        return True
 
 
 def accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.workloads.vertex import host as host_module
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
+from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from tests.waits import GENEROUS_S
 from tests.workloads.plain_workloads import HERE, Echo, binding, script
 
@@ -402,16 +403,17 @@ def test_shutdown_lets_the_call_in_flight_end_and_survives_a_teardown_that_raise
     assert "cannot be closed" in capsys.readouterr().err
 
 
-def test_a_master_that_lets_a_vertex_end_is_not_silent(capsys):
+def test_a_vertex_that_was_told_to_end_does_not_judge_its_master(capsys):
     """Nobody watches a vertex that ends. Its guard ended the master for that, where the end took its time."""
-    now = [100.0]
+    now, killed = [100.0], []
     made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0])
     made.bind(5, binding("Untidy"))
-    made.shutdown(5, 30.0)
-    now[0] += 30.0
-    assert made.silent_s <= 0.0
-    now[0] += 5.0
-    assert made.silent_s == 5.0
+    made._guard = MasterWatchdog(4.0, host="here", kill=killed.append, is_master=lambda pid: True)
+    made.watch(5, 0, 0.0, (41, "here"))
+    made.shutdown(5, 0.0)
+    now[0] += 100.0
+    made._look_for_master(120.0)
+    assert killed == []
 
 
 @pytest.mark.parametrize("job_ends", [False, True])

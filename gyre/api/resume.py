@@ -1,0 +1,151 @@
+"""An ended job goes on: with its journal, its ledger, its data position and its last checkpoint.
+
+It keeps its id and its name; its processes are new, on this or another cluster. How long it runs and where may change,
+what it is may not (`gyre.config.changes`).
+
+Invariants:
+- *nothing is begun anew*: prompts that were drawn stay drawn, those that were trained stay trained, and samples that
+  were in flight go on from the ledger;
+- *the journal tells it*: the going on is an event, with what changed, so that the history still folds;
+- *all or nothing*: a job that cannot go on ends again, and its name is free.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gyre.api.handle import JobHandle
+from gyre.api.home import Home, home
+from gyre.api.job_replay import coordinator_of
+from gyre.api.orphaned_jobs import end_lost_job, is_lost
+from gyre.api.ray_session import NAMESPACE, connect
+from gyre.api.submit import Rest, checked, end_processes, start_master, take_back
+from gyre.api.terminal.signals import signals_held
+from gyre.config import JobSpec, parse_job
+from gyre.config.changes import Changes, changes_between, check_changes
+from gyre.errors import Conflict, NotFound
+from gyre.failover import FailoverCoordinator, state_from
+from gyre.failover.events import JobContinued
+from gyre.graph import can_come_later, compile_job, fit_to_cluster
+from gyre.master.job_context import Issued, entry_of
+from gyre.store import JobRow, Store, open_store
+
+
+def resume_job(
+    job: str,
+    spec: Mapping[str, Any] | None = None,
+    *,
+    store_url: str | None = None,
+    ray_address: str | None = None,
+    start_local: bool = True,
+    home_path: str | Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    tls_cert: str | Path = "",
+    tls_key: str | Path = "",
+    plain_http: bool = False,
+) -> JobHandle:
+    """Have an ended job (an id, or the newest of a name) go on, and return its handle once its master answers.
+
+    `spec` is the whole configuration that it goes on with, as plain data; None for that which it had. `store_url` is
+    where the job is; None for the store in the home. The cluster and the master's address are as for `submit_job`.
+    Raises NotFound, Conflict (it runs, or its name is taken), ConfigError for a change that cannot be made, GraphError,
+    StoreError and Unreachable.
+    """
+    place = home(home_path)
+    place.check_writable()
+    store_url = store_url or place.database_url()
+    rest = Rest(host, port, token, str(tls_cert), str(tls_key), plain_http)
+    with open_store(store_url) as store:
+        row = _ended(store, job, place)
+        before = row.spec
+        after = parse_job({**(before if spec is None else spec), "name": row.name})
+        resolved, notes = checked(after, ray_address, start_local=start_local)
+        changes = changes_between(
+            compile_job(parse_job(before)).spec.model_dump(mode="json"), _plain(resolved)
+        )
+        check_changes(changes)
+        rest.check(here=store_url.startswith("sqlite"))
+        address = connect(ray_address, start_local=start_local, place=place)
+        from gyre.master.ray_cluster import living_nodes
+
+        plan = fit_to_cluster(compile_job(resolved).plan, living_nodes(), can_come_later(resolved))
+        store.update_job(  # from here on the name is taken
+            row.job_id,
+            phase="starting",
+            reason="continued",
+            message="",
+            spec=_plain(resolved),
+            ended_at=None,
+            ray_address=address,
+            namespace=NAMESPACE,
+            url=None,
+        )
+        try:
+            end_processes(row.job_id)  # a master that has ended its job lingers, to tell the end
+            write_continuation(store, row.job_id, coordinator_of(resolved), resolved, changes)
+            start_master(resolved, row.job_id, store_url, place.job_directory(row.job_id), rest)
+        except BaseException as error:
+            with signals_held():
+                take_back(store, row.job_id, error)
+            raise
+    return JobHandle(row.job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
+
+
+def _ended(store: Store, job: str, place: Home) -> JobRow:
+    """The row of the job, which has ended; one whose cluster is gone is ended first. Raises Conflict for one that runs,
+    NotFound for one whose folder is not here."""
+    row = store.job(job)
+    if row.live:
+        if not is_lost(store, row):
+            raise Conflict(
+                f"Job {row.name} runs ({row.phase}); only one that has ended can go on.",
+                hint=f"gyre stop {row.name}, or gyre stop --lost {row.name} if its cluster is gone for good.",
+            )
+        end_lost_job(store, row)
+        row = store.job(row.job_id)
+    if not state_from(store.journal(row.job_id).snapshot()).job.job_id:
+        raise Conflict(f"Job {row.name} never began: nothing is there to go on from.", hint="Run it again.")
+    checkpoints = place.job_directory(row.job_id) / "checkpoints"
+    state = state_from(store.journal(row.job_id).snapshot()).job
+    if state.checkpoint_path and not Path(state.checkpoint_path).is_dir() and not checkpoints.is_dir():
+        raise NotFound(
+            f"The checkpoint of job {row.name}, {state.checkpoint_path}, is not on this machine.",
+            hint="Go on where its home is, or bring its folder here.",
+        )
+    return row
+
+
+def write_continuation(
+    store: Store, job_id: str, coordinator: FailoverCoordinator, spec: JobSpec, changes: Changes
+) -> None:
+    """Write that the job goes on. Its next master finds the starts among the commands that are to be done."""
+    now = time.time()
+    journal = store.journal(job_id)
+    epoch = journal.take_over(now=now, pid=os.getpid())
+    roles = {name: role.total for name, role in spec.roles.items()}
+    event = JobContinued(roles, changes)
+    decision = coordinator.decide(state_from(journal.snapshot()), event, now)
+    name = f"continued-{uuid.uuid4().hex[:12]}"
+    issued = [Issued(f"{name}/{number}", command) for number, command in enumerate(decision.commands)]
+    entry = entry_of(
+        decision,
+        event,
+        seq=journal.last_seq() + 1,
+        event_id=name,
+        at=now,
+        actor="user",
+        issued=issued,
+        done=[row.id for row in journal.pending_commands()],  # the end is not to be carried out again
+    )
+    journal.append(epoch, [entry])
+
+
+def _plain(spec: JobSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json")
