@@ -20,15 +20,16 @@ from gyre.api.cli.output import remark, write_json
     default="",
     help="Type of the weights to write; by default that of the checkpoint.",
 )
+@click.option("--trust", is_flag=True, help="Read a checkpoint in Megatron's own format, which is unpickled.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written, as one object.")
-def export(checkpoint: Path, out: Path, dtype: str, as_json: bool) -> None:
+def export(checkpoint: Path, out: Path, dtype: str, trust: bool, as_json: bool) -> None:
     """Write the Megatron actor's CHECKPOINT as the folder OUT, in Hugging Face's layout.
 
     CHECKPOINT is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
     """
     from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
 
-    told: dict[str, Any] = export_checkpoint(checkpoint, out, dtype=dtype)
+    told: dict[str, Any] = export_checkpoint(checkpoint, out, dtype=dtype, trust=trust)
     if as_json:
         write_json(told)
     else:

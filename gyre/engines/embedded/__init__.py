@@ -16,3 +16,6 @@ For small models, CPUs, tests and examples: whatever speaks to SGLang can speak 
 
 Importing this package imports nothing of weight.
 """
+
+KEY_VARIABLE = "GYRE_ENGINE_API_KEY"
+"""The variable in which an engine finds its API key: unlike its arguments, other users cannot read it."""

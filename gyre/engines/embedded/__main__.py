@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from gyre.engines.embedded import KEY_VARIABLE
 from gyre.errors import ConfigError
 
 _SHUTDOWN_S = 1.0
@@ -52,7 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stream-interval", type=positive, default=1, help="tokens in a stream's chunk")
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--seed", type=int, default=0, help="for requests without a sampling_seed")
-    parser.add_argument("--api-key", help="asked for as Authorization: Bearer KEY")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.pop(KEY_VARIABLE, None),  # its children have no use for it
+        help=f"asked for as Authorization: Bearer KEY; better in {KEY_VARIABLE}, which other users cannot read",
+    )
     parser.add_argument(
         "--enable-deterministic-inference",
         action="store_true",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import ssl
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 
 from gyre.config.plugins import ENGINE
 from gyre.engines.compile_caches import cache_variables
+from gyre.engines.embedded import KEY_VARIABLE
 from gyre.engines.process import EngineCommand
 from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
 from gyre.errors import ConfigError, Unauthorized, Unreachable
@@ -45,9 +47,9 @@ def engine_commands(
     extra: Sequence[str] = (),
 ) -> Callable[[Path, str], EngineCommand]:
     """A function of model folder and weight version that returns the command of `sglang`, of the `embedded` engine or
-    of the user's own. `model` is the folder with the tokenizer and configuration that published folders lack; `extra`
-    may refer to it as `{model}`. What the job wishes is read at each start. Raises ConfigError if the user's engine
-    cannot be loaded."""
+    of the user's own; the first two ask for a key that each start makes anew. `model` is the folder with the tokenizer
+    and configuration that published folders lack; `extra` may refer to it as `{model}`. What the job wishes is read at
+    each start. Raises ConfigError if the user's engine cannot be loaded."""
     given = [part.replace("{model}", str(model or "")) for part in extra]
     own = None if engine in ENGINE.built_in else ENGINE.load(engine)
 
@@ -82,7 +84,8 @@ def engine_commands(
             *("--max-total-tokens", str(kv_tokens or UNKNOWN_KV_TOKENS)),
             *("--stream-interval", str(STREAM_INTERVAL)),
         ]
-        return EngineCommand((*argv, *given))
+        key = secrets.token_hex(16)
+        return EngineCommand((*argv, *given), {KEY_VARIABLE: key}, key)
 
     return command
 

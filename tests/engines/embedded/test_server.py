@@ -16,6 +16,8 @@ from aiohttp import web
 
 from gyre.engines.embedded.__main__ import main
 from gyre.engines.embedded.http_server import EngineServer, EngineSettings
+from gyre.engines.process import EngineProcess
+from gyre.rollouts.agent.join import engine_commands
 from tests.engines.embedded.tiny import Model, ask, run, write_checkpoint
 from tests.waits import GENEROUS_S
 
@@ -378,3 +380,19 @@ def test_a_model_that_cannot_be_served_is_said_on_stderr(tmp_path, capsys, monke
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert main(["--model-path", str(tmp_path), "--port", "0"]) == 2
     assert "The engine cannot start" in capsys.readouterr().err
+
+
+async def test_an_engine_that_an_agent_starts_asks_for_a_key_that_others_cannot_read(
+    folders: list[Path],
+) -> None:
+    commands = engine_commands("embedded", max_running=2, kv_tokens=256)
+    command = commands(folders[0], "1")
+    assert command.api_key not in (None, commands(folders[0], "1").api_key), "each start has its own"
+    assert command.api_key not in " ".join(command.argv)
+    async with EngineProcess(command, ready_within_s=GENEROUS_S, stop_within_s=5.0) as engine:
+        async with engine.client() as client:
+            await client.info()
+        async with aiohttp.ClientSession() as session:
+            for method, path in (("GET", "/model_info"), ("POST", "/generate"), ("POST", "/abort_request")):
+                async with session.request(method, engine.url + path, json={}) as response:
+                    assert response.status == 401, path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,37 @@ def test_what_is_no_policy_s_whole_checkpoint_is_refused(
     (told,) = pool.run(checkpoint_work.exported, 1, [str(tmp_path), str(tmp_path / "out")])
     assert "no whole checkpoint" in told[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "critic"]
+
+
+class Bait:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, bitten: Path) -> None:
+        self.bitten = bitten
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.bitten,)
+
+
+def test_a_pickle_is_not_read_unless_its_writer_is_trusted(
+    pool: RankPool, trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Megatron's own format holds a pickle, and a stranger's checkpoint says itself that it is in it."""
+    checkpoint, _, _ = trained
+    book = json.loads((checkpoint / "actor.json").read_text())
+    theirs, bitten = tmp_path / "theirs", tmp_path / "bitten"
+    (theirs / "state").mkdir(parents=True)
+    (theirs / "actor.json").write_text(json.dumps({**book, "format": 1}))
+    (theirs / "state" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (theirs / "state" / ".metadata").write_bytes(pickle.dumps(Bait(bitten)))
+    torch.save({}, theirs / "state" / "common.pt")
+    arguments = [str(theirs), str(tmp_path / "out")]
+    (told,) = pool.run(checkpoint_work.exported, 1, arguments)
+    assert (told[0], "give --trust" in told[2]) == (2, True), told
+    assert not bitten.exists()
+    with contextlib.suppress(AssertionError):  # it is no checkpoint, whatever else it is
+        pool.run(checkpoint_work.exported, 1, [*arguments, "--trust"])
+    assert bitten.exists(), "the bait is none, and the test proves nothing"
 
 
 def test_a_critic_s_checkpoint_says_that_it_has_no_policy(pool: RankPool, tmp_path: Path) -> None:

@@ -24,13 +24,15 @@ _TIMEOUT_S = 600.0
 """Deadline of collectives in a group of one member, which waits for nobody."""
 
 
-def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, Any]:
+def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bool = False) -> dict[str, Any]:
     """Write `out` from the folder `checkpoint`, which holds `actor.json`: its weights, in `dtype` (`float32`,
     `bfloat16`, or "" for the trained ones'), and of the folder that training began with, if it is still there, the
     tokenizer. Returns `{"step", "tensors", "size_bytes", "dtype"}`.
 
+    Megatron's own format is unpickled, and a pickle runs whatever its writer wants: it is read only with `trust`.
+
     Raises CheckpointMismatch where it is no whole checkpoint of an actor, or its weights are not those that were
-    written, and ConfigError where `out` is there or cannot be written.
+    written, and ConfigError where `out` is there or cannot be written, or `trust` is missing.
     """
     from gyre.workloads.megatron.model.seam import open_seam
 
@@ -38,6 +40,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
     seam = open_seam(device)
     from gyre.models.first_weights import first_weights
     from gyre.models.tensor_names import expected_shapes
+    from gyre.workloads.megatron.checkpoints import megatron_format
     from gyre.workloads.megatron.checkpoints.on_disk import load_weights, read_metadata
     from gyre.workloads.megatron.model.config import architecture_from
     from gyre.workloads.megatron.model.hugging_face import export_weights
@@ -47,6 +50,11 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[s
     if out.exists():
         raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
     metadata = read_metadata(checkpoint)
+    if metadata["format"] == megatron_format.FORMAT and not trust:
+        raise ConfigError(
+            f"{checkpoint} is in Megatron's own format, which is unpickled: it would run what its writer wants.",
+            hint="If you know who wrote it, give --trust.",
+        )
     model = metadata.get("model")
     if model is None:
         raise CheckpointMismatch(
