@@ -175,6 +175,8 @@ class Journal:
             if epoch is None:
                 raise self._unknown()
             connection.execute(update(jobs).where(jobs.c.job_id == self.job_id).values(master_pid=pid))
+            done = tables.outbox.c.done_seq.is_not(None)  # by a Gyre that kept what was done
+            connection.execute(tables.outbox.delete().where(tables.outbox.c.job_id == self.job_id, done))
         return int(epoch)
 
     def append(self, epoch: int, entries: Sequence[Entry]) -> None:
@@ -345,21 +347,15 @@ class Journal:
         if issued:
             connection.execute(insert(outbox), issued)
         done = [
-            {"the_job": self.job_id, "the_id": command_id, "by_seq": entry.seq}
-            for entry in entries
-            for command_id in entry.done
+            {"the_job": self.job_id, "the_id": command_id} for entry in entries for command_id in entry.done
         ]
         if done:
-            # The first result counts: a command that is already done stays as it is. An id that is not in the
-            # outbox is no error: the command is from the state before the journal began.
+            # Nobody looks at a command that is done, and a long job has many. An id that is not in the outbox is no
+            # error: the command was done before, or is from the state before the journal began.
             connection.execute(
-                update(outbox)
-                .where(
-                    outbox.c.job_id == bindparam("the_job"),
-                    outbox.c.command_id == bindparam("the_id"),
-                    outbox.c.done_seq.is_(None),
-                )
-                .values(done_seq=bindparam("by_seq")),
+                outbox.delete().where(
+                    outbox.c.job_id == bindparam("the_job"), outbox.c.command_id == bindparam("the_id")
+                ),
                 done,
             )
 
