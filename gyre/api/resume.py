@@ -28,8 +28,8 @@ from gyre.api.submit import Rest, checked, end_processes, start_master, take_bac
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import Changes, changes_between, check_changes
-from gyre.errors import Conflict, NotFound
-from gyre.failover import FailoverCoordinator, state_from
+from gyre.errors import Conflict, Fenced, NotFound
+from gyre.failover import Reason, state_from
 from gyre.failover.events import JobContinued
 from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.master.job_context import Issued, entry_of
@@ -76,23 +76,16 @@ def resume_job(
         from gyre.master.ray_cluster import living_nodes
 
         plan = fit_to_cluster(compile_job(resolved).plan, living_nodes(), can_come_later(resolved))
-        store.update_job(  # from here on the name is taken
-            row.job_id,
-            phase="starting",
-            reason="continued",
-            message="",
-            spec=_plain(resolved),
-            ended_at=None,
-            ray_address=address,
-            namespace=NAMESPACE,
-            url=None,
-        )
+        epoch = claim(store, row, resolved, address)
         try:
             end_processes(row.job_id)  # a master that has ended its job lingers, to tell the end
-            write_continuation(store, row.job_id, coordinator_of(resolved), resolved, changes)
+            write_continuation(store, row.job_id, epoch, resolved, changes)
             start_master(resolved, row.job_id, store_url, place.job_directory(row.job_id), rest)
+        except Fenced:
+            raise _goes_on(row) from None
         except BaseException as error:
             with signals_held():
+                give_back(store, row)
                 take_back(store, row.job_id, error)
             raise
     return JobHandle(row.job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
@@ -122,16 +115,35 @@ def _ended(store: Store, job: str, place: Home) -> JobRow:
     return row
 
 
-def write_continuation(
-    store: Store, job_id: str, coordinator: FailoverCoordinator, spec: JobSpec, changes: Changes
-) -> None:
-    """Write that the job goes on. Its next master finds the starts among the commands that are to be done."""
+def claim(store: Store, row: JobRow, spec: JobSpec, address: str) -> int:
+    """Take the job and its name, and store what it goes on with. Returns the epoch to write under. Raises Conflict if
+    somebody else has it go on, or its name was given away."""
+    journal = store.journal(row.job_id)
+    epoch = journal.take_over(now=time.time(), pid=os.getpid())
+    if not state_from(journal.snapshot()).job.phase.ended:
+        raise _goes_on(row)
+    store.update_job(
+        row.job_id,
+        epoch=epoch,
+        phase="starting",
+        reason=Reason.CONTINUED.value,
+        message="",
+        spec=_plain(spec),
+        ended_at=None,
+        ray_address=address,
+        namespace=NAMESPACE,
+        url=None,
+    )
+    return epoch
+
+
+def write_continuation(store: Store, job_id: str, epoch: int, spec: JobSpec, changes: Changes) -> None:
+    """Write that the job goes on. Its next master finds the starts among the commands that are to be done. Raises
+    Fenced if somebody else has taken it since."""
     now = time.time()
     journal = store.journal(job_id)
-    epoch = journal.take_over(now=now, pid=os.getpid())
-    roles = {name: role.total for name, role in spec.roles.items()}
-    event = JobContinued(roles, changes)
-    decision = coordinator.decide(state_from(journal.snapshot()), event, now)
+    event = JobContinued({name: role.total for name, role in spec.roles.items()}, changes)
+    decision = coordinator_of(spec).decide(state_from(journal.snapshot()), event, now)
     name = f"continued-{uuid.uuid4().hex[:12]}"
     issued = [Issued(f"{name}/{number}", command) for number, command in enumerate(decision.commands)]
     entry = entry_of(
@@ -145,6 +157,18 @@ def write_continuation(
         done=[row.id for row in journal.pending_commands()],  # the end is not to be carried out again
     )
     journal.append(epoch, [entry])
+
+
+def _goes_on(row: JobRow) -> Conflict:
+    return Conflict(
+        f"Job {row.name} goes on already: somebody else resumed it.", hint=f"gyre show {row.name}"
+    )
+
+
+def give_back(store: Store, row: JobRow) -> None:
+    """Store again what the job ended with, unless it is written that it goes on."""
+    if state_from(store.journal(row.job_id).snapshot()).job.phase.ended:
+        store.update_job(row.job_id, spec=row.spec)
 
 
 def _plain(spec: JobSpec) -> dict[str, Any]:

@@ -93,6 +93,8 @@ assert "ray._private.parameter.RayParams(" in inspect.getsource(ray.init)
 from ray._private.parameter import RayParams
 assert {"no_monitor", "include_log_monitor", "worker_path"} <= inspect.signature(RayParams).parameters.keys()
 assert "self.start_api_server(" in inspect.getsource(Node.start_head_processes)
+import ray._private.services as services
+assert "ConsolePopen(" in inspect.getsource(services.start_ray_process)
 from gyre.api.local_ray.lean_start import knows_ray, ray_worker
 import pathlib
 assert knows_ray()

@@ -123,6 +123,20 @@ def test_an_impatient_ctrl_c(running: Process) -> None:
 
 
 @pytest.mark.slow
+def test_a_sigterm_to_the_whole_group_ends_the_job_in_order(running: Process) -> None:
+    """As `timeout` and Slurm send it. The local Ray went with it, and the job could not end."""
+    reach(running, "running")
+    running.look()
+    assert os.getpgid(running.process.pid) == running.process.pid, "else the test would end itself"
+    os.killpg(running.process.pid, signal.SIGTERM)
+    ends(running, 143)
+    [row] = rows(running)
+    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted"), story(
+        running
+    )
+
+
+@pytest.mark.slow
 def test_a_killed_driver_takes_everything_along_and_its_name_comes_free_for_one_that_sigterm_ends_in_order(
     running: Process, tmp_path: Path
 ) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gyre.api.job_replay import coordinator_of
-from gyre.api.resume import write_continuation
+from gyre.api.orphaned_jobs import end_lost_job
+from gyre.api.resume import claim, give_back, write_continuation
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import changes_between
+from gyre.errors import Conflict, Fenced
 from gyre.failover import JobPhase
 from gyre.graph import compile_job
 from tests.master.lives import JOB_ID, Job
@@ -21,10 +22,9 @@ def go_on(job: Job, change: Callable[[JobSpec], None]) -> None:
     spec = before.model_copy(deep=True)
     change(spec)
     spec = compile_job(spec).spec
-    plain = spec.model_dump(mode="json")
-    job.store.update_job(JOB_ID, spec=plain, ended_at=None, phase="starting", url=None)
-    changes = changes_between(before.model_dump(mode="json"), plain)
-    write_continuation(job.store, JOB_ID, coordinator_of(spec), spec, changes)
+    changes = changes_between(before.model_dump(mode="json"), spec.model_dump(mode="json"))
+    epoch = claim(job.store, job.store.job(JOB_ID), spec, "127.0.0.1:1")
+    write_continuation(job.store, JOB_ID, epoch, spec, changes)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -68,3 +68,36 @@ def test_a_job_may_go_on_more_than_once(make_job: Callable[..., Job]) -> None:
         assert len(job.world.steps) == steps
         job.check()
     assert job.kinds.count("JobContinued") == 2
+
+
+def test_of_two_who_have_it_go_on_one_is_refused(make_job: Callable[..., Job]) -> None:
+    """The second one cancelled the starts of the first."""
+    job = make_job(steps=2)
+    job.run()
+    spec = compile_job(parse_job(job.store.job(JOB_ID).spec)).spec
+    row = job.store.job(JOB_ID)
+    first = claim(job.store, row, spec, "")
+    second = claim(job.store, row, spec, "")  # at the same moment
+    with pytest.raises(Fenced):
+        write_continuation(job.store, JOB_ID, first, spec, {})
+    write_continuation(job.store, JOB_ID, second, spec, {})
+    pending = job.journal.pending_commands()
+    assert pending
+    with pytest.raises(Conflict, match="goes on already"):
+        claim(job.store, row, spec, "")
+    assert job.journal.pending_commands() == pending
+
+
+def test_who_could_not_go_on_is_as_it_was(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=2)
+    job.run()
+    row = job.store.job(JOB_ID)
+    spec = compile_job(parse_job(row.spec)).spec.model_copy(deep=True)
+    spec.failover.vertex.max = 1
+    claim(job.store, row, spec, "")
+    assert job.store.job(JOB_ID).live
+    give_back(job.store, row)
+    end_lost_job(job.store, job.store.job(JOB_ID))
+    after = job.store.job(JOB_ID)
+    assert (after.spec, after.phase, after.live) == (row.spec, row.phase, False)
+    job.check()

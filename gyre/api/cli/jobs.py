@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gyre.api.handle import JobHandle
+    from gyre.api.reader import JobReader
     from gyre.config import JobSpec
 
 
@@ -147,7 +148,7 @@ def resume(
     job, file = (*words, None, None)[:2]
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
-        if found.live and file is None and not overrides:
+        if found.live and file is None and not overrides and not _is_lost(session, reader, found.job_id):
             seq = reader.command(found.job_id, "resume", {})
             if as_json:
                 write_json({"job_id": found.job_id, "seq": seq})
@@ -208,6 +209,13 @@ def submit(
         write_json({"job_id": handle.job_id})
     else:
         click.echo(handle.job_id)
+
+
+def _is_lost(session: Session, reader: JobReader, job_id: str) -> bool:
+    """Whether the job's cluster is gone, as far as can be seen from here."""
+    from gyre.api.orphaned_jobs import is_lost
+
+    return session.url is None and is_lost(reader.store, reader.store.job(job_id))
 
 
 def _load(*more: str) -> None:

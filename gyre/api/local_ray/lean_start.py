@@ -1,4 +1,9 @@
-"""Starting Ray with what a job needs of it: no dashboard, no monitors, and workers by way of the fork server.
+"""Starting Ray with what a job needs of it: no dashboard, no monitors, in a session of its own, and workers by way of
+the fork server.
+
+A signal to the command's whole process group, as `timeout` and Slurm send it, must not end the cluster under the job,
+which then could not end in order. A command that is killed takes its cluster along all the same: the kernel ends Ray's
+processes with the one that started them.
 
 Ray's `init` waits for the dashboard, though it is asked for none, and starts an autoscaler's monitor and a log monitor
 that nobody listens to: a second or two of a core each, while a job's own processes want to start.
@@ -17,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,6 +80,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # a library's remarks on its import are nobody's data
                 stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to the command's group is the command's alone
             )
         os.close(reading)
         os.environ[worker_starter.SERVER] = path
@@ -111,8 +118,10 @@ def lean() -> Iterator[None]:
         yield
         return
     import ray._private.parameter
+    import ray._private.services
     from ray._private.node import Node
 
+    services: Any = ray._private.services
     parameter: Any = ray._private.parameter
     whole: Any = parameter.RayParams
 
@@ -127,10 +136,13 @@ def lean() -> Iterator[None]:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     node: Any = Node
     dashboard = node.start_api_server
+    popen = services.ConsolePopen
     parameter.RayParams = LeanParams
+    services.ConsolePopen = partial(popen, start_new_session=True)
     node.start_api_server = lambda self, **_: None
     try:
         yield
     finally:
         parameter.RayParams = whole
+        services.ConsolePopen = popen
         node.start_api_server = dashboard
