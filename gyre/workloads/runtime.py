@@ -44,6 +44,7 @@ class TrainerRuntime:
         self._report = report
         self._running = threading.Event()
         self._stopping = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waiting = 0
         self._waiting_lock = threading.Lock()
@@ -83,12 +84,13 @@ class TrainerRuntime:
         self.membership.announce(serial, running, wanted)
 
     def start(self, *, paused: bool) -> None:
-        """Run `fit()` in a thread. Repeated calls do nothing more than the first."""
+        """Run `fit()` in a thread. Repeated calls, also at the same time, do nothing more than the first."""
         self.set_paused(paused)
-        if self._thread is None:
-            thread = threading.Thread(target=self._fit, name="gyre-fit", daemon=True)
-            thread.start()
-            self._thread = thread  # from now on others may join it
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._fit, name="gyre-fit", daemon=True)
+                thread.start()
+                self._thread = thread  # from now on others may join it
 
     def set_paused(self, paused: bool) -> None:
         if paused:

@@ -115,6 +115,28 @@ def test_a_second_start_of_the_same_trainer_does_nothing(make_job):
     assert len(job.reports_of("TrainerFinished")) == 1
 
 
+def test_two_starts_at_the_same_time_are_one(make_job, monkeypatch):
+    job = make_job(script_spec("Sum"))
+    fits, start = [], threading.Thread.start
+
+    def start_again_meanwhile(thread):
+        if thread.name == "gyre-fit":
+            fits.append(thread)
+            if len(fits) == 1:
+                host = job.vertex("trainer-0").host
+                again = threading.Thread(
+                    target=host.start_fit, args=(1, 9, job.running, {"worker": 2}, False)
+                )
+                start(again)
+                again.join(0.3)  # it ends at once where nothing holds it
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_again_meanwhile)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert len(fits) == 1
+
+
 def test_a_store_that_cannot_be_opened_is_not_the_users_fault(make_job, monkeypatch):
     def refuse(url):
         raise StoreError(f"{url} is locked.")

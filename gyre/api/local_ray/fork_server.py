@@ -197,8 +197,7 @@ def _become(
     """Be the worker that was asked for, until it ends."""
     status = 1
     try:
-        with contextlib.suppress(OSError):  # in another session
-            os.setpgid(0, os.getpgid(request.starter))
+        os.setpgid(0, 0)  # Ray kills the process group of a worker that is gone
         for limit in _LIMITS:
             with contextlib.suppress(OSError, ValueError):  # a limit that may not be raised stays
                 resource.setrlimit(limit, resource.prlimit(request.starter, limit))
