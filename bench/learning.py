@@ -1,6 +1,6 @@
 """Whether it learns: jobs as a user submits them, from a warm start to what they come to, by their journals.
 
-    python bench/learning.py --out FILE [--on cpu|gpu] [--case NAME ...] [--seeds 0 1 2] [--steps N] [--within S]
+    python bench/learning.py --out FILE [--on cpu|gpu] [--gpus N] [--case NAME ...] [--seeds 0 1 2] [--steps N]
 
 The task is addition; exact match is the reward. A supervised warm start leaves a model that forgets to carry: the table
 says what share of the held-out problems it has right before and after. From there each case trains by GRPO, with
@@ -51,6 +51,9 @@ RATE, STALE_RATE = 1e-3, 4e-4
 TRITON = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
 """Kernels that need no compiler on the machine."""
 
+HALF = ["--mem-fraction-static", "0.3"]
+"""The engine's memory where the trainer is on the same GPU."""
+
 STALENESS = {
     "synchronous": 0,
     "one step stale": 1,
@@ -73,8 +76,9 @@ BACK_S = 400.0
 """For what was killed to be back: on a GPU an engine starts in some 100 s."""
 
 
-def builder(on: str, case: str, *, seed: int, steps: int, digits: int) -> RLJobBuilder:
-    """The job of a case: GRPO on sums of numbers of so many digits."""
+def builder(on: str, case: str, *, seed: int, steps: int, digits: int, gpus: int = 2) -> RLJobBuilder:
+    """The job of a case: GRPO on sums of numbers of so many digits. On one GPU the actor and the engine have half of it
+    each."""
     made = (
         RLJobBuilder()
         .node_num(1)
@@ -113,11 +117,11 @@ def builder(on: str, case: str, *, seed: int, steps: int, digits: int) -> RLJobB
     if on == "gpu":
         made = (
             made.device_type("GPU")
-            .device_per_node(2)
+            .device_per_node(gpus)
             .backend("megatron")
             .rollouts(
                 engine="sglang",
-                engine_args=TRITON,
+                engine_args=TRITON + (HALF if gpus == 1 else []),
                 context_length=64,
                 ready_timeout_s=BACK_S,
             )
@@ -126,8 +130,9 @@ def builder(on: str, case: str, *, seed: int, steps: int, digits: int) -> RLJobB
     else:
         made = made.device_type("CPU").device_per_node(8)
         ranks, instances = 2, 2
-    made = made.actor().total(ranks).setup_timeout(BACK_S).end()
-    made = made.rollout().total(instances).stall_timeout(BACK_S).end()
+    share = 0.5 if on == "gpu" and gpus == 1 else 1.0
+    made = made.actor().total(ranks).resources(accelerator=share).setup_timeout(BACK_S).end()
+    made = made.rollout().total(instances).resources(accelerator=share).stall_timeout(BACK_S).end()
     return made.reward().total(1).resources(accelerator=0).end()
 
 
@@ -165,11 +170,14 @@ class Deaths:
         return self.told
 
 
-def run(on: str, case: str, seed: int, home: Path, *, steps: int, digits: int, within_s: float) -> Row:
+def run(
+    on: str, case: str, seed: int, home: Path, *, steps: int, digits: int, within_s: float, gpus: int = 2
+) -> Row:
     """Run one job to its end. Raises GyreError if it fails, TimeoutError if it does not end."""
     name = f"{case.replace(' ', '-')}-{seed}"
     began = time.monotonic()
-    handle = builder(on, case, seed=seed, steps=steps, digits=digits).build().submit(name, home_path=home)
+    made = builder(on, case, seed=seed, steps=steps, digits=digits, gpus=gpus).build()
+    handle = made.submit(name, home_path=home)
     try:
         deaths = Deaths(handle, steps) if case == "killed" else None
         view = handle.wait(within_s)
@@ -231,6 +239,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--on", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=2)
     parser.add_argument("--case", nargs="+", choices=STALENESS, default=list(STALENESS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -259,6 +268,7 @@ def main() -> int:
                         steps=given.steps,
                         digits=given.digits,
                         within_s=given.within,
+                        gpus=given.gpus,
                     )
                 except (GyreError, TimeoutError) as error:
                     print(f"{case}, seed {seed}: {error}", file=sys.stderr, flush=True)
