@@ -122,7 +122,7 @@ def builder(on: str, case: str, *, seed: int, steps: int, digits: int, gpus: int
             .rollouts(
                 engine="sglang",
                 engine_args=TRITON + (HALF if gpus == 1 else []),
-                context_length=64,
+                context_length=32,
                 ready_timeout_s=BACK_S,
             )
         )
