@@ -498,3 +498,26 @@ def a_loss_that_raises_late(rank: int, ranks: int, port: int, config: dict[str, 
             told = f"{type(error).__name__}: {error}"
         actor.policy.backward = backward
         return {"told": told, "again": take_step(actor, [groups])["step"]}
+
+
+def gradient_and_step(rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]) -> Any:
+    """By parameter, as float32: the gradient of one micro-batch, and how the step changed it; and the step's metrics."""
+    with actor_on(rank, ranks, port, config) as actor:
+        policy = actor.policy
+        parameters = dict(policy.module.named_parameters())
+        gradient: dict[str, Any] = {}
+        step = policy.step
+
+        def seen(**given: Any) -> float:
+            gradient.update({name: _on_host(one.main_grad) for name, one in parameters.items()})
+            return float(step(**given))
+
+        policy.step = seen
+        before = {name: _on_host(one) for name, one in parameters.items()}
+        metrics = take_step(actor, [groups])
+        change = {name: _on_host(one) - before[name] for name, one in parameters.items()}
+        return gradient, change, metrics
+
+
+def _on_host(tensor: Any) -> Any:
+    return tensor.detach().float().cpu().numpy().copy()
