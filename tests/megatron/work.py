@@ -501,7 +501,7 @@ def a_loss_that_raises_late(rank: int, ranks: int, port: int, config: dict[str, 
 
 
 def gradient_and_step(rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]) -> Any:
-    """By parameter, as float32: the gradient of one micro-batch, and how the step changed it; and the step's metrics."""
+    """By parameter, as float32: the gradient of one micro-batch, and how the step changed it; and its metrics."""
     with actor_on(rank, ranks, port, config) as actor:
         policy = actor.policy
         parameters = dict(policy.module.named_parameters())
