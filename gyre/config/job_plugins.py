@@ -19,6 +19,7 @@ def plugins_of(spec: JobSpec) -> list[tuple[PluginKind, str]]:
         (ADVANTAGE, loss.get("adv_estimator")),
         (TASK, task.get("name")),
         (ENGINE, spec.rollouts.engine),
+        *((ENGINE, role.pool.engine) for role in spec.roles.values() if role.pool is not None),
         (CODEC, spec.weights.codec),
     )
     return [(kind, name) for kind, name in named if isinstance(name, str) and name not in kind.built_in]

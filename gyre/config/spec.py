@@ -123,6 +123,26 @@ class Elastic(Model):
     """Share of the machine's cores in use from which on no instance that computes on them is added; above 1 never."""
 
 
+class PoolSpec(Model):
+    """A pool of rollout instances: what one costs, and what its engine has otherwise than `rollouts` says."""
+
+    price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    """Price of one instance, in a currency of your own. Of elastic pools the one whose tokens cost least grows first,
+    and the one whose tokens cost most shrinks first."""
+    engine: EngineName | None = None
+    engine_args: list[str] | None = None
+    engine_python: str | None = None
+    max_running: PositiveInt | None = None
+    kv_tokens: PositiveInt | None = None
+    context_length: PositiveInt | None = None
+    ready_timeout_s: Seconds | None = None
+
+    def over(self, rollouts: RolloutsSpec) -> RolloutsSpec:
+        """The job's section with what this pool has otherwise."""
+        own = self.model_dump(exclude={"price_per_hour"}, exclude_none=True)
+        return rollouts.model_copy(update=own)
+
+
 class RoleSpec(Model):
     """A kind of worker."""
 
@@ -134,6 +154,8 @@ class RoleSpec(Model):
     env: dict[str, str] = Field(default_factory=dict)
     resources: Resources = Field(default_factory=Resources)
     elastic: Elastic | None = None
+    pool: PoolSpec | None = None
+    """Given, the role is a pool of instances of the rollout plane, beside the role `rollout`."""
     gang: bool = False
     """Whether the ranks are peers of a collective, which start together and restart together."""
     stall_timeout_s: Seconds = 120.0

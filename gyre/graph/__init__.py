@@ -20,7 +20,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import RECIPES, Recipe, recipe_named
 from gyre.graph.render import as_dict, as_dot, as_mermaid, as_tables
-from gyre.graph.rollout_roles import elastic_of, is_instance, local_roles
+from gyre.graph.rollout_roles import is_instance, local_roles, pool_role, pools_of, rollouts_of
 from gyre.graph.scaling import can_come_later, sub_graph_id, with_numbers, with_vertices, without_vertices
 
 __all__ = [
@@ -47,13 +47,15 @@ __all__ = [
     "as_tables",
     "can_come_later",
     "compile_job",
-    "elastic_of",
     "fit_to_cluster",
     "fit_what_has_room",
     "is_instance",
     "local_roles",
     "plan_placement",
+    "pool_role",
+    "pools_of",
     "recipe_named",
+    "rollouts_of",
     "sub_graph_id",
     "with_numbers",
     "with_vertices",

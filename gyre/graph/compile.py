@@ -32,6 +32,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import DEFAULT_CLASSES, ROLLOUT_INSTANCE, recipe_named
+from gyre.graph.rollout_roles import ROLLOUT
 from gyre.graph.validate import (
     check_affinity,
     check_dcg,
@@ -83,6 +84,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         for name, role in resolved.roles.items():
             if role.entrypoint is None and name in recipe.defaults:
                 role.entrypoint = default_with(resolved, name, recipe.defaults[name])
+        _fill_pools(resolved)
         _add_rollout_manager(resolved, recipe.defaults.get(ROLLOUT_MANAGER, DEFAULT_CLASSES[ROLLOUT_MANAGER]))
         _add_local_rollouts(resolved)
         given = resolved.config.get("loss", {})
@@ -108,16 +110,36 @@ def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:
         raise GraphError(
             f"rollouts.{missing}: is missing, and {given} is given.", hint="Give both, or neither."
         )
-    rollout = spec.roles.get("rollout")
+    rollout = spec.roles.get(ROLLOUT)
     if rollout is not None and rollout.entrypoint == ROLLOUT_INSTANCE and ROLLOUT_MANAGER not in spec.roles:
         spec.roles[ROLLOUT_MANAGER] = RoleSpec(
             entrypoint=entrypoint.model_copy(), resources=Resources(accelerator=0.0)
         )
 
 
+def _fill_pools(spec: JobSpec) -> None:
+    """Give pools of instances their class. The trainer's calls go to the role `rollout`, so it must be of the plane."""
+    rollout = spec.roles.get(ROLLOUT)
+    for name, role in spec.roles.items():
+        if role.pool is None:
+            continue
+        if rollout is None or rollout.entrypoint != ROLLOUT_INSTANCE:
+            raise GraphError(
+                f"roles.{name}.pool: is given, but the job's rollouts are not instances of the rollout plane.",
+                hint=f"Leave out {name}, or the class of the role {ROLLOUT}.",
+            )
+        if role.entrypoint is None:
+            role.entrypoint = ROLLOUT_INSTANCE.model_copy()
+        if role.entrypoint != ROLLOUT_INSTANCE:
+            raise GraphError(
+                f"roles.{name}.entrypoint: {role.entrypoint} given, but a pool consists of rollout instances.",
+                hint="Leave out the class, or pool.",
+            )
+
+
 def _add_local_rollouts(spec: JobSpec) -> None:
     """Add the role of the instances on the actor's devices, collocated with the actor; nobody has to write it down."""
-    rollout, actor = spec.roles.get("rollout"), spec.roles.get("actor")
+    rollout, actor = spec.roles.get(ROLLOUT), spec.roles.get("actor")
     count = spec.rollouts.local
     if not count or LOCAL_ROLLOUT in spec.roles:
         return
@@ -127,7 +149,7 @@ def _add_local_rollouts(spec: JobSpec) -> None:
             hint="Leave rollouts.local out, or the rollout role's class.",
         )
     spec.roles[LOCAL_ROLLOUT] = rollout.model_copy(
-        update={"total": count, "per_node": None, "elastic": None}, deep=True
+        update={"total": count, "per_node": None, "elastic": None, "pool": None}, deep=True
     )
     spec.affinity.collocate.append(["actor", LOCAL_ROLLOUT])
 

@@ -1,20 +1,40 @@
-"""Roles of the rollout plane: which of them scale, and which stand on the trainer's devices."""
+"""Roles of the rollout plane: pools of instances, what their engines are, and which stand on the trainer's devices."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gyre.config import LOCAL_ROLLOUT, JobSpec
+from gyre.config import LOCAL_ROLLOUT, JobSpec, PoolSpec, RolloutsSpec
 from gyre.graph.recipes import ROLLOUT_INSTANCE
 from gyre.graph.validate import collocated
 
 ROLLOUT = "rollout"
 
 
-def elastic_of(spec: JobSpec) -> dict[str, Any] | None:
-    """Returns the rollout role's `elastic` section as data, for the rollout manager; None if it has none."""
-    role = spec.roles.get(ROLLOUT)
-    return role.elastic.model_dump(mode="json") if role is not None and role.elastic is not None else None
+def pool_role(pool: str) -> str:
+    """The role of a pool of this name."""
+    return f"{ROLLOUT}_{pool}"
+
+
+def pools_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
+    """By role, the instances that stand on machines of their own, for the rollout manager: `elastic` as data, None
+    where it has none, `price_per_hour`, and `engine`."""
+    local = local_roles(spec)
+    return {
+        name: {
+            "elastic": role.elastic.model_dump(mode="json") if role.elastic is not None else None,
+            "price_per_hour": (role.pool or PoolSpec()).price_per_hour,
+            "engine": rollouts_of(spec, name).engine,
+        }
+        for name, role in spec.roles.items()
+        if is_instance(spec, name) and name not in local
+    }
+
+
+def rollouts_of(spec: JobSpec, role: str) -> RolloutsSpec:
+    """The job's `rollouts` section as the instances of this role have it."""
+    found = spec.roles.get(role)
+    return found.pool.over(spec.rollouts) if found is not None and found.pool is not None else spec.rollouts
 
 
 def is_instance(spec: JobSpec, role: str) -> bool:

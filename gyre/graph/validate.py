@@ -259,6 +259,7 @@ def check_every_role_used(spec: JobSpec, dcg: Dcg) -> None:
     used.update(end.partition(".")[0] for edge in dcg.role_edges for end in (edge.source, edge.target))
     if any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators):
         used.update((ROLLOUT_MANAGER, LOCAL_ROLLOUT))
+        used.update(name for name, role in spec.roles.items() if role.pool is not None)
     for name in spec.roles:
         if name not in used and name != TRAINER:
             raise GraphError(

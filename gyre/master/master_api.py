@@ -121,12 +121,27 @@ ENGINES_OF = "rollout_manager"
 def engines_of(view: View) -> list[dict[str, Any]]:
     """What the rollout manager last said of each instance: its state, the limits in force and why, and how weights come
     to it (`gyre.rollouts.manager.status`). Empty where there is no rollout plane, or it has not reported."""
+    found = _plane_health(view).get("instances")
+    if not isinstance(found, list):
+        return []
+    return [one for one in found if isinstance(one, dict) and isinstance(one.get("instance"), str)]
+
+
+def pools_of_view(view: View) -> dict[str, dict[str, Any]]:
+    """What the rollout manager last said of each pool with a price, by role: `instances`, `price_per_hour`, and
+    `rate_tokens_s` and `price_per_million_tokens` while it generates."""
+    found = _plane_health(view).get("pools")
+    return (
+        {role: one for role, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
+    )
+
+
+def _plane_health(view: View) -> dict[str, Any]:
     for vertex in view["vertices"]:
         health = vertex["fields"].get("health") if vertex["role"] == ENGINES_OF else None
-        found = health.get("instances") if isinstance(health, dict) else None
-        if isinstance(found, list):
-            return [one for one in found if isinstance(one, dict) and isinstance(one.get("instance"), str)]
-    return []
+        if isinstance(health, dict):
+            return health
+    return {}
 
 
 def view_of(

@@ -29,9 +29,10 @@ from gyre.graph import (
     SubGraph,
     VertexPlacement,
     compile_job,
-    elastic_of,
     fit_what_has_room,
     local_roles,
+    pools_of,
+    rollouts_of,
     sub_graph_id,
     with_numbers,
     without_vertices,
@@ -429,9 +430,9 @@ class Scheduler:
             master_port=rendezvous[1] if rendezvous else None,
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
             store_url=self._store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
-            rollouts=self._spec.rollouts.model_dump(mode="json"),
+            rollouts=rollouts_of(self._spec, role).model_dump(mode="json"),
             weights=self._spec.weights.model_dump(mode="json"),
-            elastic=elastic_of(self._spec) if role == ROLLOUT_MANAGER else None,
+            pools=pools_of(self._spec) if role == ROLLOUT_MANAGER else {},
             local=role in local_roles(self._spec),
         )
 

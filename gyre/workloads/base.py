@@ -138,8 +138,9 @@ class WorkloadContext:
     """The job's `rollouts` section."""
     weights: dict[str, Any] = field(default_factory=dict)
     """The job's `weights` section."""
-    elastic: dict[str, Any] | None = None
-    """The rollout role's `elastic` section, for the rollout manager only."""
+    pools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """For the rollout manager only: by role of instances its `elastic` section, None where there is none, its
+    `price_per_hour`, and its `engine`."""
     local: bool = False
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
     store_url: str = ""

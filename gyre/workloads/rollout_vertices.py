@@ -34,6 +34,7 @@ from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, r
 from gyre.rollouts.protocol.secrets import new_secret
 from gyre.rollouts.protocol.tls import server_context
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
+from gyre.rollouts.scheduling.pools import Pool
 from gyre.rollouts.trainer.sample_ledger import rollout_ledger
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.owned_dirs import default_root
@@ -169,8 +170,9 @@ class RolloutManagerVertex(BaseWorkload):
                 deterministic=spec.deterministic,
                 rebalance_every_s=spec.rebalance_every_s,
                 weights=WeightsSpec.model_validate(self.context.weights),
-                elastic=_elastic(self.context.elastic),
-                on_cores=spec.engine == "embedded",
+                pools=_elastic_pools(self.context.pools),
+                prices={role: pool["price_per_hour"] for role, pool in self.context.pools.items()},
+                on_cores=all(pool["engine"] == "embedded" for pool in self.context.pools.values()),
             ),
             on_event=self._tell,
             on_fatal=self._loop.fail,
@@ -281,19 +283,23 @@ class RolloutInstance(BaseWorkload):
         self._loop.stop()
 
 
-def _elastic(bounds: dict[str, Any] | None) -> ElasticSettings | None:
-    if bounds is None:
-        return None
-    elastic = Elastic.model_validate(bounds)
-    if not elastic.auto:
-        return None
-    return ElasticSettings(
-        min=elastic.min,
-        max=elastic.max,
-        up_cooldown_s=elastic.up_cooldown_s,
-        down_cooldown_s=elastic.down_cooldown_s,
-        cores_full=elastic.cores_full,
-    )
+def _elastic_pools(pools: dict[str, dict[str, Any]]) -> dict[str, Pool]:
+    """Those whose number the policy advises."""
+    found = {}
+    for role, pool in pools.items():
+        if pool["elastic"] is None:
+            continue
+        elastic = Elastic.model_validate(pool["elastic"])
+        if elastic.auto:
+            bounds = ElasticSettings(
+                min=elastic.min,
+                max=elastic.max,
+                up_cooldown_s=elastic.up_cooldown_s,
+                down_cooldown_s=elastic.down_cooldown_s,
+                cores_full=elastic.cores_full,
+            )
+            found[role] = Pool(bounds, pool["price_per_hour"])
+    return found
 
 
 def _base_model(config: dict[str, Any]) -> Path | None:

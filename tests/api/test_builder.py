@@ -82,6 +82,9 @@ def test_everything_that_a_builder_can_say(tmp_path: Path) -> None:
         .total(2)
         .elastic(1, 4)
         .stall_timeout(60)
+        .rollout(pool="spot", price_per_hour=1.2, engine_args=["--tp", "2"])
+        .resources(labels={"market-type": "spot"})
+        .elastic(0, 8)
         .reward()
         .end()
         .role("verifier", "my.module:Verifier")
@@ -97,6 +100,10 @@ def test_everything_that_a_builder_can_say(tmp_path: Path) -> None:
     assert spec.run.steps == 5
     assert (spec.failover.vertex.max, spec.failover.orphan_timeout_s) == (3, 30)
     assert spec.store.url == "sqlite:///x.db"
+    spot = spec.roles["rollout_spot"]
+    assert spot.pool is not None
+    assert (spot.pool.price_per_hour, spot.pool.engine_args) == (1.2, ["--tp", "2"])
+    assert spec.roles["rollout"].pool is None
     assert str(tmp_path.resolve()) in spec.python_path
     actor = spec.roles["actor"]
     assert (actor.resources.cpu, actor.resources.memory_bytes) == (2, 8 * 2**30)
@@ -191,6 +198,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["roles.rollout.resources.memory: 8192 given, expected bytes", '"8192MiB"'],
     ),
     "elastic": (lambda: builder().rollout("m", "R").elastic(-1, 2), ["roles.rollout.elastic.min: -1"]),
+    "a pool's key": (
+        lambda: builder().rollout(pool="spot", prise_per_hour=1),
+        ["roles.rollout_spot.pool.prise_per_hour: unknown key", "price_per_hour"],
+    ),
+    "a pool's price": (
+        lambda: builder().rollout(pool="spot", price_per_hour=-1),
+        ["roles.rollout_spot.pool.price_per_hour: -1"],
+    ),
+    "a pool's name": (lambda: builder().rollout(pool="Spot!"), ["roles.rollout_Spot!", "pattern"]),
     "stall timeout": (
         lambda: builder().rollout("m", "R").stall_timeout(0),
         ["roles.rollout.stall_timeout_s: 0"],

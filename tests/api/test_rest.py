@@ -91,18 +91,26 @@ def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(
     http: Client, job: StandingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(master_api, "ENGINES_OF", "reward")  # the standing job has no rollout plane
-    assert http.get(f"{JOB}/engines").json() == {"engines": []}
+    assert http.get(f"{JOB}/engines").json() == {"engines": [], "pools": {}}
     limited = {"instance": "rollout-0", "max_running": 512, "limits_why": "its CUDA graphs hold no more"}
     by_disk = {"loads": "disk", "loads_why": "Invalid argument", "transport": "tcp", "codec": "delta"}
-    told = {"instances": [{**limited, **by_disk}, "nonsense"]}
+    spot = {"instances": 3, "price_per_hour": 1.2, "rate_tokens_s": 900.0, "price_per_million_tokens": 0.3704}
+    told = {"instances": [{**limited, **by_disk}, "nonsense"], "pools": {"rollout_spot": spot, "b": 1}}
     job.do(job.world.say, "reward-0", {"health": told})
     view = job.run_until(lambda view: any(vertex["fields"] for vertex in view["vertices"]))
-    (engine,) = http.get(f"{JOB}/engines").json()["engines"]
+    found = http.get(f"{JOB}/engines").json()
+    (engine,) = found["engines"]
+    assert found["pools"] == {"rollout_spot": spot}
     assert engine.items() >= (limited | by_disk).items()
     shown = StringIO()
     with redirect_stdout(shown):
         show_view(view)
-    for words in ("CUDA graphs hold no more", "from the disk: Invalid argument", "by tcp as delta"):
+    for words in (
+        "CUDA graphs hold no more",
+        "from the disk: Invalid argument",
+        "by tcp as delta",
+        "3 connected, 1.2 an hour each, 0.3704 for a million tokens",
+    ):
         assert words in shown.getvalue()
 
 

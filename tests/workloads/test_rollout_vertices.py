@@ -24,7 +24,7 @@ def started(directory: Path, incarnation: int) -> RolloutManagerVertex:
         incarnation=incarnation,
         rollouts=RolloutsSpec().model_dump(),
         weights=WeightsSpec().model_dump(),
-        elastic=None,
+        pools={"rollout": {"elastic": None, "price_per_hour": 0.0, "engine": "embedded"}},
         report=lambda kind, fields: None,
     )
     vertex.context = context

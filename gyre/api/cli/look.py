@@ -151,6 +151,7 @@ def _show_job(view: dict[str, Any]) -> None:
     }
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
     rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
+    rows += _pools(view)
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:
         rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
@@ -190,6 +191,19 @@ def _message_of(vertex: dict[str, Any], now: float) -> str:
     if vertex.get("no_room"):
         return f"waits for room for {duration(now - vertex['no_room_since'])}: {vertex['no_room']}"
     return str(vertex["message"])
+
+
+def _pools(view: dict[str, Any]) -> list[tuple[str, str]]:
+    """A row for each pool with a price."""
+    from gyre.master.master_api import pools_of_view
+
+    rows = []
+    for role, pool in pools_of_view(view).items():
+        told = f"{pool.get('instances', 0)} connected, {number(pool.get('price_per_hour', 0))} an hour each"
+        if (price := pool.get("price_per_million_tokens")) is not None:
+            told += f", {number(price)} for a million tokens"
+        rows.append((f"pool {role}", told))
+    return rows
 
 
 def _show_engines(view: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ from gyre.config import (
     Entrypoint,
     FailoverSpec,
     JobSpec,
+    PoolSpec,
     RoleSpec,
     RolloutsSpec,
     RunSpec,
@@ -49,6 +50,7 @@ from gyre.config.job_plugins import plugins_of
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import CompiledJob
 from gyre.graph.recipes import check_recipe_name
+from gyre.graph.rollout_roles import ROLLOUT, pool_role
 
 if TYPE_CHECKING:
     from gyre.api.handle import JobHandle
@@ -160,8 +162,20 @@ class RLJobBuilder:
     def actor(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
         return self.role("actor", module, cls)
 
-    def rollout(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
-        return self.role("rollout", module, cls)
+    def rollout(
+        self, module: Any = None, cls: str | None = None, *, pool: str | None = None, **fields: Any
+    ) -> RoleBuilder:
+        """The rollout instances; with `pool` further ones, as the role `rollout_POOL`, on machines of another kind or
+        price. `fields` are those of `PoolSpec`: `price_per_hour=1.2`, `engine_args=[…]`, `max_running=64`, …"""
+        if pool is not None and not isinstance(pool, str):
+            raise ConfigError(f"rollout: pool {pool!r} given, expected its name.")
+        name = ROLLOUT if pool is None else pool_role(pool)
+        made = self.role(name, module, cls)
+        if pool is not None or fields:
+            role, own = self._spec.roles[name], PoolSpec()
+            self._set_fields(f"roles.{name}.pool", own, PoolSpec, fields)
+            role.pool = own
+        return made
 
     def reference(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
         return self.role("reference", module, cls)

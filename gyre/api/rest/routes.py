@@ -24,7 +24,7 @@ from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcaster
 from gyre.errors import NotFound, nearest
-from gyre.master.master_api import MasterApi, View, engines_of
+from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
 
 COMMAND_THREADS = 8
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -125,8 +125,9 @@ def list_nodes(view: Found, port: Port) -> Any:
 
 @reads.get("/jobs/{job:gyre_job}/engines", response_model=schemas.EngineList)
 def list_engines(view: Found) -> Any:
-    """Every instance of the rollout plane: its state, the limits in force and why, and how weights come to it."""
-    return {"engines": engines_of(view)}
+    """Every instance of the rollout plane: its state, the limits in force and why, and how weights come to it; and what
+    pools with a price cost."""
+    return {"engines": engines_of(view), "pools": pools_of_view(view)}
 
 
 @reads.get("/jobs/{job:gyre_job}/tokens", response_model=schemas.JoinTokenList)

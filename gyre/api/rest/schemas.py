@@ -148,8 +148,19 @@ class MachineList(BaseModel):
     nodes: list[Machine]
 
 
+class Pool(Out):
+    """A role of instances with a price of its own, in the user's currency: of one instance an hour, and of a million
+    tokens at the rate (`rate_tokens_s`, of one instance) of those that generate; null while none does."""
+
+    instances: int = 0
+    price_per_hour: float = 0.0
+    rate_tokens_s: float | None = None
+    price_per_million_tokens: float | None = None
+
+
 class EngineList(BaseModel):
     engines: list[Engine]
+    pools: dict[str, Pool] = Field(default_factory=dict)
 
 
 class IncidentItem(Out):

@@ -23,7 +23,7 @@ from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, Incident, JobPhase, Reason, Scope, VertexRecord
 from gyre.failover.vertices import wanted
-from gyre.graph import is_instance
+from gyre.graph import is_instance, rollouts_of
 
 STARTED, START_FAILED = "EngineStarted", "EngineStartFailed"
 """What the rollout manager says of an instance's engine, in `RolloutsChanged`."""
@@ -140,14 +140,14 @@ def _record(
 def _end(
     layout: JobLayout, draft: Draft, record: VertexRecord, evidence: dict[str, Any], now: float
 ) -> list[c.Command]:
-    engine, attempts = layout.spec.rollouts.engine, evidence["attempts"]
+    engine, attempts = rollouts_of(layout.spec, record.role).engine, evidence["attempts"]
     error = "\n".join(
         (
             evidence["traceback"] or evidence["error"],
             "",
             f"So said the engine of {record.id} ({engine}) last. {evidence['reason']}",
             f"Tried: {attempts} starts in a row, with pauses. No other rollout instance can do the work.",
-            _advice(layout, evidence["error"]),
+            _advice(rollouts_of(layout.spec, record.role).engine_python, evidence["error"]),
         )
     )
     return end_job(
@@ -161,8 +161,7 @@ def _end(
     )
 
 
-def _advice(layout: JobLayout, said: str) -> str:
-    python = layout.spec.rollouts.engine_python
+def _advice(python: str, said: str) -> str:
     if said.startswith(("ModuleNotFoundError", "ImportError")):
         where = (
             f"for {python} (rollouts.engine_python)" if python else "for the Python of the rollout vertices"

@@ -5,6 +5,7 @@ of them idle. The trainer reports its waiting time, by its own clock.
 
 Invariants:
 - *asked once*: an advised change is not advised again until it came about, or did not for a while;
+- *the next pool*: what a pool has no room for, others are asked for within seconds;
 - *nobody to work for, nothing to learn*: while no trainer is attached nothing is observed.
 
 This module must not know how instances are started, nor read the time: `now` is an argument.
@@ -12,11 +13,12 @@ This module must not know how instances are started, nor read the time: `now` is
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from gyre.rollouts.protocol.frames import Pulse
-from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation
+from gyre.rollouts.scheduling.elasticity import ElasticPolicy, Observation, Scale
+from gyre.rollouts.scheduling.pools import Pool, in_all, share_out
 
 NO_STEP_S = 60.0
 """Length of an observation in which no step ends; if steps take longer, an observation covers two of them."""
@@ -24,13 +26,18 @@ NO_STEP_S = 60.0
 ASK_AGAIN_S = 60.0
 """Time after which an advice without effect (there was no room, or the master was away) may be given again."""
 
+FOLLOW_S = 10.0
+"""Time in which an advice is followed where there is room: after it another pool is asked. The master takes a second, a
+new one some seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The instances that are there now. `placed` counts the role's own, `others` those that joined by themselves, both
-    without draining ones. `serving` of them have a policy, `busy` have samples."""
+    """The instances that are there now. `placed` counts each pool's own, `others` all others, both without draining
+    ones. `serving` of them have a policy, `busy` have samples. `rates` are the tokens/s of one instance of each pool,
+    where it generates."""
 
-    placed: int
+    placed: Mapping[str, int]
     others: int
     serving: int
     busy: int
@@ -38,18 +45,31 @@ class Fleet:
     rate_tokens_s: float
     cores_busy: float | None = None
     """Share of the cores in use since the last look, where the instances compute on those of this machine."""
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
+    role: str
     seen: int
     count: int
     reason: str
     observed: Observation
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    seen: int
+    count: int
+    at: float
+
+
 class Autoscaler:
-    def __init__(self, settings: ElasticSettings) -> None:
+    """`pools` by role, in the order of preference where they cost the same."""
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self._pools = pools
+        settings = in_all(pools)
         self._policy = ElasticPolicy(settings)
         self._shortest_s = settings.up_cooldown_s / settings.evidence
         """Shortest observation, such that a cool-down has room for all that it needs."""
@@ -62,8 +82,11 @@ class Autoscaler:
         self._steps_since: float | None = None
         self._step_at: float | None = None
         self._step_s = 0.0
-        self._asked: tuple[int, int] | None = None
-        self._asked_at = -math.inf
+        self._rates: dict[str, float] = {}
+        """Tokens/s of one instance of each pool, when it last generated."""
+        self._asked: dict[str, _Asked] = {}
+        self._goal: tuple[Scale, Observation] | None = None
+        """What there should be in all, by the last decision."""
 
     def detached(self) -> None:
         """Drop the present observation, because there is no trainer."""
@@ -82,12 +105,12 @@ class Autoscaler:
             self._step_s = now - self._step_at
         self._step_at = now
 
-    def look(self, fleet: Fleet, now: float, *, window_open: bool = False) -> Advice | None:
-        """The policy's advice, if any; called every so often. `window_open` says that the trainer's devices
-        generate."""
+    def look(self, fleet: Fleet, now: float, *, window_open: bool = False) -> list[Advice]:
+        """The policy's advice, one for each pool that is to change; called every so often. `window_open` says that the
+        trainer's devices generate."""
         first, last = self._first, self._last
         if first is None or last is None:
-            return None
+            return []
         passed = now - self._at
         self._at = now
         self._serving_s += fleet.serving * passed
@@ -96,22 +119,54 @@ class Autoscaler:
         if fleet.cores_busy is not None:
             self._cores_s += passed
             self._cores_busy_s += fleet.cores_busy * passed
-        wanted = last.wanted
-        urgent = not wanted and not fleet.others and fleet.queued_tokens > 0
-        outside = not self._policy.settings.min <= wanted <= self._policy.settings.max
-        if not (urgent or outside or self._is_whole(last.at_s - first.at_s)):
-            return None
-        observation = self._observation(fleet, first, last)
+        self._rates.update(fleet.rates)
+        wanted = {role: last.wanted.get(role, 0) for role in self._pools}
+        urgent = not any(wanted.values()) and not fleet.others and fleet.queued_tokens > 0
+        outside = any(
+            not pool.elastic.min <= wanted[role] <= pool.elastic.max for role, pool in self._pools.items()
+        )
+        unanswered = {
+            role: asked
+            for role, asked in self._asked.items()
+            if asked.seen == wanted[role] and now - asked.at < ASK_AGAIN_S
+        }
+        if not (urgent or outside or unanswered or self._is_whole(last.at_s - first.at_s)):
+            return []
+        if unanswered:
+            if any(now - asked.at < FOLLOW_S for asked in unanswered.values()):
+                return []
+            return self._to_others(wanted, unanswered, now)
+        observation = self._observation(fleet, first, last, wanted)
         if not (urgent or outside):
             self._begin(now)
-        if self._asked is not None and self._asked[0] == wanted and now - self._asked_at < ASK_AGAIN_S:
-            return None
         scale = self._policy.decide(observation, now)
+        if scale is None and outside:
+            scale = Scale(sum(wanted.values()), "A pool is outside its bounds.")
         if scale is None:
-            return None
-        if scale.target != wanted:
-            self._asked, self._asked_at = (wanted, scale.target), now
-        return Advice(wanted, scale.target, scale.reason, observation)
+            return []
+        self._goal = scale, observation
+        if scale.target == sum(wanted.values()) and not outside:  # said for the journal alone
+            role = next(iter(self._pools))
+            return [Advice(role, wanted[role], wanted[role], scale.reason, observation)]
+        return self._advices(wanted, (), now)
+
+    def _to_others(self, wanted: dict[str, int], full: Collection[str], now: float) -> list[Advice]:
+        """The pools that were asked to grow did not: there is no room in them. Ask others for what still lacks."""
+        if self._goal is None or sum(wanted.values()) >= self._goal[0].target:
+            return []
+        return self._advices(wanted, full, now)
+
+    def _advices(self, wanted: dict[str, int], full: Collection[str], now: float) -> list[Advice]:
+        assert self._goal is not None
+        scale, observation = self._goal
+        found = share_out(scale.target, wanted, self._pools, self._rates, full)
+        made = [
+            Advice(role, wanted[role], count, scale.reason, observation)
+            for role, count in found.items()
+            if count != wanted[role]
+        ]
+        self._asked.update({one.role: _Asked(one.seen, one.count, now) for one in made})
+        return made
 
     def _begin(self, now: float) -> None:
         self._first, self._at = self._last, now
@@ -123,14 +178,13 @@ class Autoscaler:
             return False
         return self._steps > 0 or observed_s >= max(NO_STEP_S, 2.0 * self._step_s)
 
-    def _observation(self, fleet: Fleet, first: Pulse, last: Pulse) -> Observation:
+    def _observation(self, fleet: Fleet, first: Pulse, last: Pulse, wanted: Mapping[str, int]) -> Observation:
         observed_s = max(last.at_s - first.at_s, 1e-9)
         local = min(1.0, self._local_s / observed_s)
         waited = min(1.0, (last.waited_s - first.waited_s) / observed_s)
-        there = min(fleet.placed, last.wanted)
         return Observation(
-            instances=last.wanted,
-            starting=last.wanted - there,
+            instances=sum(wanted.values()),
+            starting=sum(max(0, count - fleet.placed.get(role, 0)) for role, count in wanted.items()),
             others=fleet.others,
             trainer_wait_share=round(max(0.0, waited - local), 4),
             local_share=round(local, 4),

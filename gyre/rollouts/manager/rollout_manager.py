@@ -23,6 +23,7 @@ import socket
 import ssl
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -44,7 +45,14 @@ from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
-from gyre.rollouts.manager.status import groups_status, instance_status, underway
+from gyre.rollouts.manager.status import (
+    groups_status,
+    instance_status,
+    pools_status,
+    rates_by_role,
+    role_of,
+    underway,
+)
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, unpack
 from gyre.rollouts.protocol.fields import FrameError, refuse
@@ -106,7 +114,7 @@ class RolloutManager:
         self._reports = ReportQueue(
             self.groups, lambda name, error: self.instances.report_refused(name, error)
         )
-        self._autoscaler = Autoscaler(self.settings.elastic) if self.settings.elastic is not None else None
+        self._autoscaler = Autoscaler(self.settings.pools) if self.settings.pools else None
         self._cores = CoreUsage() if self._autoscaler is not None and self.settings.on_cores else None
         self._delivery = Delivery(self.groups.requests)
         self.dispatch = Dispatch(
@@ -423,32 +431,23 @@ class RolloutManager:
         """Ask the elasticity policy, if there is one, how many instances there should be."""
         if self._autoscaler is None:
             return
-        own = f"{self.settings.role}-"
         here = [s for s in self.sessions.values() if not s.draining and not s.hello.local]
         serving = [one for s in here if (one := self.groups.instances.get(s.name)) and one.version >= 0]
-        placed = sum(one.name.startswith(own) and one.name[len(own) :].isdecimal() for one in serving)
+        placed = Counter(role for one in serving if (role := role_of(one.name)) in self.settings.pools)
         placement = self.groups.placement
         fleet = Fleet(
             placed=placed,
-            others=len(serving) - placed,
+            others=len(serving) - placed.total(),
             serving=len(serving),
             busy=sum(bool(one.held) for one in serving),
             queued_tokens=placement.queue.tokens,
             rate_tokens_s=placement.load.rate_tokens_s,
             cores_busy=self._cores_busy(here),
+            rates=rates_by_role(here),
         )
-        advice = self._autoscaler.look(fleet, now, window_open=self.windows.is_open)
-        if advice is not None:
-            self._on_event(
-                "ScaleAdvised",
-                {
-                    "role": self.settings.role,
-                    "seen": advice.seen,
-                    "count": advice.count,
-                    "reason": advice.reason,
-                    "observed": asdict(advice.observed),
-                },
-            )
+        for advice in self._autoscaler.look(fleet, now, window_open=self.windows.is_open):
+            told = {"role": advice.role, "seen": advice.seen, "count": advice.count, "reason": advice.reason}
+            self._on_event("ScaleAdvised", {**told, "observed": asdict(advice.observed)})
 
     def _cores_busy(self, sessions: list[AgentSession]) -> float | None:
         """Share of the cores in use, where all engines compute on those of this machine."""
@@ -498,6 +497,7 @@ class RolloutManager:
             **groups_status(self.groups),
             "refused": self.refused,
             "local_window": self.windows.status(self._now()),
+            "pools": pools_status(self.sessions.values(), self.settings.prices),
             "instances": [
                 instance_status(
                     session,

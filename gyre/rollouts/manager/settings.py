@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gyre.config import WeightsSpec
 from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S
-from gyre.rollouts.scheduling.elasticity import ElasticSettings
+from gyre.rollouts.scheduling.pools import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,11 @@ class ManagerSettings:
     deterministic: bool = False
     """Whether engines are to be deterministic: instances hear of it when they join."""
     weights: WeightsSpec = field(default_factory=WeightsSpec)
-    role: str = "rollout"
-    """Of the instances that Gyre places: they are named by it and their rank."""
-    elastic: ElasticSettings | None = None
-    """How many of them there are to be; None leaves that to people."""
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    """By role, the instances that Gyre places and whose number the elasticity policy advises; they are named by the
+    role and their rank. Other roles' numbers are left to people."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """By role, what an instance that Gyre places costs an hour."""
     on_cores: bool = False
     """Whether engines compute on cores, which those of one machine share, and not on devices of their own."""
     rebalance_every_s: float = 1.0

@@ -5,7 +5,8 @@ This module must not know how any of it came about, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gyre.rollouts.core.admission import NotAdmitted
@@ -13,6 +14,7 @@ from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.sessions import AgentSession
 from gyre.rollouts.protocol.frames import Loaded, Underway
 from gyre.rollouts.scheduling.fleet import Instance
+from gyre.rollouts.scheduling.pools import token_price
 
 
 def groups_status(groups: OpenGroups) -> dict[str, Any]:
@@ -93,6 +95,40 @@ def instance_status(
         "limits_why": session.limits.why if session.limits is not None else "",
         **_ways(session.loaded),
         "silent_s": round(now - session.heard_at, 2),
+    }
+
+
+def role_of(instance: str) -> str:
+    """The role of an instance that Gyre placed, by its name; "" for another name."""
+    role, _, rank = instance.rpartition("-")
+    return role if rank.isdecimal() else ""
+
+
+def rates_by_role(sessions: Iterable[AgentSession]) -> dict[str, float]:
+    """Tokens/s of one instance of each role, of those that generate."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for session in sessions:
+        if session.rate_tokens_s > 0 and (role := role_of(session.name)):
+            found[role].append(session.rate_tokens_s)
+    return {role: sum(rates) / len(rates) for role, rates in found.items()}
+
+
+def pools_status(sessions: Iterable[AgentSession], prices: Mapping[str, float]) -> dict[str, Any]:
+    """By role with a price: how many instances are connected, what one costs an hour, and what a million tokens cost
+    at the rate of those that generate; None while none does."""
+    here = [one for one in sessions if one.connection is not None]
+    rates = rates_by_role(here)
+    return {
+        role: {
+            "instances": sum(role_of(one.name) == role for one in here),
+            "price_per_hour": price,
+            "rate_tokens_s": round(rates[role], 1) if role in rates else None,
+            "price_per_million_tokens": (
+                round(token_price(price, rates[role]), 4) if role in rates else None
+            ),
+        }
+        for role, price in prices.items()
+        if price
     }
 
 

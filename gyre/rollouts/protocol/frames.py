@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 10
+PROTOCOL = 11
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -285,11 +285,12 @@ class Publish(Frame):
 
 class Pulse(Frame):
     """The trainer's waiting time, sent every so often: at `at_s` of its own clock it had waited `waited_s` in all for
-    samples, with nothing else to do. `wanted` is the number of rollout vertices that the master announced."""
+    samples, with nothing else to do. `wanted` is how many vertices each role of instances is to have, as the master
+    announced it."""
 
     at_s: Seconds
     waited_s: Seconds
-    wanted: Annotated[int, Meta(ge=0, le=1 << 20)]
+    wanted: Annotated[dict[Name, Annotated[int, Meta(ge=0, le=1 << 20)]], Meta(max_length=256)]
 
 
 class Underway(Frame):

@@ -324,7 +324,7 @@ class GraphTrainer(BaseTrainer):
             run.plane.observe(
                 run.flow,
                 run.graph.operators,
-                wanted=self.runtime.membership.wanted("rollout"),
+                wanted={role: self.runtime.membership.wanted(role) for role in run.pools},
                 could_train=run.gang_dispatch.could_train,
             )
         run.progress.report(run.waits.times())

@@ -283,11 +283,11 @@ class RolloutRequests:
             self.lending.step_done()
 
     def observe(
-        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, could_train: bool
+        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: Mapping[str, int], could_train: bool
     ) -> None:
         """Called in every turn of the trainer's loop: report starvation, and lend devices that have nothing to do.
-        `wanted` is how many rollout vertices there should be; `could_train` is whether there is something for the gangs
-        to do, or no gang."""
+        `wanted` is how many vertices each role of instances should have; `could_train` is whether there is something
+        for the gangs to do, or no gang."""
         now = time.monotonic()
         pulse = self._starvation.observe(flow, operators, wanted=wanted, now=now)
         if pulse is not None:

@@ -24,10 +24,10 @@ class Starvation:
         self._waited_s = 0.0
 
     def observe(
-        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: int, now: float
+        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: Mapping[str, int], now: float
     ) -> Pulse | None:
-        """Called in every turn of the trainer's loop; `now` is monotonic seconds, `wanted` how many rollout vertices
-        there should be. Returns what is to be sent to the manager, every half second."""
+        """Called in every turn of the trainer's loop; `now` is monotonic seconds, `wanted` how many vertices each role
+        of instances should have. Returns what is to be sent to the manager, every half second."""
         if self._observed_at is not None and self._starves:
             self._waited_s += now - self._observed_at
         self._observed_at = now
@@ -36,4 +36,4 @@ class Starvation:
         if self._sent_at is not None and now - self._sent_at < PULSE_S:
             return None
         self._sent_at = now
-        return Pulse(at_s=now, waited_s=self._waited_s, wanted=wanted)
+        return Pulse(at_s=now, waited_s=self._waited_s, wanted=dict(wanted))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from gyre.config import JobSpec
 from gyre.errors import UserCodeError
-from gyre.graph import local_roles
+from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
@@ -92,6 +92,8 @@ class TrainingRun:
         self.spec: JobSpec = self._runtime.spec
         self.ledger = ledger
         self.graph = JobGraph(self.spec)
+        self.pools = tuple(pools_of(self.spec))
+        """The roles of instances that stand on machines of their own."""
         self.flow = self.graph.flow()
         self.groups = GroupState(ledger, per_step=self.graph.per_step)
         self.arrival = self._arrival_order()

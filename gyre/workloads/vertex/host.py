@@ -195,7 +195,7 @@ class VertexHost:
                     job_id=binding.job_id,
                     rollouts=binding.rollouts,
                     weights=binding.weights,
-                    elastic=binding.elastic,
+                    pools=binding.pools,
                     local=binding.local,
                     store_url=binding.store_url,
                     report=self.report,

@@ -79,7 +79,7 @@ async def test_the_trainer_hears_what_becomes_of_its_samples(plane: Plane) -> No
     trainer = await plane.trainer()
 
     async def underway() -> dict[str, int]:
-        await trainer.wire.send(Pulse(at_s=0.0, waited_s=0.0, wanted=1))
+        await trainer.wire.send(Pulse(at_s=0.0, waited_s=0.0, wanted={"rollout": 1}))
         told = msgspec.structs.asdict(await trainer.wire.expect(Underway))
         return {what: count for what, count in told.items() if count}
 
@@ -94,6 +94,23 @@ async def test_the_trainer_hears_what_becomes_of_its_samples(plane: Plane) -> No
     await agent.work(3)  # two, and one so that no slot waits
     plane.manager.sessions["a"].running = 2  # as it reports every quarter of a second
     assert await underway() == {"generating": 2, "at_engine": 1, "for_place": 1}
+
+
+async def test_pools_with_a_price_are_told_with_what_their_tokens_cost(plane: Plane) -> None:
+    plane.change(prices={"rollout": 0.0, "rollout_spot": 3.6})
+    for name in ("rollout-0", "rollout_spot-0", "rollout_spot-1", "mine"):
+        await plane.agent(name)
+    pools = plane.manager.status()["pools"]
+    assert list(pools) == ["rollout_spot"], "others cost nothing that is known"
+    assert pools["rollout_spot"] == {
+        "instances": 2,
+        "price_per_hour": 3.6,
+        "rate_tokens_s": None,
+        "price_per_million_tokens": None,
+    }
+    plane.manager.sessions["rollout_spot-1"].rate_tokens_s = 1000.0
+    found = plane.manager.status()["pools"]["rollout_spot"]
+    assert (found["rate_tokens_s"], found["price_per_million_tokens"]) == (1000.0, 1.0)
 
 
 async def test_a_short_cut_moves_nothing(plane: Plane) -> None:

@@ -123,7 +123,7 @@ SELDOM: list[Frame] = [
     frames.Publish(version=1, checksum="a", path="/tmp/x"),
     frames.Done(purpose="train", groups=b""),
     frames.Failed(purpose="train", ids=[4], message="no"),
-    frames.Pulse(at_s=12.5, waited_s=3.0, wanted=2),
+    frames.Pulse(at_s=12.5, waited_s=3.0, wanted={"rollout": 2, "rollout_spot": 0}),
     frames.Underway(generating=3, at_engine=1, for_place=2),
     frames.LendDevices(window=3, begun=False, arrived_tokens=9, train_s_per_token=1e-4, last_share=0.25),
     frames.ReclaimDevices(window=3),
@@ -273,7 +273,7 @@ def test_a_frame_that_cannot_be_is_not_made() -> None:
 def test_the_bytes_on_the_wire_are_those_of_the_protocol() -> None:
     """A frame that is encoded otherwise is another protocol."""
     digest = xxhash.xxh3_64(b"".join(encode(frame) for frame in (*SELDOM, progress(), empty_progress(1))))
-    assert (frames.PROTOCOL, digest.hexdigest()) == (10, "0d80254278f5b69a")
+    assert (frames.PROTOCOL, digest.hexdigest()) == (11, "d2e8860b94c9b92c")
 
 
 def test_an_oversized_frame_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:

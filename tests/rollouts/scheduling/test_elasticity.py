@@ -199,4 +199,4 @@ def test_in_a_world_that_stays_the_same_the_number_settles(
     directions = [after > before for before, after in pairwise(targets)]
     turns = sum(before != after for before, after in pairwise(directions))
     assert turns <= 2
-    assert len(targets) <= 8
+    assert len(targets) <= SETTINGS.max, "every number once, at the most"

@@ -189,7 +189,7 @@ def test_the_trainer_starves_while_only_the_rollout_plane_works() -> None:
     starvation = Starvation()
 
     def look(now: float) -> float | None:
-        pulse = starvation.observe(flow, graph.operators, wanted=3, now=now)
+        pulse = starvation.observe(flow, graph.operators, wanted={"rollout": 3}, now=now)
         return None if pulse is None else pulse.waited_s
 
     assert look(10.0) == 0.0, "nothing is known of the time before"
