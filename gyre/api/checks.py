@@ -9,6 +9,7 @@ a note.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
 from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
+from gyre.graph.rollout_roles import check_context
 from gyre.workloads.algorithms.options import with_options
 
 _PREPARED = "gyre.data.prepared:PreparedData"
@@ -106,6 +108,7 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
             PreparedData(spec.config)  # its manifests are read: digest, format, tokenizers
     if settings.megatron.model_path:
         yield from _missing_model("config.megatron.model_path", settings.megatron.model_path)
+        _check_context(spec, Path(settings.megatron.model_path) / "config.json")
     reward = spec.roles.get("reward")
     if reward is not None and reward.entrypoint is not None and reward.entrypoint.name in _REWARD_MODELS:
         if not settings.reward_model.path:
@@ -114,6 +117,17 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
                 hint="Name the folder of a model for sequence classification with one label.",
             )
         yield from _missing_model("config.reward_model.path", settings.reward_model.path)
+
+
+def _check_context(spec: JobSpec, config: Path) -> None:
+    """Raises GraphError if engines are to read more tokens than the model of this folder has positions."""
+    try:
+        told = json.loads(config.read_text())
+        positions = None if told.get("rope_scaling") else told.get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return  # it is missing, or damaged, and whoever loads the model says so
+    if isinstance(positions, int):  # with scaled positions engines have a limit of their own
+        check_context(spec, positions, f"max_position_embeddings of {config}")
 
 
 def _missing_model(key: str, folder: str) -> Iterator[ConfigError]:

@@ -32,7 +32,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import DEFAULT_CLASSES, ROLLOUT_INSTANCE, recipe_named
-from gyre.graph.rollout_roles import ROLLOUT
+from gyre.graph.rollout_roles import ROLLOUT, check_context
 from gyre.graph.validate import (
     check_affinity,
     check_dcg,
@@ -91,6 +91,9 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         if recipe.loss and isinstance(given, dict):  # `check_integrations` refuses anything but a mapping
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
         check_integrations(resolved)
+        settings = WorkloadSettings.read(resolved.config)
+        if settings.model is not None and not settings.megatron.model_path:
+            check_context(resolved, settings.model.max_positions, "config.model.max_positions")
     trainer = resolved.roles.get(TRAINER)
     if trainer is not None:
         amount = trainer.resources.accelerator

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gyre.config import LOCAL_ROLLOUT, JobSpec, PoolSpec, RolloutsSpec
+from gyre.errors import GraphError
 from gyre.graph.recipes import ROLLOUT_INSTANCE
 from gyre.graph.validate import collocated
 
@@ -50,3 +51,17 @@ def local_roles(spec: JobSpec) -> frozenset[str]:
         if "actor" in group:
             found |= {role for role in group if spec.roles[role].entrypoint == ROLLOUT_INSTANCE}
     return frozenset(found)
+
+
+def check_context(spec: JobSpec, positions: int, what: str) -> None:
+    """Raises GraphError if an engine is to read more tokens than the model has `positions`, which `what` says."""
+    for role in spec.roles:
+        length = rollouts_of(spec, role).context_length
+        if is_instance(spec, role) and length is not None and length > positions:
+            pool = spec.roles[role].pool
+            own = pool is not None and pool.context_length is not None
+            raise GraphError(
+                f"{f'roles.{role}.pool' if own else 'rollouts'}.context_length: {length} given, but the model has "
+                f"{positions} positions ({what}).",
+                hint="Leave it out: then it is what the model has.",
+            )

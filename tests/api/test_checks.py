@@ -14,7 +14,7 @@ from gyre.api.cli import main
 from gyre.config import parse_job
 from gyre.config.sections import Section
 from gyre.data.prepare import prepare
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, GraphError
 from gyre.graph import compile_job
 from gyre.workloads import BaseWorkload
 from tests.data.small import write_lines, write_tokenizer
@@ -177,6 +177,31 @@ def test_the_data_set_is_looked_into_where_it_is_here(data: str) -> None:
     assert checked(job(config)) == []
     with pytest.raises(ConfigError, match="has the digest"):
         checked(job(config | {"data": {"path": data, "digest": "another"}}))
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ({"max_position_embeddings": 512}, True),
+        ({"max_position_embeddings": 1024}, False),
+        ({"max_position_embeddings": 512, "rope_scaling": {"factor": 4.0}}, False),
+        ({}, False),
+        ([], False),
+    ],
+)
+def test_engines_that_would_read_more_than_the_model_of_a_folder_can_are_refused(
+    told: Any, refused: bool, data: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    config = {"data": {"path": data}, "optim": {"lr": 1e-6}, "megatron": {"model_path": str(tmp_path)}}
+    given = job(config, roles={"actor": {"entrypoint": MEGATRON}}) | {"rollouts": {"context_length": 1024}}
+    if refused:
+        with pytest.raises(
+            GraphError, match=r"rollouts\.context_length: 1024 given, .* 512 positions \(max_pos"
+        ):
+            checked(given)
+    else:
+        assert checked(given) == []
 
 
 @pytest.mark.parametrize("section", [{}, {"path": "no-model"}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gyre.config.job_plugins import plugins_of
@@ -56,3 +58,23 @@ def test_a_pool_beside_rollouts_that_the_trainer_calls_itself_is_refused() -> No
 def test_a_pool_of_another_class_is_refused() -> None:
     with pytest.raises(GraphError, match=r"roles\.rollout_spot\.entrypoint: my\.module:Worker given"):
         compile_job(grpo_job({"rollout_spot": role(pool={})}))
+
+
+@pytest.mark.parametrize(
+    ("roles", "keys", "sentence"),
+    [
+        ({}, {"rollouts": {"context_length": 64}}, r"rollouts\.context_length: 64 given, .* 32 positions"),
+        (
+            {"rollout_spot": {"pool": {"context_length": 33}}},
+            {},
+            r"roles\.rollout_spot\.pool\.context_length: 33",
+        ),
+    ],
+)
+def test_engines_that_would_read_more_than_the_model_can_are_refused(
+    roles: dict[str, Any], keys: dict[str, Any], sentence: str
+) -> None:
+    model = {"layers": 1, "hidden": 8, "heads": 1, "kv_heads": 1, "mlp": 8, "max_positions": 32}
+    compile_job(grpo_job(config={"model": model}, rollouts={"context_length": 32}))
+    with pytest.raises(GraphError, match=sentence):
+        compile_job(grpo_job(roles, config={"model": model}, **keys))

@@ -81,11 +81,10 @@ def test_a_second_job_takes_what_is_free_and_waits_for_the_rest() -> None:
     assert (out["ends"], out["lost"], out["incidents"]) == (["succeeded"] * 2, [0, 0], [[], []])
 
 
-def run(program: str) -> dict[str, Any]:
+def run(program: str, *words: str) -> dict[str, Any]:
     """What the program prints at its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", program], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
-    )
+    command = [sys.executable, "-m", program, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     out: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return out

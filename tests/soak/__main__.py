@@ -35,15 +35,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=5.0, help="Mean seconds between two faults.")
     parser.add_argument(
+        "--failing-steps", type=float, help="Instead of --pause: the share of steps in which a fault strikes."
+    )
+    parser.add_argument("--prompts", type=int, default=16, help="Of one step: how long it takes.")
+    parser.add_argument(
         "--out", type=Path, help="A folder for the table (soak.md) and the figures (soak.json)."
     )
     options = parser.parse_args()
     before = shared_memory()
     with small_disk() as folder, bridge():
-        account = soak(folder, options.seconds, options.pause, random.Random(options.seed))
+        account = soak(folder, options, random.Random(options.seed))
     account.left |= leftovers(folder, before)
-    command = f"python -m tests.soak --seconds {options.seconds:g} --seed {options.seed}"
-    told = report(account, command=command)
+    told = report(account, command=f"python -m tests.soak {' '.join(sys.argv[1:])}".rstrip())
     sys.stdout.write(told)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +70,7 @@ def small_disk() -> Iterator[Path]:
             subprocess.run(["umount", "--lazy", str(home)], check=False)
 
 
-def soak(folder: Path, seconds: float, pause_s: float, chance: random.Random) -> Account:
+def soak(folder: Path, options: argparse.Namespace, chance: random.Random) -> Account:
     from gyre.testing.processes import ProcessFaults
     from tests.kill.jobs import tiny_job
 
@@ -82,6 +85,8 @@ def soak(folder: Path, seconds: float, pause_s: float, chance: random.Random) ->
             rollout_cpu=2,
             rollout_total=3,
             elastic={"min": 1, "max": 6, "auto": False},
+            run={"prompts_per_step": options.prompts, "groups_per_firing": options.prompts // 4}
+            | {"groups_per_micro_batch": options.prompts // 2},
             rollouts={"host": HEAD},
             failover={
                 "silence_timeout_s": 10.0,
@@ -99,12 +104,8 @@ def soak(folder: Path, seconds: float, pause_s: float, chance: random.Random) ->
         watch.start()
         began, first = time.monotonic(), step_of(handle.status())
         try:
-            while time.monotonic() - began < seconds:
-                time.sleep(chance.expovariate(1.0 / pause_s))
+            for _ in occasions(handle, options, chance, until=began + options.seconds):
                 faults.strike()
-                ended = handle.status()["job"]
-                if ended["ended_at"]:
-                    break
         finally:
             account.faulty_s = time.monotonic() - began
             account.faulty_steps = step_of(handle.status()) - first
@@ -116,6 +117,24 @@ def soak(folder: Path, seconds: float, pause_s: float, chance: random.Random) ->
         account.end(handle, view)
         handle.close()
     return account
+
+
+def occasions(
+    handle: Any, options: argparse.Namespace, chance: random.Random, *, until: float
+) -> Iterator[None]:
+    """When a fault is to strike, while the job runs and `until` (monotonic) is not past."""
+    at = step_of(handle.status())
+    while time.monotonic() < until and not handle.status()["job"]["ended_at"]:
+        if options.failing_steps is None:
+            time.sleep(chance.expovariate(1.0 / options.pause))
+            yield
+            continue
+        time.sleep(0.2)
+        before, at = at, step_of(handle.status())
+        # The steps that end while a fault lasts are not counted twice: the next one is drawn anew.
+        if at > before and chance.random() < options.failing_steps * (at - before):
+            yield
+            at = step_of(handle.status())
 
 
 def pace(handle: Any, seconds: float) -> float:

@@ -245,6 +245,7 @@ def report(account: Account, *, command: str) -> str:
         "differences of the journal folded again": account.replay_differences,
         "incidents": incidents,
         "steps a second: calm, under faults": f"{account.calm:.2f}, {faulty:.2f}",
+        "a fault every so many steps": f"{account.faulty_steps / max(strikes, 1):.1f}",
         f"effective training time (wanted {WANTED})": f"{account.effective:.2f}",
         "memory grew, MiB an hour": account.growth or "nobody lived long enough",
         "left behind": ", ".join(sorted(account.left)) or "nothing",

@@ -97,12 +97,13 @@ class Faults:
         return found
 
     def kill_an_engine(self) -> int:
-        engines = [
-            process.pid
-            for process in psutil.process_iter(["cmdline"])
-            if "gyre.engines.embedded" in (process.info["cmdline"] or ())
-            and "-I" not in process.info["cmdline"]
-        ]
+        engines = []
+        for name, pid in self._processes():
+            if name.startswith("rollout-"):
+                with contextlib.suppress(psutil.Error):  # the agent has died, and its engine with it
+                    engines += [
+                        one.pid for one in psutil.Process(pid).children(recursive=True) if _is_engine(one)
+                    ]
         if not engines:
             return 0
         _signal(self.chance.choice(engines), signal.SIGKILL)
@@ -207,6 +208,12 @@ class Faults:
         finally:
             rubbish.unlink(missing_ok=True)
         return 0
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    """Whether it is the engine itself, not the process that guards it."""
+    command = process.cmdline()
+    return "gyre.engines.embedded" in command and "-I" not in command
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
