@@ -183,6 +183,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.VertexFoundRoom: room.vertex_found_room,
     e.VertexLost: deaths.vertex_lost,
     e.DrainRequested: machines.drain_requested,
+    e.MachineExamined: machines.machine_examined,
     e.UndrainRequested: machines.undrain_requested,
     e.OperatorFailed: deaths.operator_failed,
     e.TrainerFailed: deaths.trainer_failed,

@@ -382,6 +382,14 @@ class DrainRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MachineExamined(Event):
+    """What the pre-flight of a machine (`node`, Ray's id) found wrong; "" where it was unfit before, and is not now."""
+
+    node: str
+    found: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JoinTokenCreated(Event):
     """Who presents the token of this SHA-256 (in hex) may join the rollout plane, until `expires_at`."""
 
@@ -472,6 +480,7 @@ _KINDS: dict[str, type[Event]] = {
         ReportRefused,
         ScaleRequested,
         DrainRequested,
+        MachineExamined,
         UndrainRequested,
         JoinTokenCreated,
         JoinTokenRevoked,

@@ -197,6 +197,8 @@ class MachineRecord:
     times_left: int = 0
     """How often it was left alone."""
     left_until: float = 0.0
+    found: str = ""
+    """Why it is unfit, as its last pre-flight found."""
     draining: str = ""
     """Why nobody new is placed there; "" if that is not so."""
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
+from gyre.workloads.vertex.preflight import Needs
 
 
 class ProcessDied(Exception):
@@ -58,6 +59,10 @@ class Cluster(Protocol):
 
     async def draining(self) -> dict[str, str]:
         """The machines that the cluster says will go, and why. Cheap: it is asked several times a second."""
+        ...
+
+    async def examine(self, node: str, needs: Needs) -> list[str] | None:
+        """What the pre-flight finds wrong with a machine, a sentence each; None if it does not answer in time."""
         ...
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:

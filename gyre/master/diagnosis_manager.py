@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
@@ -30,7 +31,15 @@ from gyre.failover import (
     is_patience_over,
     silent_together,
 )
-from gyre.failover.events import DrainRequested, Event, JobStalled, RolloutsChanged, ScaleAdvised, VertexLost
+from gyre.failover.events import (
+    DrainRequested,
+    Event,
+    JobStalled,
+    MachineExamined,
+    RolloutsChanged,
+    ScaleAdvised,
+    VertexLost,
+)
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
@@ -38,6 +47,7 @@ from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, rea
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.messages import Report
+from gyre.workloads.vertex.preflight import needs_of
 
 _TRAINER = f"{TRAINER}-0"
 
@@ -54,6 +64,9 @@ ACTIVITY_OVER_S = 0.5
 SLOW_AGAIN_S = 2.0
 """How long a process that was found slow is left alone before it is looked at again: looking costs CPU too."""
 
+EXAMINE_EVERY_S = 1.0
+"""Between two looks for machines that are to be examined: one that comes is trusted or not within seconds."""
+
 SLOW = "its process lives, and the machine does not let it run"
 
 
@@ -65,6 +78,8 @@ class DiagnosisManager:
         cluster: Cluster,
         scheduler: Scheduler,
         *,
+        directory: Path,
+        clock: Callable[[], float],
         monotonic: Callable[[], float],
         on_fault: Callable[[BaseException], None],
     ) -> None:
@@ -82,6 +97,12 @@ class DiagnosisManager:
         self._identity = (os.getpid(), socket.gethostname())
         self._condemned: set[tuple[str, int]] = set()
         self._steps = StepWatch(spec)
+        self._directory = directory
+        self._clock = clock
+        self._examined: set[str] = set()
+        """The machines whose pre-flight has begun since they came, or were last left alone."""
+        self._examine_at = 0.0
+        self._examinations: set[asyncio.Task[None]] = set()
         self.telemetry: dict[str, dict[str, Any]] = {}
         """The last report of each vertex, by id: version, busy, fields. Readable from any thread."""
 
@@ -116,7 +137,8 @@ class DiagnosisManager:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        tasks = [*self._watches.values(), *([self._pulsing] if self._pulsing is not None else [])]
+        tasks = [*self._watches.values(), *self._examinations]
+        tasks += [self._pulsing] if self._pulsing is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,6 +169,7 @@ class DiagnosisManager:
         await asyncio.gather(*(self._judge(suspicion, self._together(silent)) for suspicion in found))
         self._slow = {address: at for address, at in self._slow.items() if address in silent}
         await self._look_for_notices()
+        await self._examine_machines(now)
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
         if stall is not None:
@@ -162,6 +185,35 @@ class DiagnosisManager:
         for node in self._context.coordinator.to_drain_again(self._context.state):
             reason = state.machines[node].draining
             self._context.submit(DrainRequested(node=node, reason=reason, by="master"), actor="diagnosis")
+
+    async def _examine_machines(self, now: float) -> None:
+        """Begin the pre-flight of machines that came, or are to be trusted again. One machine alone is not examined:
+        there is no other, and the master works there."""
+        state = self._context.state
+        if now < self._examine_at or state.job.phase is JobPhase.STOPPING or state.job.phase.ended:
+            return
+        self._examine_at = now + EXAMINE_EVERY_S
+        nodes = await self._cluster.nodes()
+        self._examined &= {node.node_id for node in nodes}
+        for node in nodes if len(nodes) > 1 else ():
+            known = state.machines.get(node.node_id)
+            if known is not None and known.is_closed(self._clock()):
+                self._examined.discard(node.node_id)
+            elif node.node_id not in self._examined:
+                self._examined.add(node.node_id)
+                gpus = int(node.gpu) if self._spec.device_type == "GPU" else 0
+                task = asyncio.get_running_loop().create_task(self._examine(node.node_id, gpus))
+                self._examinations.add(task)
+                task.add_done_callback(self._examinations.discard)
+                task.add_done_callback(self._ended)
+
+    async def _examine(self, node: str, gpus: int) -> None:
+        found = await self._cluster.examine(node, needs_of(self._directory, gpus=gpus))
+        known = self._context.state.machines.get(node)
+        if found is None:  # it did not answer: the next look asks it again
+            self._examined.discard(node)
+        elif found or (known is not None and known.found):
+            self._context.submit(MachineExamined(node, " ".join(found)), actor="diagnosis")
 
     async def _tell_stall(self, stall: Stall) -> None:
         """Submit the stall. Its evidence is what the trainer waits for, which vertices are in a call, which policy

@@ -169,6 +169,8 @@ class JobMaster:
             self._context,
             self._cluster,
             self._scheduler,
+            directory=self._directory,
+            clock=self._clock,
             monotonic=self._monotonic,
             on_fault=self._fault,
         )

@@ -88,7 +88,7 @@ class MasterApi(Protocol):
 def nodes_of(state: JobState, there: Sequence[NodeCapacity], *, now: float) -> list[dict[str, Any]]:
     """Machines as plain data, those that are there and those that the job remembers something of: `id`, `ip`, `there`;
     `cpu`, `gpu` and `memory_bytes`, which are what the job may use; `vertices` that stand there; `deaths` there that
-    count; `left_until`, a time, or null; `draining`, the reason, or ""."""
+    count; `left_until`, a time, or null; `found`, what its pre-flight found wrong; `draining`, the reason, or ""."""
     capacities = {node.node_id: node for node in there}
     standing: dict[str, list[str]] = {}
     for vertex in state.vertices.values():
@@ -108,6 +108,7 @@ def nodes_of(state: JobState, there: Sequence[NodeCapacity], *, now: float) -> l
                 "vertices": standing.get(name, []),
                 "deaths": len(known.deaths),
                 "left_until": known.left_until if known.left_until > now else None,
+                "found": known.found,
                 "draining": known.draining,
             }
         )

@@ -43,6 +43,7 @@ from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.host import VertexHost
+from gyre.workloads.vertex.preflight import Needs, examine
 from gyre.workloads.vertex.stacks import describe_process
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
 
@@ -56,6 +57,9 @@ OPERATOR_THREADS = 4
 """Concurrent calls of the user's own control operators, which may block: the watch call must not wait for them."""
 
 REMOVAL_DEADLINE_S = 10.0
+
+EXAMINED_S = 60.0
+"""For a pre-flight: a worker process is started for it, and GPUs may take half of it."""
 
 LOOK_AGAIN_S = 0.2
 """A look at the machines serves for so long: what is free there changes no faster than Ray tells it."""
@@ -141,6 +145,14 @@ class RayCluster:
     async def draining(self) -> dict[str, str]:
         deadlines = await asyncio.to_thread(get_draining_nodes)
         return {node: _notice(at_ms) for node, at_ms in deadlines.items()}
+
+    async def examine(self, node: str, needs: Needs) -> list[str] | None:
+        remote: Any = ray.remote(num_cpus=0, max_retries=0)(examine)
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        found: list[str] | None = await _within(
+            remote.options(scheduling_strategy=where).remote(needs), EXAMINED_S
+        )
+        return found
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         # Two vertices of one sub-graph ask at the same time; only one may create it.

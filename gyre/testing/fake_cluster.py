@@ -14,7 +14,7 @@ loops, and with them any number of masters.
 
 Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
 `fail_operator`, `no_room`, `say`, `report`; `add_machine`, `lose_machine`, `drain_machine`,
-`occupy`; `at` plans any of them for later.
+`occupy`, `make_unfit`; `at` plans any of them for later.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gyre.config import TRAINER
 from gyre.errors import Fenced
 from gyre.failover import Activity
-from gyre.graph import NodeCapacity, SubGraph
+from gyre.graph import SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock
+from gyre.testing.fake_connection import Connection
 from gyre.testing.fake_room import FakeRoom
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 FIRST_PID = 1000
 STACK_OF_A_STALL = 'File "loop.py", line 7, in generate\n    while True: pass'
-STACK_FROM_OUTSIDE = "state: T (stopped)"
 IDLE, STARVED = Activity("S", ran=0.0, waited=0.0), Activity("R", ran=0.1, waited=1.5)
 
 
@@ -191,6 +191,10 @@ class FakeCluster:
         """Let the cluster say that a machine will go. It takes no new place."""
         self.room.machines[name].draining = True
         self._wake()
+
+    def make_unfit(self, name: str, *found: str) -> None:
+        """The machine's pre-flight finds this; nothing, if nothing is given."""
+        self.room.machines[name].unfit = found
 
     def occupy(self, name: str, *, cpu: float = 0.0, gpu: float = 0.0) -> None:
         """Let other jobs hold so much of a machine, in all."""
@@ -535,72 +539,6 @@ class FakeCluster:
         process = self.processes.get(address)
         if process is not None and process.alive:
             self.end(process, f"{address.vertex} was ended by the master")
-
-
-class Connection:
-    """A master's `Cluster`. Once cut, no call of its master reaches the world."""
-
-    def __init__(self, world: FakeCluster) -> None:
-        self._world = world
-        self._cut = False
-
-    def cut(self) -> None:
-        """The master's process is gone."""
-        self._cut = True
-
-    async def _through(self, call: Coroutine[Any, Any, T]) -> T:
-        if self._cut:
-            call.close()
-            raise asyncio.CancelledError("the master that calls is dead")
-        return await call
-
-    async def nodes(self) -> list[NodeCapacity]:
-        self._world.advance()
-        return self._world.room.capacities()
-
-    async def draining(self) -> dict[str, str]:
-        return {
-            machine.name: "the cluster drains it"
-            for machine in self._world.room.machines.values()
-            if machine.draining
-        }
-
-    async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
-        await self._through(self._world.place(sub_graph, timeout_s))
-
-    async def demand(self, sub_graph: SubGraph) -> None:
-        if not self._cut:
-            self._world.room.demands.add(sub_graph.id)
-
-    async def release(self, sub_graph_id: str) -> None:
-        if not self._cut:
-            self._world.room.release(sub_graph_id)
-
-    async def spawn(
-        self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
-    ) -> Spawned:
-        return await self._through(self._world.spawn(address, sub_graph, bundle, epoch, timeout_s))
-
-    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
-        return await self._through(self._world.call(address, method, *args, timeout_s=timeout_s))
-
-    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
-        return await self._through(self._world.bind(address, *args, timeout_s=timeout_s))
-
-    async def kill(self, address: Address, *, pid: int, node: str) -> None:
-        await self._through(self._world.kill_address(address))
-
-    async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
-        return STACK_FROM_OUTSIDE if pid else "(no process id)"
-
-    async def activity(self, *, pid: int, node: str, over_s: float) -> Activity | None:
-        await asyncio.sleep(over_s)
-        process = next((one for one in self._world.processes.values() if one.pid == pid and one.alive), None)
-        return process.activity if process is not None else None
-
-    async def end(self) -> None:
-        if not self._cut:
-            self._world.ended = True
 
 
 def _death(process: FakeProcess) -> ProcessDied:

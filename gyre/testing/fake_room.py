@@ -24,6 +24,8 @@ class FakeMachine:
     others_cpu: float = 0.0
     others_gpu: float = 0.0
     draining: bool = False
+    unfit: tuple[str, ...] = ()
+    """What its pre-flight finds."""
     custom: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 

@@ -21,6 +21,7 @@ from gyre.master.ray_cluster import CONTROL_THREADS, RayCluster, living_nodes
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
 from gyre.workloads.vertex.messages import Binding, Failure, Report
+from gyre.workloads.vertex.preflight import needs_of
 from gyre.workloads.vertex.transport import RayTransport
 from tests.master.contract_workloads import BLOCKS_S
 from tests.waits import GENEROUS_S
@@ -378,5 +379,27 @@ def test_what_others_hold_is_not_the_jobs_and_what_it_holds_itself_is(bench: Ben
 
     async def is_so(expected: float) -> bool:
         return await cpus() == expected
+
+    bench.run(scenario)
+
+
+def test_a_machine_that_is_fit_is_found_so_and_one_that_is_gone_does_not_answer(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        [node] = await bench.cluster.nodes()
+        assert await bench.cluster.examine(node.node_id, needs_of(tmp_path, gpus=0)) == []
+        assert await bench.cluster.examine("e" * 56, needs_of(tmp_path, gpus=0)) is None
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("bench", ["ray"], indirect=True)
+def test_what_is_wrong_with_a_machine_comes_from_there(bench: Bench, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        [node] = await bench.cluster.nodes()
+        found = await bench.cluster.examine(node.node_id, needs_of(tmp_path / "elsewhere", gpus=0))
+        assert found is not None
+        assert "elsewhere is not there" in found[0]
 
     bench.run(scenario)

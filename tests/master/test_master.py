@@ -11,7 +11,8 @@ import pytest
 from gyre.config import Budget, Elastic, JobSpec, WeightsSpec
 from gyre.failover import JobPhase, Reason, Scope, VertexPhase
 from gyre.sim import FaultKind
-from gyre.testing.fake_cluster import STACK_FROM_OUTSIDE, STACK_OF_A_STALL
+from gyre.testing.fake_cluster import STACK_OF_A_STALL
+from gyre.testing.fake_connection import STACK_FROM_OUTSIDE
 from gyre.testing.fault_injector import FaultInjector
 from gyre.testing.standing_job import StandingJob
 from tests.master.lives import Job, Life

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -46,21 +47,23 @@ def nodes(session: Session, job: str | None, as_json: bool) -> None:
                 f"{node['gpu']:g}",
                 ", ".join(node["vertices"]),
                 node["deaths"] or "",
-                _state(node["there"], node["draining"], node["left_until"]),
+                _state(node),
             )
             for node in found
         ],
     )
 
 
-def _state(there: bool, draining: str, left_until: float | None) -> str:
-    if not there:
+def _state(node: dict[str, Any]) -> str:
+    if not node["there"]:
         return "gone"
-    if draining:
-        return f"drained: {draining}"
-    if left_until is not None:
-        return f"left alone for {duration(max(0.0, left_until - time.time()))}"
-    return ""
+    if node["draining"]:
+        return f"drained: {node['draining']}"
+    found = str(node.get("found") or "")  # an older master tells of none
+    if node["left_until"] is not None:
+        left = f"left alone for {duration(max(0.0, node['left_until'] - time.time()))}"
+        return f"{left}: {found}" if found else left
+    return found
 
 
 @verb()

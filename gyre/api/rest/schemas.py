@@ -130,7 +130,7 @@ class Engine(Out):
 class Machine(Out):
     """A machine of the cluster, by Ray's id. `cpu`, `gpu` and `memory_bytes` are what the job may use of it; `there` is
     false for one that has gone and of which something is remembered. `deaths` are those that count; until
-    `left_until`, and while it is `draining`, nobody new is placed there."""
+    `left_until`, and while it is `draining`, nobody new is placed there. `found` is what its pre-flight found wrong."""
 
     id: str
     ip: str
@@ -141,6 +141,7 @@ class Machine(Out):
     vertices: list[str]
     deaths: int
     left_until: float | None = None
+    found: str = ""
     draining: str = ""
 
 

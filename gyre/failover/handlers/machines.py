@@ -1,8 +1,8 @@
 """Decisions about machines: what dies on them, and notices that they go.
 
 Invariants:
-- *a bad machine is left alone*: where more died than `failover.machine` permits, nobody new is placed for a time, which
-  doubles each time that it happens again;
+- *a bad machine is left alone*: where more died than `failover.machine` permits, or the pre-flight found something
+  wrong, nobody new is placed for a time, which doubles each time that it happens again;
 - *a move is not a failure*: who leaves a machine because of a notice takes from no budget.
 
 Vertices that can leave in order do: they hand over what they have, release their place, and start where there is room.
@@ -13,6 +13,7 @@ checkpoint as after a death.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER
 from gyre.errors import Conflict, NotFound, nearest
@@ -54,8 +55,7 @@ def blame(layout: JobLayout, draft: Draft, record: VertexRecord, node: str, faul
     if len(deaths) < budget.max:
         draft.set_machine(node, deaths=deaths)
         return
-    longest = min(layout.spec.failover.leave_machine_s * 2.0**machine.times_left, LONGEST_S)
-    draft.set_machine(node, deaths=(), times_left=machine.times_left + 1, left_until=now + longest)
+    longest = _leave_alone(layout, draft, node, now, deaths=())
     evidence = {
         "error": f"{len(deaths)} vertices died on machine {node} in {now - deaths[0]:.0f} s",
         "machine": node,
@@ -69,6 +69,26 @@ def blame(layout: JobLayout, draft: Draft, record: VertexRecord, node: str, faul
         decision=f"leave machine {node} alone for {longest:g} s",
         outcome="left alone",
     )
+
+
+def machine_examined(
+    layout: JobLayout, draft: Draft, event: e.MachineExamined, now: float
+) -> Iterable[c.Command]:
+    """Leave an unfit machine alone. Who works there goes on; the machine is examined again after the time."""
+    known = draft.machines.get(event.node)
+    if event.found:
+        _leave_alone(layout, draft, event.node, now, found=event.found)
+    elif known is not None and known.found:
+        draft.set_machine(event.node, found="")
+    return ()
+
+
+def _leave_alone(layout: JobLayout, draft: Draft, node: str, now: float, **fields: Any) -> float:
+    """Returns for how long, in seconds."""
+    machine = draft.machines.get(node) or MachineRecord(node)
+    longest = min(layout.spec.failover.leave_machine_s * 2.0**machine.times_left, LONGEST_S)
+    draft.set_machine(node, times_left=machine.times_left + 1, left_until=now + longest, **fields)
+    return longest
 
 
 def drain_requested(
@@ -100,7 +120,7 @@ def undrain_requested(
     if event.vertex in draft.vertices:
         draft.set_vertex(event.vertex, avoids="")
     elif event.node in draft.machines:
-        draft.set_machine(event.node, deaths=(), left_until=0.0, draining="")
+        draft.set_machine(event.node, deaths=(), left_until=0.0, draining="", found="")
         for record in list(draft.vertices.values()):
             if record.avoids == event.node:
                 draft.set_vertex(record.id, avoids="")

@@ -21,6 +21,7 @@ from gyre.testing.in_process.host import InProcessHost, Moments
 from gyre.testing.in_process.transport import InProcessTransport
 from gyre.testing.in_process.vertex import InProcessVertex
 from gyre.workloads.vertex.messages import thread_stacks
+from gyre.workloads.vertex.preflight import Needs
 
 
 class InProcessCluster:
@@ -58,6 +59,9 @@ class InProcessCluster:
 
     async def draining(self) -> dict[str, str]:
         return {}
+
+    async def examine(self, node: str, needs: Needs) -> list[str] | None:
+        return []
 
     async def place(self, sub_graph: SubGraph, timeout_s: float) -> None:
         """Room is looked for by vertex, in `spawn`."""
