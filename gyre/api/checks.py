@@ -109,6 +109,8 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
     if settings.megatron.model_path:
         yield from _missing_model("config.megatron.model_path", settings.megatron.model_path)
         _check_context(spec, Path(settings.megatron.model_path) / "config.json")
+    if settings.first_weights.path:
+        yield from _missing_model("config.first_weights.path", settings.first_weights.path)
     reward = spec.roles.get("reward")
     if reward is not None and reward.entrypoint is not None and reward.entrypoint.name in _REWARD_MODELS:
         if not settings.reward_model.path:

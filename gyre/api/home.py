@@ -2,6 +2,7 @@
 
     <home>/gyre.db                       the journal of every job, unless a store's URL says otherwise
     <home>/jobs/<job id>/                what belongs to one job: its checkpoints
+    <home>/jobs/<job id>/first_weights/  the weights that it began with, if they were another job's
     <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master-0.<pid>.log`
 
 Invariants:
@@ -49,6 +50,11 @@ class Home:
     def rest_certificate(self, job_id: str) -> Path:
         """Where the certificate of the job's master is, if its REST interface speaks TLS."""
         return self._below(job_id) / CERTIFICATE_FILE
+
+    def find_checkpoints(self, job_id: str) -> Path | None:
+        """The folder of the job's checkpoints if there is one."""
+        folder = self._below(job_id) / "checkpoints"
+        return folder if folder.is_dir() else None
 
     def find_logs(self, job_id: str) -> Path | None:
         """The folder of the job's log files if there is one: what a reader asks."""

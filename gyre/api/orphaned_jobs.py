@@ -23,6 +23,7 @@ from gyre.api.job_replay import coordinator_of
 from gyre.api.ray_session import answers, is_own_host
 from gyre.api.tls import anybody
 from gyre.config import parse_job
+from gyre.config.sections.first_weights import source_of
 from gyre.errors import ConfigError, NotFound, Unreachable
 from gyre.failover import state_from
 from gyre.failover.events import ClusterLost, Event, JobSubmitted
@@ -71,7 +72,7 @@ def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Ev
     events = [] if state.job.phase.ended else [*first, ClusterLost(detail)]
     if not state.job.job_id:  # its master never wrote anything
         roles = {role: spec.total for role, spec in coordinator.spec.roles.items()}
-        events.insert(0, JobSubmitted(row.job_id, row.name, roles))
+        events.insert(0, JobSubmitted(row.job_id, row.name, roles, source_of(coordinator.spec.config)))
     entries: list[Entry] = []
     for event in events:
         decision = coordinator.decide(state, event, now)

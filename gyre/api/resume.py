@@ -28,6 +28,7 @@ from gyre.api.submit import Rest, checked, end_processes, start_master, take_bac
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import Changes, changes_between, check_changes
+from gyre.config.sections.first_weights import NAME, source_of
 from gyre.errors import Conflict, Fenced, NotFound
 from gyre.failover import Reason, state_from
 from gyre.failover.events import JobContinued
@@ -65,7 +66,7 @@ def resume_job(
     with open_store(store_url) as store:
         row = _ended(store, job, place)
         before = row.spec
-        after = parse_job({**(before if spec is None else spec), "name": row.name})
+        after = parse_job({**_with_first_weights(before if spec is None else spec, before), "name": row.name})
         resolved, notes = checked(after, ray_address, start_local=start_local)
         changes = changes_between(
             compile_job(parse_job(before)).spec.model_dump(mode="json"), _plain(resolved)
@@ -113,6 +114,12 @@ def _ended(store: Store, job: str, place: Home) -> JobRow:
             hint="Go on where its home is, or bring its folder here.",
         )
     return row
+
+
+def _with_first_weights(spec: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with the first weights that the job was given when it began: a job file does not name them."""
+    kept = {NAME: before["config"][NAME]} if source_of(before["config"]) else {}
+    return {**spec, "config": {**kept, **(spec.get("config") or {})}}
 
 
 def claim(store: Store, row: JobRow, spec: JobSpec, address: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 from gyre.api.checks import check_class_sections, check_plugins, check_settings
 from gyre.api.definition.entrypoints import check_entrypoints
+from gyre.api.first_weights import first_weights
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
@@ -51,15 +52,20 @@ def submit_job(
     tls_cert: str | Path = "",
     tls_key: str | Path = "",
     plain_http: bool = False,
+    from_: str | Path | None = None,
+    trust: bool = False,
 ) -> JobHandle:
     """Start the job and return its handle, once the master answers.
+
+    `from_` names what its first weights are copied from: a job, for its last whole checkpoint, or the folder of a
+    checkpoint or of a model (`gyre.api.first_weights`). One in Megatron's own format is unpickled, and wants `trust`.
 
     Off loopback its REST interface needs a token and speaks TLS, with the certificate of these PEM files or else one
     that the master signs; `plain_http` leaves it in clear.
 
     It runs on the cluster that this process is connected to, else on `ray_address` or RAY_ADDRESS, else, with
     `start_local`, on a Ray cluster that is started for it and ends with this process. Raises ConfigError,
-    GraphError, StoreError, Conflict (the name is taken) and Unreachable.
+    GraphError, StoreError, Conflict (the name is taken) and Unreachable; with `from_` NotFound and CheckpointMismatch.
     """
     spec = spec.model_copy(deep=True)
     if name is not None:
@@ -72,27 +78,29 @@ def submit_job(
     rest.check(here=store_url.startswith("sqlite"))
     with open_store(store_url) as store:
         _check_name(store, spec.name)
-        address = connect(ray_address, start_local=start_local, place=place)
-        from gyre.master.ray_cluster import living_nodes
-
-        plan = fit_to_cluster(compile_job(spec).plan, living_nodes(), can_come_later(spec))
         job_id = f"{spec.name}-{uuid.uuid4().hex[:8]}"
-        store.create_job(
-            job_id=job_id,
-            name=spec.name,
-            spec=spec.model_dump(mode="json"),
-            now=time.time(),
-            ray_address=address,
-            namespace=NAMESPACE,
-        )
-        try:
-            directory = place.job_directory(job_id)
-            start_master(spec, job_id, store_url, directory, rest)
-        except BaseException as error:
-            with signals_held():
-                take_back(store, job_id, error)
-            raise
-    return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
+        with first_weights(store, place, spec, job_id, from_, trust=trust) as (spec, taken):
+            address = connect(ray_address, start_local=start_local, place=place)
+            from gyre.master.ray_cluster import living_nodes
+
+            plan = fit_to_cluster(compile_job(spec).plan, living_nodes(), can_come_later(spec))
+            store.create_job(
+                job_id=job_id,
+                name=spec.name,
+                spec=spec.model_dump(mode="json"),
+                now=time.time(),
+                ray_address=address,
+                namespace=NAMESPACE,
+            )
+            try:
+                directory = place.job_directory(job_id)
+                start_master(spec, job_id, store_url, directory, rest)
+            except BaseException as error:
+                with signals_held():
+                    take_back(store, job_id, error)
+                raise
+    notes = [*plan.notes, *notes, *taken]
+    return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=tuple(notes))
 
 
 def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tuple[JobSpec, list[str]]:

@@ -27,11 +27,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted(Event):
-    """The first event of every history. `roles` is the number of vertices wanted of each role."""
+    """The first event of every history. `roles` is the number of vertices wanted of each role. `weights_from` says
+    whose weights the job begins with, if not its model's: they lie in its own folder, which its spec names."""
 
     job_id: str
     name: str
     roles: dict[str, int]
+    weights_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config import JobSpec, parse_job
+from gyre.config.sections.first_weights import source_of
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
@@ -121,7 +122,8 @@ class JobMaster:
             url = await asyncio.to_thread(self._serve, self, _port_of(row.url))
         if first:
             roles = {role: spec.total for role, spec in self._spec.roles.items()}
-            self._context.submit(JobSubmitted(self.job_id, row.name, roles), actor="user")
+            submitted = JobSubmitted(self.job_id, row.name, roles, source_of(self._spec.config))
+            self._context.submit(submitted, actor="user")
         await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url, RULES))
         self._manager.run(self._still_meant(undone))
         self.ready.set()

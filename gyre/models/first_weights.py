@@ -49,6 +49,21 @@ def first_weights(
     return SeededWeights(architecture, seed, device)
 
 
+def given_weights(folder: Path, architecture: Architecture, *, head: bool = True) -> SafetensorsFolder:
+    """The weights of a folder that must hold some; without `head` as `first_weights`.
+
+    Raises ModelFolderError where there are none, or they cannot be read or are not those of the architecture.
+    """
+    found = SafetensorsFolder(folder)
+    if not found:
+        raise ModelFolderError(
+            f"{folder} holds no weights as safetensors.",
+            hint="Save the model with transformers' save_pretrained, which writes safetensors.",
+        )
+    found.require(architecture, head=HEAD if head else None)
+    return found
+
+
 def score_weights(folder: Path, architecture: Architecture) -> TensorSource:
     """A reward model's weights, its score as a value head without a bias.
 

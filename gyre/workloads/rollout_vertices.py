@@ -306,6 +306,9 @@ def _base_model(config: dict[str, Any]) -> Path | None:
     """The folder that the actor reads its first weights from, if the job has one and this machine can read it."""
     section = config.get("megatron")
     path = section.get("model_path") if isinstance(section, dict) else None
+    given = config.get("first_weights")
+    if path and isinstance(given, dict) and given.get("path"):
+        path = given["path"]
     folder = Path(path) if isinstance(path, str) and path else None
     if folder is None or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         return None

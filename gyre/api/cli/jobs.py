@@ -71,6 +71,17 @@ def _job_options(command: Any) -> Any:
             "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file."
         ),
         click.option("--name", help="The job's name, instead of the file's."),
+        click.option(
+            "--from",
+            "from_",
+            metavar="JOB|FOLDER",
+            help="Begin with the weights of another job's last checkpoint, of a checkpoint, or of a model's folder.",
+        ),
+        click.option(
+            "--trust",
+            is_flag=True,
+            help="Begin also with a checkpoint in Megatron's own format, which is unpickled.",
+        ),
         click.argument("file", type=click.Path()),
     ):
         command = option(command)

@@ -5,6 +5,7 @@ torch.
 """
 
 from gyre.config.sections.data import DataSettings
+from gyre.config.sections.first_weights import FirstWeightsSettings
 from gyre.config.sections.loss import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES, LossSettings
 from gyre.config.sections.megatron import MegatronSettings
 from gyre.config.sections.model import ModelSettings
@@ -21,6 +22,7 @@ __all__ = [
     "LOSS_AGG_MODES",
     "CriticSettings",
     "DataSettings",
+    "FirstWeightsSettings",
     "LossSettings",
     "MegatronSettings",
     "ModelSettings",

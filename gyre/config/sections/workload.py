@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gyre.config.sections.data import DataSettings
+from gyre.config.sections.first_weights import FirstWeightsSettings
 from gyre.config.sections.loss import LossSettings
 from gyre.config.sections.megatron import MegatronSettings
 from gyre.config.sections.model import ModelSettings
@@ -52,6 +53,8 @@ class WorkloadSettings(Section):
     """The critic's optimizer."""
     warm_start: WarmStartSettings | None = None
     """Supervised steps before the first optimizer step; only the arithmetic task has them."""
+    first_weights: FirstWeightsSettings = FirstWeightsSettings()
+    """Another job's weights, which training begins with."""
     reward: RewardSettings = RewardSettings()
     """The function of `PythonReward`, and its pool of processes."""
     reward_model: RewardModelSettings = RewardModelSettings()

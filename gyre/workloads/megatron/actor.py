@@ -64,10 +64,10 @@ class MegatronActor(MegatronLearner, TorchActor):
     @operator(kind="control")
     def warm_start(self) -> dict[str, Any]:
         """As `TorchActor.warm_start`, of the small decoder in plain torch, whose weights Megatron then takes. A model
-        from a folder has none: `{"steps": 0}`."""
+        from a folder has none, nor has one that begins with another job's weights: `{"steps": 0}`."""
         if self._warm is not None or self.step > 0:
             return super().warm_start()
-        if self.small_architecture is None:
+        if self.small_architecture is None or self.settings.first_weights.path:
             self._warm = {"steps": 0}
         else:
             self.model = Decoder(self.small_architecture, seed=self.settings.seed)

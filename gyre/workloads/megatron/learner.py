@@ -30,7 +30,7 @@ from gyre.config.sections import WorkloadSettings
 from gyre.data.prepared import PreparedData
 from gyre.errors import ConfigError, GyreError
 from gyre.models.architecture import config_of, read_config
-from gyre.models.first_weights import first_weights
+from gyre.models.first_weights import first_weights, given_weights
 from gyre.models.modules import Decoder
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import to_names
@@ -161,14 +161,17 @@ class MegatronLearner(TorchLearner):
         self._writer = CheckpointWriter(self.policy, self._seam)
 
     def first_model(self) -> tuple[Architecture, TensorSource]:
-        """The folder's model, or the small decoder. Raises ConfigError."""
+        """The folder's model, or the small decoder; with the weights of `config.first_weights`, if there are any.
+        Raises ConfigError."""
         from gyre.workloads.megatron.model.config import architecture_from
 
-        path = self.layout.model_path
+        path, given = self.layout.model_path, self.settings.first_weights.path
         if path:
             self.hugging_face_config = read_config(Path(path))
             architecture = architecture_from(self.hugging_face_config, path)
             _refuse_other_tokens(task_of(self.config), architecture.vocab, path)
+            if given:
+                return architecture, given_weights(Path(given), architecture, head=not self.VALUES)
             return architecture, first_weights(
                 Path(path), architecture, self.settings.seed, self.device, head=not self.VALUES
             )
@@ -176,6 +179,8 @@ class MegatronLearner(TorchLearner):
         self.small_architecture = small_architecture(self.settings, task)
         self.hugging_face_config = config_of(self.small_architecture, eos_id=task.tokenizer.eos_id)
         architecture = architecture_from(self.hugging_face_config, "config.model")
+        if given:
+            return architecture, given_weights(Path(given), architecture, head=not self.VALUES)
         decoder = Decoder(self.small_architecture, seed=self.settings.seed)
         return architecture, to_names(decoder.state_dict(), self.small_architecture).__getitem__
 
@@ -394,10 +399,11 @@ class MegatronLearner(TorchLearner):
         """The description with which `checkpoints.conversion` writes a folder of the weights; None for a critic."""
         if self.VALUES:
             return None
+        path = self.layout.model_path and (self.settings.first_weights.path or self.layout.model_path)
         return {
             "config": self.hugging_face_config,
             "decoder": True if self.small_architecture is not None else None,
-            "path": str(Path(self.layout.model_path).resolve()) if self.layout.model_path else "",
+            "path": str(Path(path).resolve()) if path else "",
             "dtype": str(self.dtype).removeprefix("torch."),
             "seed": self.settings.seed,
         }
@@ -432,8 +438,12 @@ class MegatronLearner(TorchLearner):
     def restore(self, path: Path) -> None:
         """Load a checkpoint of any layout; drops accumulated gradients.
 
-        Raises CheckpointMismatch if it is absent, of another format, or does not match its digest.
+        Raises CheckpointMismatch if it is absent, of another format, or does not match its digest, and if it would be
+        unpickled and does not lie in the job's own folder.
         """
+        from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
+
+        refuse_strangers_pickle(path, own=self.context.directory)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         before, self._half_updated = self._half_updated, True  # while a part of it may be loaded
@@ -459,7 +469,7 @@ class MegatronLearner(TorchLearner):
         except GyreError as error:
             raise CheckpointMismatch(
                 f"the checkpoint is of the model that training began with, which cannot be read any more: {error}",
-                hint=f"Have the folder {self.layout.model_path} as it was.",
+                hint=f"Have the folder {self.settings.first_weights.path or self.layout.model_path} as it was.",
             ) from error
         begin_optimizer_anew(self.policy)
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class MegatronReference(FrozenModel):
-    """Adds `extras["ref_logprobs"]` to samples. It reads `config.megatron.model_path` by itself, which is what the
-    actor begins with; so it takes no weights from anybody."""
+    """Adds `extras["ref_logprobs"]` to samples. It reads `config.megatron.model_path` by itself, or the weights of
+    `config.first_weights`, which is what the actor begins with; so it takes no weights from anybody."""
 
     def model_folder(self, layout: MegatronSettings) -> Path:
         if not layout.model_path:
@@ -33,7 +33,7 @@ class MegatronReference(FrozenModel):
                 hint="Without it the actor's model is the small decoder, whose reference is "
                 "gyre.workloads.torch:TorchReference.",
             )
-        return Path(layout.model_path)
+        return Path(self.settings.first_weights.path or layout.model_path)
 
     def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> TensorSource:
         return first_weights(folder, architecture, self.settings.seed, device)

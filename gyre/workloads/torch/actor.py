@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from gyre.config import WeightsSpec
 from gyre.config.sections import OptimSettings
 from gyre.models.architecture import config_of
+from gyre.models.first_weights import given_weights
 from gyre.models.modules import Decoder
-from gyre.models.tensor_names import from_names, to_names
+from gyre.models.tensor_names import expected_shapes, from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import pack_weights
@@ -96,6 +97,18 @@ class TorchActor(TorchLearner):
     def make_model(self) -> Decoder:
         return Decoder(small_architecture(self.settings, self.task), seed=self.settings.seed)
 
+    def build(self) -> None:
+        """Raises ConfigError where `config.first_weights` names no weights of this model."""
+        super().build()
+        if path := self.settings.first_weights.path:
+            architecture = self.model.architecture
+            source = given_weights(Path(path), architecture)
+            named = {name: source(name).float() for name in expected_shapes(architecture)}
+            load_parameters(self.model, from_names(named, architecture))
+
+    def model_config(self) -> dict[str, Any]:
+        return config_of(self.model.architecture, eos_id=self.task.tokenizer.eos_id)
+
     @property
     def optim(self) -> OptimSettings:
         return self.settings.optim
@@ -139,13 +152,13 @@ class TorchActor(TorchLearner):
 
         Rank 0 alone computes, so that ranks which share cores do not do the same work side by side; the others
         hear of its progress every few steps. A second call, or one after the first optimizer step, does nothing
-        and returns the recorded result. Only arithmetic has one, where the job asks for it (`config.warm_start`); else
-        the weights stay as they are.
+        and returns the recorded result. Only arithmetic has one, where the job asks for it (`config.warm_start`) and
+        begins with no other job's weights; else the weights stay as they are.
         """
         if self._warm is not None or self.step > 0:
             return self._warm or {"already_applied": True}
         beacon = torch.zeros(5, dtype=torch.float64)  # done, steps, loss, agreement, seconds
-        asked = self.settings.warm_start
+        asked = None if self.settings.first_weights.path else self.settings.warm_start
         if asked is None or not isinstance(self.task, ArithmeticTask):
             beacon[0] = 1.0
         elif self.rank == 0:
@@ -178,9 +191,7 @@ class TorchActor(TorchLearner):
 
     def servable(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The weights in Hugging Face's names, and the content of `config.json`: what engines can load."""
-        config = self.model.architecture
-        named = to_names(dict(self.model.named_parameters()), config)
-        return named, config_of(config, eos_id=self.task.tokenizer.eos_id)
+        return to_names(dict(self.model.named_parameters()), self.model.architecture), self.model_config()
 
     def lasts(self, named: Mapping[str, torch.Tensor]) -> bool:
         """Whether steps leave these tensors, which `servable` returned, as they are."""

@@ -1,7 +1,7 @@
 """The critic in plain torch: a decoder with a value head, trained towards the returns of generalised advantages.
 
 Its decoder has the actor's shape: with `config.megatron.model_path` it is that folder's model, in float32; without, it
-is the small one, and begins with the policy that training begins with.
+is the small one. Either begins with the policy that training begins with (`config.first_weights`).
 
 How a step is made, repeated, checkpointed and restored: `gyre.workloads.torch.learner`.
 
@@ -52,7 +52,7 @@ class TorchCritic(TorchLearner):
             return ValueModel(
                 small_architecture(self.settings, task_of(self.config)), seed=self.settings.seed
             )
-        seed, folder = self.settings.seed, Path(self.model_path)
+        seed, folder = self.settings.seed, Path(self.settings.first_weights.path or self.model_path)
         architecture = replace(
             read_architecture(folder), tied=True
         )  # whatever head it has is the policy's alone

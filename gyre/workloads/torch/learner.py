@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -44,14 +43,13 @@ from gyre.workloads.torch.errors import (
     StepGap,
     TrainedTwice,
 )
+from gyre.workloads.torch.saved_policy import CHECKPOINT_FORMAT, checkpoint_file, read_checkpoint
 from gyre.workloads.torch.served_policy import load_parameters
 from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import counted
 from gyre.workloads.torch.steps.intervals import Interval, contains, merge
 from gyre.workloads.torch.steps.peers import Peers
 from gyre.workloads.torch.steps.updates import mini_batches_of, share_of
-
-CHECKPOINT_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,10 @@ class TorchLearner(BaseWorkload):
     def step_metrics(self, tally: Tally) -> dict[str, Any]:
         """A step's metrics beyond those that every learner has."""
         raise NotImplementedError
+
+    def model_config(self) -> dict[str, Any] | None:
+        """The content of `config.json` of the model, if it is a policy."""
+        return None
 
     def _changed(self) -> None:
         """A step's updates are made: the weights are new."""
@@ -358,13 +360,14 @@ class TorchLearner(BaseWorkload):
         content: dict[str, Any] = {"format": CHECKPOINT_FORMAT, "step": self.step, "digest": self._digest()}
         if self.rank == 0:
             content |= {
+                "config": self.model_config(),
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "trained": self.trained,
                 "metrics": self._metrics,
                 "warm": self._warm,
             }
-        with open(_checkpoint_file(path, self.rank), "wb") as file:
+        with open(checkpoint_file(path, self.rank), "wb") as file:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -375,25 +378,10 @@ class TorchLearner(BaseWorkload):
         Raises CheckpointMismatch where the file is absent, of another format, or not what its digest says, and
         WeightMismatch where it is another model's.
         """
-        file = _checkpoint_file(path, 0)
+        file = checkpoint_file(path, 0)
         if not file.exists():
             raise CheckpointMismatch(f"there is no checkpoint of {self.role} at {file}.")
-        try:
-            content = torch.load(file, weights_only=True)
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            pickle.UnpicklingError,
-        ) as error:  # what torch has for a bad file
-            raise CheckpointMismatch(
-                f"{file} cannot be read: {error}",
-                hint="Is its disk failing? The checkpoint before it may be whole.",
-            ) from error
-        if content["format"] != CHECKPOINT_FORMAT:
-            raise CheckpointMismatch(
-                f"{file} has format {content['format']}, this Gyre reads {CHECKPOINT_FORMAT}."
-            )
+        content = read_checkpoint(file)
         load_parameters(self.model, content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.step = content["step"]
@@ -412,10 +400,6 @@ def learning_rate(optim: OptimSettings, step: int) -> float:
     rising = min(1.0, step / max(optim.warmup_steps, 1))
     done = min(1.0, step / optim.decay_steps) if optim.decay_steps else 0.0
     return optim.rate * rising * (1.0 - done * (1.0 - optim.final_lr_ratio))
-
-
-def _checkpoint_file(path: Path, rank: int) -> Path:
-    return path / f"rank_{rank:05d}.pt"
 
 
 def flat_parameters(model: nn.Module) -> torch.Tensor:

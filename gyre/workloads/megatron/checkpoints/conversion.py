@@ -18,6 +18,7 @@ from gyre.models.architecture import Architecture
 from gyre.models.saving import save_model_folder
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
 from gyre.workloads.torch.errors import CheckpointMismatch
 
 _TIMEOUT_S = 600.0
@@ -40,8 +41,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
     seam = open_seam(device)
     from gyre.models.first_weights import first_weights
     from gyre.models.tensor_names import expected_shapes
-    from gyre.workloads.megatron.checkpoints import megatron_format
-    from gyre.workloads.megatron.checkpoints.on_disk import load_weights, read_metadata
+    from gyre.workloads.megatron.checkpoints.on_disk import load_weights
     from gyre.workloads.megatron.model.config import architecture_from
     from gyre.workloads.megatron.model.hugging_face import export_weights
     from gyre.workloads.megatron.model.parallel import Ranks
@@ -50,11 +50,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
     if out.exists():
         raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
     metadata = read_metadata(checkpoint)
-    if metadata["format"] == megatron_format.FORMAT and not trust:
-        raise ConfigError(
-            f"{checkpoint} is in Megatron's own format, which is unpickled: it would run what its writer wants.",
-            hint="If you know who wrote it, give --trust.",
-        )
+    refuse_pickle(checkpoint, metadata, trust=trust)
     model = metadata.get("model")
     if model is None:
         raise CheckpointMismatch(

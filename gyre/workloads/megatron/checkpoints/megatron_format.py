@@ -30,7 +30,6 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from gyre.workloads.megatron.checkpoints.parts import AdamState
 from gyre.workloads.megatron.policy import MegatronPolicy
 
-FORMAT = 1
 _STATE = "state"
 
 Seam = Callable[[], AbstractContextManager[Any]]

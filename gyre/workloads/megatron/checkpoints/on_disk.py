@@ -25,7 +25,6 @@ before (`megatron_format`). This module must not know what a step is made of, an
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,12 @@ from typing import Any
 from gyre.workloads.gang.host_buffer import HostBuffer, placed
 from gyre.workloads.gang.state_files import StateDamaged, write_json, write_state
 from gyre.workloads.megatron.checkpoints import megatron_format
+from gyre.workloads.megatron.checkpoints.formats import (
+    FORMAT,
+    MEGATRONS_FORMAT,
+    METADATA,
+    read_metadata,
+)
 from gyre.workloads.megatron.checkpoints.parts import (
     AdamState,
     Part,
@@ -53,8 +58,6 @@ from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 from gyre.workloads.torch.errors import CheckpointMismatch
 
-FORMAT = 2
-_METADATA = "actor.json"
 _FIRST_MODEL = "first_model"
 
 Seam = Callable[[], AbstractContextManager[Any]]
@@ -128,7 +131,7 @@ class CheckpointWriter:
         if is_first_model:
             write = self._state_write(random_parts(self._policy.device), copy=False)
         elif not AdamState(self._policy).is_all:
-            self._metadata["format"] = megatron_format.FORMAT
+            self._metadata["format"] = MEGATRONS_FORMAT
             write, self._finish = megatron_format.begin_write(self._policy, self._seam, path)
         elif copied is not None:
             self._release = copied.release
@@ -202,7 +205,7 @@ class CheckpointWriter:
         problem = ""
         if self._ranks.rank == 0:
             try:
-                write_json(self._path / _METADATA, self._metadata)
+                write_json(self._path / METADATA, self._metadata)
             except OSError as error:
                 problem = str(error)
         if self._ranks.sum([float(bool(problem))])[0]:  # nobody says "written" before the first rank has
@@ -251,7 +254,7 @@ def restore(
     metadata. Where it is of the first model, `load_first_model` loads that, with an optimizer that knows of no step. A
     collective of all ranks. Raises CheckpointMismatch, on all of them, before anything is changed."""
     metadata = read_metadata(path)
-    if metadata["format"] == megatron_format.FORMAT:
+    if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.restore(policy, seam, path)
         return metadata
     is_first_model = metadata[_FIRST_MODEL]
@@ -270,7 +273,7 @@ def load_weights(
     """Load the weights of the checkpoint at `path`, written in whatever layout, and nothing else of it: the policy
     need not have an optimizer. A collective of all ranks. Raises CheckpointMismatch as `restore`."""
     metadata = read_metadata(path)
-    if metadata["format"] == megatron_format.FORMAT:
+    if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.load_weights(policy, seam, path)
     elif metadata[_FIRST_MODEL]:
         load_first_model()
@@ -304,20 +307,6 @@ def _verified(
             hint="Is its disk failing? The checkpoint before it may be whole.",
         )
     return stored
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The content of `actor.json`. Raises CheckpointMismatch where there is none, or one of another format."""
-    try:
-        metadata: dict[str, Any] = json.loads((path / _METADATA).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointMismatch(
-            f"there is no whole checkpoint at {path}: {error}.",
-            hint="Is its disk there? If it is lost for good, run.lost_checkpoint: weights goes on without it.",
-        ) from None
-    if metadata.get("format") not in (FORMAT, megatron_format.FORMAT):
-        raise CheckpointMismatch(f"{path} has format {metadata.get('format')}, this Gyre reads {FORMAT}.")
-    return metadata
 
 
 # -- small parts --------------------------------------------------------------------------------------

@@ -1,0 +1,268 @@
+"""A new job that begins with another one's weights: they are found, compared with its model, and copied to its folder.
+
+Only the policy's weights are taken, in the type that they were written in. Optimizer, data position and ledger begin
+anew. The source is a job, whose last whole checkpoint is taken; or the folder of a checkpoint; or a model's folder in
+Hugging Face's layout. Whatever it is, the copy is a model's folder, so that torch's and Megatron's actors in any layout
+begin with any of them.
+
+Invariants:
+- *the job's own*: the copy is whole before anything of the job is started, and every process of the job reads it; the
+  source may go at once;
+- *the same model*: a source of another shape is refused by what differs;
+- *no stranger's pickle*: a checkpoint in Megatron's own format is read only where its writer is trusted.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gyre.api.definition.entrypoints import load_class
+from gyre.api.home import Home
+from gyre.api.terminal.signals import signals_held
+from gyre.config import JobSpec, parse_job
+from gyre.config.sections import WorkloadSettings
+from gyre.config.sections.first_weights import NAME, FirstWeightsSettings
+from gyre.errors import ConfigError, GyreError, NotFound
+from gyre.failover import state_from
+from gyre.graph.integrations import reads_sections
+from gyre.store import Store
+
+if TYPE_CHECKING:
+    from gyre.models.architecture import Architecture
+
+_EXPORT_S = 3600.0
+"""Deadline of reading a checkpoint of Megatron's: at the 100 MB/s of a slow disk, 180 GB in and 180 GB out."""
+
+_MAY_DIFFER = ("eos_token_ids", "max_positions")
+"""What no weight depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where weights come from: `name` for people, and the folders to try in turn."""
+
+    name: str
+    folders: tuple[Path, ...]
+    is_job: bool
+
+
+def find_source(store: Store, place: Home, source: str | Path) -> Source:
+    """What `source` names: a job (an id, or the newest of a name), or a folder. Text with a slash is a folder's path,
+    other text is a job's name first. Raises NotFound, with what is missing."""
+    if isinstance(source, str) and "/" not in source:
+        try:
+            job_id = store.job(source).job_id
+        except NotFound:
+            if not Path(source).is_dir():
+                raise
+        else:
+            return _checkpoints_of(store, place, job_id)
+    folder = Path(source).expanduser().absolute()
+    if not folder.is_dir():
+        raise NotFound(f"There is no folder {folder}.", hint="Give a job, a checkpoint or a model's folder.")
+    return Source(str(folder), (folder,), is_job=False)
+
+
+def _checkpoints_of(store: Store, place: Home, job_id: str) -> Source:
+    """The job's checkpoints, the newest first."""
+    job = state_from(store.journal(job_id).snapshot()).job
+    if job.checkpoint_step < 0:
+        raise NotFound(
+            f"Job {job_id} has no checkpoint to begin with.", hint="It writes the first one after its set-up."
+        )
+    root = place.find_checkpoints(job_id) or Path(job.checkpoint_path).parent
+    steps = {path: path.name.removeprefix("step_") for path in root.glob("step_*") if path.is_dir()}
+    found = {int(step): path for path, step in steps.items() if step.isdecimal()}
+    known = sorted((step for step in found if step <= job.checkpoint_step), reverse=True)
+    if not known:
+        raise NotFound(
+            f"The checkpoints of job {job_id} are not on this machine: nothing is in {root}.",
+            hint="Begin where its home is, or give the folder of a checkpoint.",
+        )
+    return Source(f"job {job_id}", tuple(found[step] for step in known), is_job=True)
+
+
+@contextmanager
+def first_weights(
+    store: Store, place: Home, spec: JobSpec, job_id: str, source: str | Path | None, *, trust: bool
+) -> Iterator[tuple[JobSpec, list[str]]]:
+    """The spec with weights from the source, which are copied into the job's folder, and notes on them. The copy is
+    taken back if what is done with it raises; without a source nothing is done. Raises NotFound, ConfigError and
+    CheckpointMismatch."""
+    if source is None:
+        yield spec, []
+        return
+    found = find_source(store, place, source)
+    wanted = Wanted.of(spec)
+    out = place.job_directory(job_id) / NAME
+    try:
+        folder, notes = _copy_whole(found, out, wanted, trust=trust)
+        name = f"{found.name}, {folder.name}" if found.is_job else found.name
+        section = FirstWeightsSettings(path=str(out), source=name)
+        config = {**spec.config, NAME: section.model_dump()}
+        begun = parse_job({**spec.model_dump(mode="json"), "config": config})
+        yield begun, [*notes, f"begins with the weights of {name}"]
+    except BaseException:
+        with signals_held():
+            shutil.rmtree(out, ignore_errors=True)
+            with suppress(OSError):  # the logs of a master that did not start stay
+                out.parent.rmdir()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The model of the job that begins: its shape, and the content of its `config.json`."""
+
+    architecture: Architecture
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Wanted:
+        """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
+        from gyre.models.architecture import architecture_of, config_of, read_config
+        from gyre.workloads.megatron.learner import MegatronLearner
+        from gyre.workloads.tasks.task import task_of
+        from gyre.workloads.torch.actor import TorchActor
+        from gyre.workloads.torch.served_policy import small_architecture
+
+        actor = spec.roles["actor"].entrypoint if "actor" in spec.roles and reads_sections(spec) else None
+        kind = load_class(actor, spec.python_path, path="roles.actor.entrypoint") if actor else None
+        if kind is None or not issubclass(kind, TorchActor):
+            raise ConfigError(
+                f"The actor of job {spec.name} is not Gyre's, so no weights can be given to it.",
+                hint="Have your own class read them, from a key of its own in config.",
+            )
+        settings = WorkloadSettings.read(spec.config)
+        path = settings.megatron.model_path
+        if path and issubclass(kind, MegatronLearner):
+            config = read_config(Path(path))
+            return cls(architecture_of(config, path), config)
+        task = task_of(spec.config)
+        architecture = small_architecture(settings, task)
+        return cls(architecture, config_of(architecture, eos_id=task.tokenizer.eos_id))
+
+    def refuse_other(self, architecture: Architecture, where: Path) -> None:
+        """Raises ConfigError for another model, with what differs."""
+        pairs = [
+            (one.name, getattr(architecture, one.name), getattr(self.architecture, one.name))
+            for one in fields(architecture)
+            if one.name not in _MAY_DIFFER
+        ]
+        refuse_differences(
+            [f"{name} is {theirs} instead of {ours}" for name, theirs, ours in pairs if theirs != ours], where
+        )
+
+
+def refuse_differences(found: list[str], where: Path) -> None:
+    """Raises ConfigError that names the first of what differs, if anything does."""
+    if found:
+        more = f", and {len(found) - 4} more" if len(found) > 4 else ""
+        raise ConfigError(
+            f"The model in {where} is not this job's: {', '.join(found[:4])}{more}.",
+            hint="Give the job the model of its weights, by config.model or config.megatron.model_path.",
+        )
+
+
+def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tuple[Path, list[str]]:
+    """Copy the first folder that is whole. Returns it, and what was wrong with those before it."""
+    from gyre.workloads.torch.errors import CheckpointMismatch
+
+    notes: list[str] = []
+    for folder in source.folders:
+        try:
+            _copy(folder, out, wanted, trust=trust)
+            return folder, notes
+        except CheckpointMismatch as error:  # damaged: the one before it may be whole
+            if folder == source.folders[-1]:
+                raise
+            notes.append(f"{folder.name} is passed over: {error.message}")
+    raise AssertionError("a source has folders")
+
+
+def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
+    """Write the policy of a checkpoint or of a model's folder to `out`. Raises CheckpointMismatch where it is damaged,
+    and ConfigError where it is another model, or none."""
+    from gyre.workloads.megatron.checkpoints.formats import METADATA
+    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.torch.saved_policy import checkpoint_file
+    from gyre.workloads.trainer.learning.checkpoints import problem_with
+
+    if problem := problem_with(folder):
+        raise CheckpointMismatch(
+            f"The checkpoint {folder} is damaged: {problem}.", hint="The one before it may be whole."
+        )
+    if (folder / METADATA).is_file():
+        _copy_of_megatrons(folder, out, wanted, trust=trust)
+    elif checkpoint_file(folder, 0).is_file():
+        _copy_of_torchs(folder, out, wanted)
+    elif (folder / "config.json").is_file():
+        _copy_of_model(folder, out, wanted)
+    else:
+        raise ConfigError(
+            f"{folder} is neither a checkpoint nor a model's folder.",
+            hint="A job's checkpoints are GYRE_HOME/jobs/JOB/checkpoints/step_…; a model's folder has a config.json.",
+        )
+
+
+def _copy_of_megatrons(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
+    """In a process of its own, for Megatron on a CPU changes what torch says of CUDA."""
+    from gyre.models.architecture import architecture_of
+    from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
+    from gyre.workloads.torch.errors import CheckpointMismatch
+
+    metadata = read_metadata(folder)
+    refuse_pickle(folder, metadata, trust=trust)
+    if metadata.get("model") is None:
+        raise ConfigError(
+            f"{folder} is not of a policy, or of an older Gyre, which did not write down its model.",
+            hint="A critic's checkpoint has no policy; the actor's lies above it.",
+        )
+    wanted.refuse_other(architecture_of(metadata["model"]["config"], str(folder)), folder)
+    command = [sys.executable, "-m", "gyre.api", "export", str(folder), str(out)]
+    try:
+        done = subprocess.run(
+            [*command, *(["--trust"] if trust else [])], capture_output=True, text=True, timeout=_EXPORT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{folder} could not be read within {_EXPORT_S:g} s.", hint="Is its disk failing?"
+        ) from None
+    if done.returncode:
+        said = done.stderr.strip().removeprefix("error: ")
+        kind: type[GyreError] = (
+            ConfigError if done.returncode == ConfigError.exit_code else CheckpointMismatch
+        )
+        raise kind(said or f"Reading {folder} ended with {done.returncode}.")
+
+
+def _copy_of_torchs(folder: Path, out: Path, wanted: Wanted) -> None:
+    from gyre.models.architecture import architecture_of
+    from gyre.models.saving import save_model_folder
+    from gyre.workloads.torch.saved_policy import read_policy
+
+    found = read_policy(folder)
+    if found.config is not None:
+        wanted.refuse_other(architecture_of(found.config, str(folder)), folder)
+    refuse_differences(found.differences(wanted.architecture), folder)
+    save_model_folder(out, found.config or wanted.config, found.named(wanted.architecture))
+
+
+def _copy_of_model(folder: Path, out: Path, wanted: Wanted) -> None:
+    from gyre.models.architecture import architecture_of, read_config
+    from gyre.models.first_weights import given_weights
+    from gyre.models.saving import save_model_folder
+    from gyre.models.tensor_names import expected_shapes
+
+    config = read_config(folder)
+    wanted.refuse_other(architecture_of(config, str(folder)), folder)
+    source = given_weights(folder, wanted.architecture)
+    tensors = {name: source(name) for name in expected_shapes(wanted.architecture)}
+    save_model_folder(out, config, tensors, beside=folder)
