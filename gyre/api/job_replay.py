@@ -59,7 +59,7 @@ def replay_job(
         until, snapshot = _moment(store, job_id)
     history = journal.events(until=until, until_time=until_time)
     try:
-        state = _folded(store.job(job_id).spec, journal.events(), history)
+        state = fold_by_parts(store.job(job_id).spec, journal.events(), history)
     except (ValueError, TypeError, KeyError, AssertionError) as error:
         raise StoreError(
             f"The history of job {job_id} does not fold: {error}.",
@@ -69,14 +69,18 @@ def replay_job(
     return Replay(state, history[-1].seq if history else 0, len(history), found)
 
 
-def _folded(spec: dict[str, Any], everything: list[EventRow], history: list[EventRow]) -> JobState:
-    """Fold a history, each part of it over the spec that was in force. `spec` is the last one, and `everything` tells
-    how it came about."""
+def fold_by_parts(
+    spec: dict[str, Any],
+    everything: list[EventRow],
+    history: list[EventRow],
+    state: JobState | None = None,
+) -> JobState:
+    """Fold a history from a state, each part of it over the spec that was in force. `spec` is the last one, and
+    `everything` tells how it came about."""
     continued = [event for event in everything if event.kind == JobContinued.__name__]
     specs = [spec]
     for event in reversed(continued):
         specs.insert(0, undone(specs[0], event.body["changes"]))
-    state: JobState | None = None
     for number, one in enumerate(specs):
         first = continued[number - 1].seq if number else 0
         last = continued[number].seq if number < len(continued) else sys.maxsize

@@ -337,7 +337,9 @@ def test_a_reader_that_goes_is_quiet(seed: Seed, home: Home) -> None:
 # -- replay -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["undisturbed", "rollout_lost", "actor_lost", "user_error", "commanded"])
+@pytest.mark.parametrize(
+    "name", ["undisturbed", "rollout_lost", "actor_lost", "user_error", "commanded", "continued"]
+)
 def test_replay_finds_a_golden_history_equal(seed: Seed, name: str) -> None:
     seed(name)
     result = gyre("replay")

@@ -16,7 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gyre.config import JobSpec
+from gyre.config import ROLLOUT_MANAGER, Budget, JobSpec, parse_job
+from gyre.config.changes import Changes, changes_between
+from gyre.config.parse import apply_overrides
 from gyre.failover import VertexPhase, rows_of
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -57,6 +59,28 @@ class World(History):
                 pid = 1000 + len(self.records)
                 self.record(e.VertexStarted(record.id, record.incarnation, pid=pid, node="n0"))
         return self
+
+    def start_on(self, machine: str, others: dict[str, str]) -> None:
+        """Every vertex that is starting comes up: on the machine, or where `others` says."""
+        for record in list(self.state.vertices.values()):
+            if record.phase is VertexPhase.STARTING:
+                pid, node = 1000 + len(self.records), others.get(record.id, machine)
+                self.record(e.VertexStarted(record.id, record.incarnation, pid=pid, node=node))
+
+    def die(self, vertex: str, machine: str) -> None:
+        """It dies on the machine, and comes up there again."""
+        lost = self.state.vertices[vertex].incarnation
+        self.record(e.VertexLost(vertex, lost, "process_died", {"exit": "SIGKILL"}, node=machine))
+        self.start_on(machine, {})
+
+    def go_on(self, roles: dict[str, int], changes: Changes) -> None:
+        """The ended job goes on: what comes is decided over the changed spec."""
+        plain = self.spec.model_dump(mode="json")
+        after = apply_overrides(plain, [f"{key}={new}" for key, (_, new) in changes.items()])
+        self.spec = compile_job(parse_job(after)).spec
+        assert changes_between(plain, self.spec.model_dump(mode="json")) == changes
+        self.coordinator = coordinator_of(self.spec)
+        self.record(e.JobContinued(roles, changes))
 
     def step(self, number: int) -> None:
         trainer = self.state.vertices["trainer-0"].incarnation
@@ -170,6 +194,54 @@ def commanded() -> dict[str, Any]:
     return world.as_dict("Scaled up and down, paused, resumed, taken over by a new master, stopped.")
 
 
+def continued() -> dict[str, Any]:
+    """It ends over another spec than it began with: a machine is left alone after three deaths, and after two."""
+    spec = small_spec("golden")
+    spec.roles[ROLLOUT_MANAGER] = spec.roles["reward"].model_copy()
+    spec.failover.vertex = Budget(max=20, window_s=3600)
+    world = World(spec)
+    roles = {name: role.total for name, role in world.spec.roles.items()}
+    n0, n1, digests = "a" * 56, "b" * 56, ("c" * 64, "d" * 64)
+    world.record(
+        e.JobSubmitted("golden-1", world.spec.name, roles, weights_from="job golden-0, step_00000003"),
+        e.MasterStarted(1, pid=100, node="h0", url="http://127.0.0.1:8265", rules=e.RULES),
+    )
+    world.start_on(n0, {"rollout-1": n1, "reward-0": n1})
+    world.step(1)
+    world.record(
+        e.JoinTokenCreated("spot", digests[0]),
+        e.JoinTokenCreated("lent", digests[1], expires_at=START_AT + 1e6),
+        e.JoinTokenRevoked("spot"),
+        e.JoinTokenRevoked("default"),
+    )
+    for victim in ("rollout-1", "reward-0"):
+        world.die(victim, n1)
+    world.record(e.CheckpointCommitted(1, 1, "/checkpoints/1"))
+    world.die("rollout-1", n1)  # one too many: the machine is left alone
+    world.record(e.UndrainRequested(node=n1))
+    world.record(e.DrainRequested(node=n1, reason="spot notice", by="ray"))
+    world.start_on(n0, {})
+    world.record(
+        e.DrainRequested(vertex="rollout-0", reason="moved"),
+        e.UndrainRequested(node=n1),
+        e.UndrainRequested(vertex="rollout-0"),
+        e.DrainRequested(vertex="actor-1", reason="moved"),  # and with it its gang
+    )
+    world.start_on(n0, {"rollout-0": n1})
+    world.record(e.StopRequested("enough"), e.TimerFired("drain"))
+    world.go_on(roles, {"failover.machine.max": [3, 2], "run.steps": [world.spec.run.steps, 9]})
+    world.record(e.MasterStarted(2, pid=200, node="h0", rules=e.RULES))
+    world.start_on(n0, {"rollout-1": n1, "reward-0": n1})
+    for victim in ("rollout-1", "reward-0"):
+        world.die(victim, n1)  # here two are too many
+    gone = world.state.vertices["rollout-1"].incarnation
+    world.record(e.VertexLost("rollout-1", gone, "node_lost", {"node": n1}, node=n1))
+    world.start_on(n0, {})
+    world.step(2)
+    world.finish()
+    return world.as_dict("Tokens, bad and drained machines, an end, and a going on with another spec.")
+
+
 def tampered() -> dict[str, Any]:
     data = rollout_lost()
     for row in data["snapshot"]:
@@ -186,7 +258,7 @@ def tampered() -> dict[str, Any]:
 
 HISTORIES: dict[str, Callable[[], dict[str, Any]]] = {
     build.__name__: build
-    for build in (undisturbed, rollout_lost, actor_lost, user_error, commanded, tampered)
+    for build in (undisturbed, rollout_lost, actor_lost, user_error, commanded, continued, tampered)
 }
 
 if __name__ == "__main__":

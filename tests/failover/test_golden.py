@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gyre.api.job_replay import coordinator_of
+from gyre.api.job_replay import coordinator_of, fold_by_parts
 from gyre.config import parse_job
-from gyre.failover import JobState, differences, fold
+from gyre.config.changes import undone
+from gyre.failover import differences, fold
 from gyre.store import EventRow
 
 FOLDER = Path(__file__).parent / "golden"
@@ -21,6 +22,7 @@ PHASES = {
     "actor_lost": "succeeded",
     "user_error": "failed",
     "commanded": "stopped",
+    "continued": "succeeded",
     "tampered": "succeeded",
 }
 
@@ -50,7 +52,7 @@ def test_every_golden_history_is_expected() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_history_folds_to_its_snapshot(name: str) -> None:
     data, history, snapshot = load(name)
-    state = fold(coordinator_of(parse_job(data["spec"])), history)
+    state = fold_by_parts(data["spec"], history, history)
     assert state.job.phase == PHASES[name]
     found = differences(state, snapshot)
     if name == "tampered":
@@ -62,7 +64,24 @@ def test_a_golden_history_folds_to_its_snapshot(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"tampered"}))
 def test_folding_in_two_parts_is_folding_at_once(name: str) -> None:
     data, history, snapshot = load(name)
-    coordinator = coordinator_of(parse_job(data["spec"]))
     for cut in range(len(history)):
-        state: JobState = fold(coordinator, history[:cut])
-        assert differences(fold(coordinator, history[cut:], state), snapshot) == []
+        state = fold_by_parts(data["spec"], history, history[:cut])
+        assert differences(fold_by_parts(data["spec"], history, history[cut:], state), snapshot) == []
+
+
+def test_a_continued_history_has_the_newer_events_and_folds_over_two_specs() -> None:
+    """Under the spec of one part alone, whichever it is, the machine would be left alone otherwise."""
+    data, history, snapshot = load("continued")
+    assert {
+        "JobContinued",
+        "JoinTokenCreated",
+        "JoinTokenRevoked",
+        "DrainRequested",
+        "UndrainRequested",
+    } <= {event.kind for event in history}
+    assert history[0].body["weights_from"]
+    causes = {row["cause"] for (kind, _), row in snapshot.items() if kind == "incident"}
+    assert {"bad_place", "drained", "node_lost"} <= causes
+    changes = next(event.body["changes"] for event in history if event.kind == "JobContinued")
+    for spec in (data["spec"], undone(data["spec"], changes)):
+        assert differences(fold(coordinator_of(parse_job(spec)), history), snapshot)
