@@ -24,6 +24,7 @@ from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
 from gyre.store import open_store
 from gyre.testing.standing_job import StandingJob
+from tests.ports import nobody_listens
 from tests.waits import GENEROUS_S
 
 Seed = Callable[..., str]
@@ -197,13 +198,19 @@ def test_plan_draws(tmp_path: Path) -> None:
 # -- a running job ----------------------------------------------------------------------------------
 
 
-def test_commands_reach_the_master_by_the_store_and_by_url(seed: Seed, golden: StandingJob) -> None:
+def test_commands_reach_the_master_by_the_store_and_by_url(
+    seed: Seed, home: Home, golden: StandingJob
+) -> None:
     server = RestServer(create_app(golden.master, token="t"), token="t")
     url = server.start()
     seed("undisturbed", live=True, url=url)
     assert data(gyre("--token", "t", "scale", "rollout=3", "--json")) == {"job_id": "golden-1", "seq": 9}
     assert gyre("pause", "golden", "--token", "t").exit_code == 0
     assert gyre("--url", url, "--token", "t", "resume").exit_code == 0
+    with nobody_listens() as gone, open_store(home.database_url()) as store:
+        store.update_job("golden-1", ray_address=gone)  # while its master answers it is not lost
+        assert gyre("pause", "golden", "--token", "t").exit_code == 0
+        assert "resuming" in gyre("resume", "golden", "--token", "t").stderr
     assert data(gyre("show", "--url", url, "--token", "t", "--json"))["master"]["answering"]
     assert data(gyre("ls", "--url", url, "--token", "t", "--json"))[0]["job_id"] == "golden-1"
     assert "rollout-1" in gyre("nodes", "--token", "t").stdout

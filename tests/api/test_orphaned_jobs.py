@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gyre.api.cli import main
+from gyre.api.home import Home
 from gyre.api.job_replay import replay_job
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
+from gyre.config import Entrypoint
 from gyre.failover import VertexPhase, state_from
 from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequested, VertexStarted
 from gyre.graph import compile_job
@@ -72,6 +76,22 @@ def test_a_lost_job_ends_as_it_would_have(
     state = state_from(store.journal("j-1").snapshot())
     assert {vertex.phase for vertex in state.vertices.values()} == {VertexPhase.STOPPED}
     assert replay_job(store, "j-1").differences == []
+
+
+def test_resume_ends_a_lost_job_first_and_asks_no_master(home: Home, nowhere: str) -> None:
+    """It comes no further here, for nothing listens where it is to go on."""
+    with open_store(home.database_url()) as store:
+        started = VertexStarted("rollout-0", 1, pid=11, node="n")
+        written(store, started, address=nowhere, node=socket.gethostname())
+        spec = small_spec()
+        spec.roles["trainer"].entrypoint = Entrypoint.parse("tests.e2e.workloads:Endless")
+        store.update_job("j-1", spec=spec.model_dump(mode="json"), url=f"http://{nowhere}", phase="running")
+        result = CliRunner().invoke(main, ["resume", "small", "--ray-address", nowhere])
+        assert result.exit_code == 3, result.output
+        assert "Ray cluster" in result.stderr
+        row = store.job("j-1")
+        assert (row.live, row.reason) == (False, "cluster_lost")
+        assert replay_job(store, "j-1").differences == []
 
 
 def test_a_job_whose_master_never_wrote_anything_ends_too(store: Store, nowhere: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,34 @@ def test_killed_at_its_beginning_it_begins_with_the_same_weights_again(
     assert start(steps=STEPS).end(steps=STEPS)["job"]["result"]["digest"] != digest, "it begins otherwise"
     first = next(event for event in run.handle.events() if event["kind"] == "JobSubmitted")
     assert first["body"]["weights_from"] == f"job {before}, {newest.name}"
-    versions = {
-        one.handle.job_id: next(e for e in one.handle.events() if e["kind"] == "WeightsPublished")["body"]
-        for one in (calm, run)
-    }
-    assert len({body["checksum"] for body in versions.values()}) == 1
-    assert {body["version"] for body in versions.values()} == {0}
+    assert first_version(calm) == first_version(run)
+
+
+def test_a_gang_of_megatron_s_begins_with_plain_torch_s_weights_and_the_other_way_round(
+    start: Callable[..., Run], undisturbed_digest: str
+) -> None:
+    plain = start(steps=1, from_="undisturbed")
+    plain.end(steps=1)
+    gang = {"actor": ("gyre.workloads.megatron", "MegatronActor"), "stall_timeout_s": 60.0}
+    megatron = start(steps=2, from_="undisturbed", **gang)
+    megatron.end(steps=2)
+    assert first_version(megatron) == first_version(plain)
+    last = last_version(megatron)
+    assert last["checksum"] != first_version(megatron)["checksum"], "it was trained"
+    back = start(steps=1, from_=megatron.handle.job_id)
+    back.end(steps=1)
+    assert first_version(back)["checksum"] == last["checksum"]
+
+
+def first_version(run: Run) -> dict[str, Any]:
+    return published(run)[0]
+
+
+def last_version(run: Run) -> dict[str, Any]:
+    return published(run)[-1]
+
+
+def published(run: Run) -> list[dict[str, Any]]:
+    """Versions and checksums, in order."""
+    bodies = [event["body"] for event in run.handle.events() if event["kind"] == "WeightsPublished"]
+    return [{key: body[key] for key in ("version", "checksum", "size_bytes")} for body in bodies]
