@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -97,8 +98,11 @@ def test_a_job_whose_cluster_was_killed_goes_on_from_the_command_line(
             Gate(home(short_home).job_directory(rows[0].job_id)).open_to(8)
             return state_from(store.journal(rows[0].job_id).snapshot()).job.step >= 7
 
-    running.until(reached)
-    os.kill(running.process.pid, signal.SIGKILL)
+    try:
+        running.until(reached)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself, which `until` has told
+            os.kill(running.process.pid, signal.SIGKILL)
     assert running.end().code == -signal.SIGKILL
     running.no_process_left(60.0, but_agents=True)
     running.kill_agents()
