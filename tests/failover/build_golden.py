@@ -236,6 +236,7 @@ def continued() -> dict[str, Any]:
         world.die(victim, n1)  # here two are too many
     gone = world.state.vertices["rollout-1"].incarnation
     world.record(e.VertexLost("rollout-1", gone, "node_lost", {"node": n1}, node=n1))
+    world.record(e.MachineExamined(n1, "The job's directory is not there."))
     world.start_on(n0, {})
     world.step(2)
     world.finish()
