@@ -13,7 +13,9 @@ import torch
 
 from gyre.errors import GyreError
 from gyre.weights import TensorSpec, WeightManifest, WeightMismatch, pack_weights, unpack_weights, verify
+from gyre.weights.version.arena import is_folder, read_manifest
 from gyre.weights.version.manifest import CHUNK_BYTES, checksum_of_weights
+from gyre.weights.version.model_folder import fingerprint, same_config
 
 
 def state():
@@ -143,7 +145,36 @@ def test_two_versions_of_a_model_have_their_tensors_at_the_same_places():
     assert first.tensors == second.tensors
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", ".gyre", "", "a/b"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "1"},
+        {"version": True},
+        {"version": 10**400},
+        {"base": []},
+        {"step": None},
+        {"chunk_bytes": 1.5},
+        {"chunk_bytes": float("inf")},
+        {"tensors": [{"name": [], "shape": [1], "dtype": "uint8", "offset": 0, "nbytes": 1}]},
+        {"tensors": [{"name": "w", "shape": [1e999], "dtype": "uint8", "offset": 0, "nbytes": 1}]},
+        {"tensors": [{"name": "w", "shape": [1] * 65, "dtype": "uint8", "offset": 0, "nbytes": 1}]},
+        {"tensors": [{"name": "w", "shape": [2**64, 0], "dtype": "uint8", "offset": 0, "nbytes": 0}]},
+        {"files": [{"name": "model.safetensors", "size_bytes": 1e999}]},
+        {
+            "files": [{"name": "model.safetensors", "size_bytes": 2**70}],
+            "chunk_bytes": 2**70,
+            "digests": ["0"],
+        },
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_no_manifest(change):
+    plain = {**pack_weights(state(), version=1, step=1)[0].to_dict(), **change}
+    with pytest.raises(WeightMismatch, match="not a weight manifest"):
+        WeightManifest.from_dict(plain)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".gyre", "", "a/b", "gyre.json", "\ud800", "é" * 150])
 def test_a_manifest_names_plain_files_alone(name):
     plain = pack_weights(state(), version=1, step=1)[0].to_dict()
     plain["files"][0]["name"] = name
@@ -175,3 +206,19 @@ def test_packing_copies_once():
         assert tracemalloc.get_traced_memory()[1] < 1.5 * len(buffer)
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "null", "[" * 100_000, '{"a":' * 100_000, "\xff"])
+def test_a_folder_whose_files_are_damaged_is_none(tmp_path, text):
+    for name in ("gyre.json", "config.json"):
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(WeightMismatch):
+        read_manifest(tmp_path)
+    assert fingerprint(tmp_path) == "unset"
+    assert same_config(tmp_path, tmp_path) == (text in ("[]", "7", "null"))
+
+
+def test_what_can_be_no_path_is_no_folder(tmp_path):
+    assert is_folder(str(tmp_path))
+    for path in ("x" * 5000, "a\0b", "\ud800", str(tmp_path / "nothing")):
+        assert not is_folder(path)

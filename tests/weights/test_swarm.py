@@ -14,6 +14,7 @@ from gyre.weights.transfer.swarm import (
     Peer,
     Swarm,
     bits_of,
+    check_bits,
     each_bit,
 )
 
@@ -37,6 +38,14 @@ def picked(swarm: Swarm, now: float, open_: int = ALL) -> tuple[Peer, int | None
 
 def test_bits_are_indices() -> None:
     assert sorted(each_bit(bits_of([0, 3, 70]))) == [0, 3, 70]
+
+
+@pytest.mark.parametrize("text", ["-1", "-ff", "100", "f" * 100_000, "all", "0x"])
+def test_bits_of_other_chunks_are_refused(text: str) -> None:
+    """A negative number has bits without end: whoever counted them would never come back."""
+    check_bits(["", "0", "ff"], CHUNKS)
+    with pytest.raises(ValueError, match=r"bits of other chunks|invalid literal"):
+        check_bits(["1", text], CHUNKS)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -21,8 +21,8 @@ import msgspec
 
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Loaded, Publish, Weights
-from gyre.weights.version.arena import MANIFEST
-from gyre.weights.version.manifest import WeightMismatch
+from gyre.weights.version.arena import is_folder
+from gyre.weights.version.manifest import MANIFEST, WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder
 
 CHECKSUMS_KEPT = 64
@@ -149,11 +149,10 @@ class PolicyVersions:
         """The model's fingerprint, read from the version's folder if that is on this machine. A manifest of 90,000
         tensors takes a second to read: do not call it on an event loop. Raises FrameError if the folder has another
         version than the trainer says."""
-        path = Path(frame.path)
-        if frame.sources and not (frame.path and path.is_dir()):
+        if frame.sources and not (frame.path and is_folder(frame.path)):
             return frame.model
         try:
-            folder = ModelFolder.read(path)
+            folder = ModelFolder.read(Path(frame.path))
         except WeightMismatch as error:
             raise refuse("weights", str(error)) from None
         if folder.checksum != frame.checksum:

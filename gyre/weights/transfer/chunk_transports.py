@@ -24,8 +24,7 @@ from gyre.weights.codecs.encoding import Codec, decode
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import REPLY_LIMIT, Abandoned, PeerConnection, dial
-from gyre.weights.version.arena import MANIFEST
-from gyre.weights.version.manifest import Chunk, WeightManifest, WeightMismatch
+from gyre.weights.version.manifest import MANIFEST, Chunk, WeightManifest, WeightMismatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,16 @@ from gyre.weights.transfer.chunk_transports import (
 )
 from gyre.weights.transfer.mooncake import MooncakeFailed, MooncakeMissing, MooncakeTransport
 from gyre.weights.transfer.protocol import Abandoned, Stalled
-from gyre.weights.transfer.server import are_alike, word_of
-from gyre.weights.transfer.swarm import ASK_AGAIN_S, FIRST_REST_S, FULL_FOR_S, Peer, Swarm, bits_of
+from gyre.weights.transfer.server import PEERS_TOLD, are_alike, word_of
+from gyre.weights.transfer.swarm import (
+    ASK_AGAIN_S,
+    FIRST_REST_S,
+    FULL_FOR_S,
+    Peer,
+    Swarm,
+    bits_of,
+    check_bits,
+)
 from gyre.weights.version.arena import VersionFiles
 from gyre.weights.version.manifest import Chunk, WeightManifest, WeightMismatch
 
@@ -399,14 +407,17 @@ class Fetch:
     def _learn(self, peer: Peer, told: Mapping[str, Any]) -> None:
         """Raises ConnectionError where that is nonsense."""
         try:
+            have, given = str(told.get("have", "")), str(told.get("given", ""))
+            holders = told.get("holders") or {}
+            peers = [address for address in told.get("peers", ()) if is_address(address)]
+            bits = ("" if have == "all" else have, given, *holders.values())
+            check_bits(bits, len(self.files.chunks))
             with self._lock:
-                peer.learn(str(told.get("have", "")), str(told.get("given", "")), time.monotonic())
+                peer.learn(have, given, time.monotonic())
                 if told.get("status") == "gone":
                     peer.bitfield = 0
-                self._swarm.add_addresses(
-                    [address for address in told.get("peers", ()) if is_address(address)]
-                )
-                self._swarm.add_holders(told.get("holders") or {})
+                self._swarm.add_addresses(peers[:PEERS_TOLD])
+                self._swarm.add_holders(holders)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConnectionAbortedError(f"no such reply: {error}") from error
 

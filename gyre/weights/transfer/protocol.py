@@ -173,7 +173,7 @@ class PeerConnection:
         self.receive_into(memoryview(body))
         try:
             frame = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConnectionAbortedError(f"no frame: {error}") from error
         if not isinstance(frame, dict):
             raise ConnectionAbortedError("no frame")

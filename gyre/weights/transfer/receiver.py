@@ -30,7 +30,7 @@ from gyre.weights.transfer.mooncake import MooncakeEngine
 from gyre.weights.transfer.protocol import Stalled, is_allowed
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.transfer.swarm import ASK_AGAIN_S
-from gyre.weights.version.arena import Arena, ArenaFull, VersionFiles, read_manifest
+from gyre.weights.version.arena import Arena, ArenaFull, VersionFiles, is_folder, read_manifest
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 
 
@@ -268,7 +268,7 @@ class Receiver:
     def is_here(self, source: Source) -> bool:
         if self.order and "shm" not in self.order:
             return False
-        return bool(source.path) and source.path not in self._other_bytes and Path(source.path).is_dir()
+        return bool(source.path) and source.path not in self._other_bytes and is_folder(source.path)
 
     def _link(
         self, manifest: WeightManifest, sources: Sequence[Source], serving: int | None, verify: bool

@@ -216,6 +216,14 @@ def bits_of(indices: Iterable[int]) -> int:
     return bits
 
 
+def check_bits(texts: Iterable[str], count: int) -> None:
+    """Raises ValueError for hexadecimal bits that are not those of `count` chunks: a negative number has no end of
+    them."""
+    for text in texts:
+        if text and int(text, 16) >> count:
+            raise ValueError(f"bits of other chunks than {count}: {text!r:.100}")
+
+
 def each_bit(bits: int) -> Iterator[int]:
     """The indices of the bits of a non-negative integer, highest first."""
     while bits:

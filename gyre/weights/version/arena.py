@@ -33,9 +33,16 @@ import xxhash
 
 from gyre.errors import GyreError
 from gyre.weights.version.hashing import first_wrong
-from gyre.weights.version.manifest import CHUNK_BYTES, Chunk, FileSpec, WeightManifest, WeightMismatch, cut
+from gyre.weights.version.manifest import (
+    CHUNK_BYTES,
+    MANIFEST,
+    Chunk,
+    FileSpec,
+    WeightManifest,
+    WeightMismatch,
+    cut,
+)
 
-MANIFEST = "gyre.json"
 STAGING = ".staging"
 SPARE = ".spare"
 TENSORS = ".safetensors"
@@ -385,7 +392,7 @@ class Arena:
         try:
             manifest = WeightManifest.from_dict(json.loads((path / _INTENDED).read_text()))
             files = VersionFiles(path, manifest.files, manifest.chunk_bytes)
-        except (OSError, ValueError, WeightMismatch):  # nothing usable
+        except (OSError, ValueError, RecursionError, WeightMismatch):  # nothing usable
             return None
         files.manifest = manifest
         return files
@@ -458,8 +465,16 @@ def read_manifest(path: Path) -> WeightManifest:
     """The manifest in the folder of a whole version. Raises WeightMismatch."""
     try:
         return WeightManifest.from_dict(json.loads((path / MANIFEST).read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightMismatch(f"{path} holds no published weights: {error}.") from error
+
+
+def is_folder(path: str) -> bool:
+    """Whether there is such a folder on this machine; False also for what can be no path."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # longer than any, for one
+        return False
 
 
 def _reuse(source: Path, into: Path, files: Sequence[FileSpec]) -> None:

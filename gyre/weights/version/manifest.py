@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,15 @@ CHUNK_BYTES = 64 << 20
 """The unit of transfer, of verification and of retry."""
 
 TENSOR_FILE = "model.safetensors"
+
+MANIFEST = "gyre.json"
+"""The file of a version that describes the others."""
+
+MOST = 2**63 - 1
+"""The largest number of a manifest."""
+
+MOST_DIMENSIONS = 64
+"""Of a tensor, as torch has it."""
 
 DTYPES = {
     "bool": ("BOOL", 1),
@@ -122,8 +132,8 @@ class WeightManifest:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> WeightManifest:
-        """The inverse of `to_dict`. Raises WeightMismatch where fields are missing or unknown, a file has no plain
-        name, or the checksum is not that of what is listed."""
+        """The inverse of `to_dict`. Raises WeightMismatch where fields are missing, unknown or of another type, a file
+        has no plain name, or the checksum is not that of what is listed."""
         try:
             tensors = tuple(
                 TensorSpec(**{**spec, "shape": tuple(int(size) for size in spec["shape"])})
@@ -133,12 +143,11 @@ class WeightManifest:
             digests = tuple(str(digest) for digest in plain["digests"])
             fields = {key: value for key, value in plain.items() if key != "size_bytes"}
             made = cls(**{**fields, "tensors": tensors, "files": files, "digests": digests})
-            if made.chunk_bytes < 1 or any(file.size_bytes < 0 for file in files):
-                raise ValueError("a size is negative")
+            _check_numbers(made)
             for spec in tensors:
                 _check(spec, max((file.size_bytes for file in files if file.name == TENSOR_FILE), default=0))
             expected = sum(-(-file.size_bytes // made.chunk_bytes) for file in files)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise WeightMismatch(f"this is not a weight manifest: {error}.") from error
         names = [file.name for file in files]
         if any(not is_plain(name) for name in names) or len(set(names)) != len(names):
@@ -148,10 +157,24 @@ class WeightManifest:
         return made
 
 
+def _check_numbers(manifest: WeightManifest) -> None:
+    """Raises ValueError where a number is none, or larger than a file system or a journal has room for."""
+    base = manifest.base if manifest.base is not None else 0
+    numbers = (manifest.version, base, manifest.step, manifest.chunk_bytes, manifest.size_bytes)
+    if any(type(number) is not int or abs(number) > MOST for number in numbers):
+        raise ValueError(f"its numbers are {numbers!r:.200}")
+    if manifest.chunk_bytes < 1 or any(file.size_bytes < 0 for file in manifest.files):
+        raise ValueError("a size is negative")
+
+
 def _check(spec: TensorSpec, file_bytes: int) -> None:
     """Raises ValueError where a tensor's bytes are not what its shape and dtype say, or not within their file."""
     numbers = (*spec.shape, spec.offset, spec.nbytes)
-    if spec.dtype not in DTYPES or any(type(number) is not int or number < 0 for number in numbers):
+    if type(spec.name) is not str or len(spec.shape) > MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(spec.shape)} dimensions is called {spec.name!r:.100}")
+    if spec.dtype not in DTYPES or any(
+        type(number) is not int or not 0 <= number <= MOST for number in numbers
+    ):
         raise ValueError(f"tensor {spec.name!r} is {spec.shape} of {spec.dtype!r} at {spec.offset!r}")
     if spec.nbytes != math.prod(spec.shape) * DTYPES[spec.dtype][1] or spec.offset + spec.nbytes > file_bytes:
         raise ValueError(f"tensor {spec.name!r} has {spec.nbytes} bytes at {spec.offset} of {file_bytes}")
@@ -159,9 +182,12 @@ def _check(spec: TensorSpec, file_bytes: int) -> None:
 
 def is_plain(name: str) -> bool:
     """Whether this names a file in the folder itself, that nothing else of the folder is called."""
-    return (
-        bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name and len(name) < 200
-    )
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    is_taken = name.startswith(".") or name == MANIFEST
+    return bool(name) and not is_taken and "/" not in name and "\0" not in name and len(encoded) < 200
 
 
 def cut(files: Sequence[FileSpec], chunk_bytes: int, digests: Sequence[str] | None = None) -> Iterator[Chunk]:

@@ -21,9 +21,10 @@ from typing import Any
 
 import xxhash
 
-from gyre.weights.version.arena import MANIFEST, read_manifest
+from gyre.weights.version.arena import read_manifest
 from gyre.weights.version.manifest import (
     CHUNK_BYTES,
+    MANIFEST,
     TENSOR_FILE,
     FileSpec,
     TensorSpec,
@@ -77,9 +78,10 @@ class ModelFolder:
 def fingerprint(path: Path) -> str:
     """What must agree between instances of one job: the model's shape, whatever its weights. "unset" without one."""
     try:
-        return fingerprint_of(json.loads((path / "config.json").read_text()))
-    except (OSError, ValueError):
+        config = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
         return "unset"
+    return fingerprint_of(config) if isinstance(config, dict) else "unset"
 
 
 def fingerprint_of(config: Mapping[str, Any]) -> str:
@@ -95,7 +97,7 @@ def same_config(first: Path, second: Path) -> bool:
             json.loads((first / "config.json").read_text())
             == json.loads((second / "config.json").read_text())
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
