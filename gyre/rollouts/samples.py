@@ -238,7 +238,10 @@ def _array_out(array: NDArray[Any]) -> dict[str, Any]:
 
 
 def _array_in(value: dict[str, Any]) -> NDArray[Any]:
-    array: NDArray[Any] = np.frombuffer(bytearray(value["data"]), dtype=_dtype_of(value[_ARRAY]))
+    data = value["data"]
+    if type(data) is not bytes:  # of a number `bytearray` would make as many bytes
+        raise TypeError(f"an array's data came as {type(data).__name__}")
+    array: NDArray[Any] = np.frombuffer(bytearray(data), dtype=_dtype_of(value[_ARRAY]))
     return array if [len(array)] == value["shape"] else array.reshape(value["shape"])
 
 

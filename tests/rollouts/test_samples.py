@@ -220,3 +220,11 @@ def test_a_group_knows_its_oldest_and_newest_version():
     group = Group(0, np.zeros(1, np.int32), samples=[sample, other])
     assert (group.versions, group.token_count) == ((4, 6), 3)
     assert Group(0, np.zeros(1, np.int32)).versions is None
+
+
+@pytest.mark.parametrize("data", [2**60, 2**31, [1, 2, 3, 4], "abcd", None])
+def test_an_array_is_made_of_bytes_alone(data):
+    """Of a number as many zeros would be made."""
+    array = {"__nd__": "<i4", "shape": [1], "data": data}
+    with pytest.raises(ValueError, match="not packed groups"):
+        unpack_groups(msgpack.packb([1, [[1, array, {}, []]]]))

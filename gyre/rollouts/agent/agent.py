@@ -34,7 +34,7 @@ from gyre.engines.weight_loading import LoadReport
 from gyre.errors import GyreError
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import limits_of, limits_unknown
-from gyre.rollouts.agent.generation import Generation
+from gyre.rollouts.agent.generation import Generation, with_prompts
 from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights, Check
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
@@ -311,8 +311,7 @@ class Agent:
 
     def _received(self, frame: Frame | Progress) -> None:
         if isinstance(frame, Assign):
-            prompts = {prompt.ticket: prompt for prompt in frame.prompts}
-            self._generation.begin([(work, prompts[work.ticket]) for work in frame.work])
+            self._generation.begin(with_prompts(frame))
         elif isinstance(frame, Ack):
             self._generation.acknowledged(frame.seq)
             if self._draining is not None and not self._generation.samples:

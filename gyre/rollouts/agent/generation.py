@@ -30,7 +30,8 @@ from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING
 from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request_id, version_runs
 from gyre.rollouts.agent.prompt_batching import PromptBatching
-from gyre.rollouts.protocol.frames import Keep, Prompt, Work
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.frames import Assign, Keep, Prompt, Work
 from gyre.rollouts.protocol.progress import EndKind
 
 SICK_WITHIN_S = 1.0
@@ -55,6 +56,18 @@ SAMPLES_PER_REQUEST = 128
 SAMPLES_READ_APART = 16
 """The same for an engine that reads prompts apart, as SGLang does: with more samples, its work at each chunk, for all
 of a request's streams, would cost more."""
+
+
+def with_prompts(frame: Assign) -> list[tuple[Work, Prompt]]:
+    """Each sample that a frame assigns, with its prompt. Raises FrameError where there is none, or tokens are not
+    whole."""
+    prompts = {prompt.ticket: prompt for prompt in frame.prompts}
+    for work in frame.work:
+        if work.ticket not in prompts:
+            raise refuse("invalid", f"assign.work: a sample of the unknown prompt {work.ticket}")
+        if len(work.prior) % 4 or len(prompts[work.ticket].tokens) % 4:
+            raise refuse("invalid", f"assign: half a token of the prompt {work.ticket} or its sample")
+    return [(work, prompts[work.ticket]) for work in frame.work]
 
 
 class Generation:

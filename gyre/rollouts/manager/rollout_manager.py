@@ -54,7 +54,7 @@ from gyre.rollouts.manager.status import (
     underway,
 )
 from gyre.rollouts.manager.trainer_session import TrainerSession
-from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, unpack
+from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpack
 from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject
 from gyre.rollouts.protocol.heartbeat import watch_acknowledgements
@@ -65,6 +65,13 @@ from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import RolloutRows, RolloutStore
 
 TICK_S = 0.1
+
+NO_REQUEST = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    web.RequestPayloadError,
+)
+"""What reading a request raises that is no JSON, or not of the form: text in no known encoding, lists without end, a
+number for a name."""
 
 CLOSE_WITHIN_S = 3.0
 """How long a closing connection may take to send its queue."""
@@ -289,6 +296,9 @@ class RolloutManager:
                     "WWW-Authenticate": f'Bearer error="invalid_token", error_description="{error.message}"'
                 },
             )
+        except UnicodeEncodeError:  # a header that is no text, which the library's refusal would repeat
+            self.refused += 1
+            return web.json_response({"code": "invalid", "message": "A header is not text."}, status=422)
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
         caller = self._caller(request)
@@ -468,7 +478,8 @@ class RolloutManager:
                 deadline_s=float(body.get("deadline_s", 30.0)),
                 reason=str(body.get("reason", "asked to")),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, FrameError) as error:
+            encode(asked)  # half a character of a JSON text has no wire form: a ValueError
+        except (*NO_REQUEST, FrameError) as error:
             return web.json_response(
                 {"code": "invalid", "message": f'expected {{"instance": NAME, "deadline_s": S}}: {error!r}'},
                 status=422,

@@ -43,20 +43,33 @@ def read_weights_endpoint(directory: Path) -> tuple[str, str] | None:
 
 
 def _read(directory: Path) -> dict[str, str] | None:
+    told = _content(directory)
+    secret = told.get("secret") or ""
+    found = {"url": told.get("url"), "token": told.get("token"), "secret": secret}
+    # What is not printable goes into no header and no URL.
+    if not all(isinstance(text, str) and text.isprintable() for text in found.values()):
+        return None
+    return found  # type: ignore[return-value]
+
+
+def _content(directory: Path) -> dict[str, Any]:
+    """What the file has; nothing where it is not there, or damaged."""
     try:
         told = json.loads((directory / ENDPOINT_FILE).read_text())
-        return {**told, "url": str(told["url"]), "token": str(told["token"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def read_trust(directory: Path) -> ssl.SSLContext | None:
     """What to trust of a manager that speaks TLS: the very certificate that it wrote there. None without one."""
-    try:
-        certificate = json.loads((directory / ENDPOINT_FILE).read_text()).get("certificate")
-    except (OSError, ValueError):
+    certificate = _content(directory).get("certificate")
+    if not certificate:
         return None
-    return pinned_context(certificate) if certificate else None
+    try:
+        return pinned_context(certificate)
+    except (ssl.SSLError, TypeError, ValueError):  # it is none
+        return None
 
 
 def write_endpoint(directory: Path, told: dict[str, Any]) -> None:

@@ -312,7 +312,12 @@ class RolloutClient:
         self._on_window(frame)
 
     def _groups_came(self, frame: Done) -> None:
-        groups = unpack_groups(frame.groups)
+        try:
+            groups = unpack_groups(frame.groups)
+        except ValueError as error:
+            raise refuse("invalid", f"done.groups: {error}") from None
+        if not groups or any(type(group.id) is not int for group in groups):
+            raise refuse("invalid", "done.groups: none, or one without a number")
         if (begun := self._begun) is not None:
             begun.samples += groups[0].samples
             groups[0], self._begun = begun, None

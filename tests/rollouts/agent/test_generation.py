@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gyre.engines.dialect import GenerateRequest, StreamChunk
-from gyre.rollouts.agent.generation import Generation
+from gyre.rollouts.agent.generation import Generation, with_prompts
 from gyre.rollouts.agent.prompt_batching import PromptBatching
-from gyre.rollouts.protocol.frames import Keep, Prompt, Work
+from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.frames import Assign, Keep, Prompt, Work
 from tests.rollouts.plane import until
 
 PASS_S = 0.02
@@ -124,3 +125,15 @@ async def test_many_samples_come_in_larger_chunks(generation: Generation, engine
     generation.begin([given(key) for key in range(10, 310)])
     await until(lambda: len(engine.chunk_tokens) >= 300)
     assert set(engine.chunk_tokens[-290:]) == {302 // 16}
+
+
+@pytest.mark.parametrize(
+    ("ticket", "prior", "tokens"), [(2, b"", b""), (1, b"\1\0\0", b""), (1, b"", b"\1")], ids=str
+)
+def test_samples_without_a_prompt_or_of_half_a_token_are_refused(
+    ticket: int, prior: bytes, tokens: bytes
+) -> None:
+    """An agent ends by a refusal of the protocol then, and not by a fault of its own."""
+    work = Work(row=0, lease=1, key=2, ticket=ticket, prior=prior, seed=3)
+    with pytest.raises(FrameError, match="assign"):
+        with_prompts(Assign(prompts=[Prompt(ticket=1, tokens=tokens, sampling={})], work=[work]))

@@ -16,12 +16,14 @@ from gyre.rollouts.protocol.frames import (
     Draining,
     EngineLimits,
     Loaded,
+    Publish,
     Pulse,
     Reject,
     Underway,
+    Weights,
 )
 from tests.rollouts.frames import empty_progress
-from tests.rollouts.plane import Plane, ScriptedAgent, live_plane, until, within
+from tests.rollouts.plane import TOKEN, Plane, ScriptedAgent, live_plane, until, within
 
 
 async def test_an_engine_that_says_it_can_do_more_gets_more(plane: Plane) -> None:
@@ -327,6 +329,8 @@ async def test_who_does_not_drain_in_time_is_left(plane: Plane) -> None:
         ({"instance": "a", "deadline_s": -1}, 422),
         (b'{"instance": "a", "deadline_s": NaN}', 422),
         (b'{"instance": "a", "deadline_s": 1e999}', 422),
+        (b'{"instance": "a", "reason": "\\ud800"}', 422),
+        (b'{"instance":' * 20_000, 422),
         ({"instance": "nobody"}, 404),
     ],
 )
@@ -335,3 +339,20 @@ async def test_a_drain_that_makes_no_sense_is_refused(plane: Plane, body: Any, s
     assert (await plane.post("/v1/drain", body))[0] == status
     assert not plane.manager.sessions["a"].draining
     assert not agent.wire.socket.closed
+
+
+@pytest.mark.parametrize("kind", ["text/plain; charset=none-such", "text/plain; charset=hex"])
+async def test_a_drain_in_no_known_encoding_is_refused(plane: Plane, kind: str) -> None:
+    agent = await plane.agent("a")
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": kind}
+    url = f"{plane.url}/v1/drain"
+    async with plane.session().post(url, data=b'{"instance": "a"}', headers=headers) as reply:
+        assert reply.status == 422
+    assert not agent.wire.socket.closed
+
+
+async def test_a_version_in_a_folder_that_can_be_none_is_fetched(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    agent = await plane.agent("a")
+    await trainer.wire.send(Publish(version=0, checksum="c", path="x" * 5000, sources=["a:1"], model="tiny"))
+    assert (await agent.wire.expect(Weights)).version == 0

@@ -27,6 +27,7 @@ from gyre.rollouts.protocol.frames import (
     Weights,
 )
 from tests.rollouts.plane import TOKEN, Plane, ScriptedAgent, live_plane, until, within
+from tests.waits import GENEROUS_S
 
 # -- who is let in ----------------------------------------------------------------------------------
 
@@ -41,6 +42,17 @@ async def test_without_the_token_nothing_is_open(plane: Plane, token: str) -> No
     status, body = await plane.post("/v1/drain", {"instance": "a"}, token)
     assert (status, body["code"]) == (401, "unauthorised")
     assert not plane.manager.sessions
+
+
+async def test_a_header_that_is_no_text_is_refused(plane: Plane) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", plane.port)
+    writer.write(
+        b"GET /v1/agent HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+        b"Connection: Upgrade\r\nUpgrade: \x83\xd7\r\n\r\n"
+    )
+    assert b" 422 " in await asyncio.wait_for(reader.readline(), GENEROUS_S)
+    writer.close()
+    assert plane.manager.refused == 1
 
 
 def hello(**changed: Any) -> bytes:
