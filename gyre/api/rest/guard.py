@@ -78,7 +78,7 @@ def _foreign(method: str, headers: Headers) -> ASGIApp | None:
     if site is not None:
         is_foreign = site not in ("none", "same-origin")
     else:
-        is_foreign = bool(origin) and urlsplit(origin or "").netloc != headers.get("host", "")
+        is_foreign = bool(origin) and _host_of(origin or "") != headers.get("host", "")
     if not is_foreign:
         return None
     return problem(
@@ -97,6 +97,14 @@ def _unauthorized(headers: Headers) -> ASGIApp:
             hint="Send `Authorization: Bearer TOKEN`; on the command line: --token or GYRE_TOKEN.",
         )
     )
+
+
+def _host_of(origin: str) -> str | None:
+    """The host and port in an Origin header; None where it is no URL, which no host is."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _name_of(host: str) -> str:
