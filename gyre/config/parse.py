@@ -35,6 +35,12 @@ def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "
     return ConfigError(text if text.endswith("?") else f"{text}.", details={"mistakes": sentences})
 
 
+MOST_VALUES = 1_000_000
+"""Of one YAML file. A few lines of aliases of aliases would otherwise be more than any memory holds."""
+
+_BEGUN = -1
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as 1.2 reads numbers: `1e-6` is a number, which YAML 1.1 takes for text because it has no point."""
 
@@ -48,7 +54,28 @@ _Loader.add_implicit_resolver(
 
 def read_yaml(text: str) -> Any:
     """YAML as plain data. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)  # a SafeLoader: it constructs plain data alone
+    try:
+        data = yaml.load(text, _Loader)  # a SafeLoader: it constructs plain data alone
+        if _size(data, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"with its aliases written out it has more than {MOST_VALUES} values")
+        return data
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # A value that its tag or its form promises and that is none: the 45th of May, say.
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are with every alias written out. Raises ValueError for one that is inside itself."""
+    if not isinstance(value, dict | list):
+        return 1
+    found = known.get(id(value))
+    if found == _BEGUN:
+        raise ValueError("an alias stands inside what it names")
+    if found is None:
+        known[id(value)] = _BEGUN
+        inner = value.values() if isinstance(value, dict) else value
+        found = known[id(value)] = 1 + sum(_size(each, known) for each in inner)
+    return found
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

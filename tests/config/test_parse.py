@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.config import Entrypoint, JobSpec, apply_overrides, parse_job, parse_size
+from gyre.config.parse import load_yaml
 from gyre.errors import ConfigError
 
 
@@ -93,3 +95,25 @@ def test_overrides_leave_the_original_alone() -> None:
         "t": "{unclosed",
     }
     assert data == {"a": {"b": 1}, "none": None}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2001-99-99",
+        "!!timestamp abc",
+        "!!int ''",
+        "!!bool perhaps",
+        "9" * 5000,
+        "[" * 5000,
+        "&a [*a]",
+        "&a {b: *a}",
+        "&x0 [1]" + "".join(f"\nb{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 9)),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_value_that_cannot_be_is_a_mistake_in_the_file(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"a: {value}")
+    with pytest.raises(ConfigError, match=r"job\.yaml: is not YAML"):
+        load_yaml(file)
