@@ -22,6 +22,17 @@ from gyre.graph import compile_job
 from gyre.master.master_api import View, view_of
 from gyre.store import EventRow, Store
 
+_DAMAGED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a history raises that says other things than a master would."""
+
 _ATTEMPTS = 20
 
 
@@ -60,12 +71,12 @@ def replay_job(
     history = journal.events(until=until, until_time=until_time)
     try:
         state = fold_by_parts(store.job(job_id).spec, journal.events(), history)
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
+        found = None if snapshot is None else differences(state, snapshot)
+    except _DAMAGED as error:
         raise StoreError(
             f"The history of job {job_id} does not fold: {error}.",
             hint="A newer Gyre wrote it, or it was changed outside Gyre.",
         ) from error
-    found = None if snapshot is None else differences(state, snapshot)
     return Replay(state, history[-1].seq if history else 0, len(history), found)
 
 

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from gyre.config import JOIN_TOKEN
+from gyre.errors import StoreCorrupt
 
 
 class JobPhase(StrEnum):
@@ -314,7 +315,17 @@ def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
 
 
 def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
-    """The inverse of `rows_of`."""
+    """The inverse of `rows_of`. Raises StoreCorrupt for rows that it does not write."""
+    try:
+        return _state_from(rows)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreCorrupt(
+            f"The job's snapshot is not one: {error!r:.300}.",
+            hint="A newer Gyre wrote it, or it was changed outside Gyre; `gyre replay` folds the events instead.",
+        ) from error
+
+
+def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     job = JobRecord()
     vertices: dict[str, VertexRecord] = {}
     incidents: dict[str, Incident] = {}

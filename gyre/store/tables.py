@@ -279,7 +279,7 @@ def decode_body(stored: str, what: str) -> Any:
     """The inverse of `encode_body`. StoreCorrupt (naming `what`) if the text is not JSON."""
     try:
         return json.loads(stored)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreCorrupt(
             f"The stored body of {what} is not JSON: {error}.",
             hint="The row was changed or damaged outside Gyre; restore the store from a copy.",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from gyre.errors import StoreCorrupt
 from gyre.failover import FailoverCoordinator, JobState, differences, fold, rows_of, state_from, story
 from gyre.failover import events as e
 from tests.failover.histories import History, Recorded
@@ -69,3 +71,16 @@ def test_the_story_of_a_vertex(eventful: History) -> None:
         "VertexStarted",
         "VertexStopped",
     ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"phase": "asleep"}, {"phase": None}, {"phase": []}, {"more": 1}, [], 7, "text", None],
+    ids=str,
+)
+def test_rows_that_nobody_wrote_are_no_state(eventful: History, damage: Any) -> None:
+    for key, row in rows_of(eventful.state).items():
+        if key[0] in ("job", "vertex"):
+            rows = {**rows_of(eventful.state), key: {**row, **damage} if isinstance(damage, dict) else damage}
+            with pytest.raises(StoreCorrupt, match="snapshot"):
+                state_from(rows)
