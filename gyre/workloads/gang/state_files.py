@@ -85,9 +85,11 @@ def read_record(path: Path) -> dict[str, Any]:
         size, wanted = path.stat().st_size, record["size_bytes"]
         if record["format"] != FORMAT:
             raise StateDamaged(f"{path} has format {record['format']}, this Gyre reads {FORMAT}")
-        if not all(0 <= offset <= offset + length <= wanted for offset, length, _ in record["chunks"]):
+        chunks = record["chunks"]
+        whole = all(type(offset) is int and type(length) is int for offset, length, _ in chunks)
+        if not whole or not all(0 <= offset <= offset + length <= wanted for offset, length, _ in chunks):
             raise StateDamaged(f"{record_path(path)} speaks of bytes that {path} does not have")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateDamaged(f"{path} or its record cannot be read: {error!r}") from error
     if size != wanted:
         raise StateDamaged(f"{path} has {size} bytes, {wanted} were written")

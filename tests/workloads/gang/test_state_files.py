@@ -85,7 +85,10 @@ def test_what_was_harmed_is_found(tmp_path: Path) -> None:
     record_path(path).write_text("{")
     with pytest.raises(StateDamaged):
         read_record(path)
-    for chunks in ([[0, 4 * PAGE_BYTES + 1, "0"]], [[-1, 1, "0"]], [[0]], None):
+    record_path(path).write_text("[" * 100_000)
+    with pytest.raises(StateDamaged):
+        read_record(path)
+    for chunks in ([[0, 4 * PAGE_BYTES + 1, "0"]], [[-1, 1, "0"]], [[0]], None, [[0.0, 1.0, "0"]]):
         record_path(path).write_text(json.dumps({**record, "size_bytes": 4 * PAGE_BYTES, "chunks": chunks}))
         with pytest.raises(StateDamaged):
             read_record(path)

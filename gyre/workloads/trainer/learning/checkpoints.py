@@ -170,10 +170,10 @@ def problem_with(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is gone"
     try:
-        listed = json.loads((folder / MARKER).read_text())["files"]
+        listed = dict(json.loads((folder / MARKER).read_text())["files"])
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{folder / MARKER} cannot be read: {error!r}"
     found = _files(folder)
     for name, size in listed.items():

@@ -182,3 +182,11 @@ def test_what_is_not_whole_shows(checkpoints: Checkpoints, groups: Groups, tmp_p
         shutil.rmtree(folder)
     assert ("critic/part" in problem_with(folder)) is (harm != "gone")
     assert problem_with(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "7", '{"files": ["a"]}', '{"files": "a"}', '{"files": 7}', "[" * 100_000]
+)
+def test_a_list_of_files_that_is_damaged_is_a_problem(tmp_path: Path, text: str) -> None:
+    (tmp_path / MARKER).write_text(text)
+    assert f"{MARKER} cannot be read" in problem_with(tmp_path)
