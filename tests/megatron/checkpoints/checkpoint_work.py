@@ -230,3 +230,38 @@ def restore_from_memory(
             "after": actor.state(),
             "weights": named_weights(actor),
         }
+
+
+def refusals(rank: int, ranks: int, port: int, folder: Path, records: list[dict[str, Any]]) -> list[str]:
+    """What is said of one rank's state in `folder` with each of these records in turn; "" where nothing is wrong."""
+    import json
+    from types import SimpleNamespace
+
+    from gyre.workloads.gang.state_files import StateDamaged, record_path
+    from gyre.workloads.megatron.checkpoints.stored import StoredState, state_path
+
+    alone: Any = SimpleNamespace(rank=0, world_size=1)
+    said = []
+    for record in records:
+        record_path(state_path(folder, 0)).write_text(json.dumps(record))
+        try:
+            state = StoredState(folder, rank_count=1, tensor_parallel=1, ranks=alone, architecture=None)  # type: ignore[arg-type]
+            said.append(state.problem())
+        except StateDamaged as error:
+            said.append(str(error))
+    return said
+
+
+def layouts_refused(rank: int, ranks: int, port: int, layouts: list[Any]) -> list[bool]:
+    """Whether a checkpoint that says of itself that such a layout wrote it is damaged."""
+    from gyre.workloads.gang.state_files import StateDamaged
+    from gyre.workloads.megatron.checkpoints.on_disk import _layout_of
+
+    refused = []
+    for layout in layouts:
+        try:
+            _layout_of({"layout": layout})
+            refused.append(False)
+        except StateDamaged:
+            refused.append(True)
+    return refused

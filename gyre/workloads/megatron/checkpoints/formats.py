@@ -26,7 +26,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """The content of `actor.json`. Raises CheckpointMismatch where there is none, or one of another format."""
     try:
         metadata: dict[str, Any] = json.loads((path / METADATA).read_text())
-    except (OSError, ValueError) as error:
+        if not isinstance(metadata, dict):
+            raise ValueError(f"{METADATA} is no object")
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointMismatch(
             f"there is no whole checkpoint at {path}: {error}.",
             hint="Is its disk there? If it is lost for good, run.lost_checkpoint: weights goes on without it.",

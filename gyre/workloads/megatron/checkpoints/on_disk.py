@@ -59,6 +59,7 @@ from gyre.workloads.megatron.policy import MegatronPolicy
 from gyre.workloads.torch.errors import CheckpointMismatch
 
 _FIRST_MODEL = "first_model"
+MOST_RANKS = 1 << 20
 
 Seam = Callable[[], AbstractContextManager[Any]]
 
@@ -257,7 +258,7 @@ def restore(
     if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.restore(policy, seam, path)
         return metadata
-    is_first_model = metadata[_FIRST_MODEL]
+    is_first_model = bool(metadata.get(_FIRST_MODEL))
     parts = random_parts(policy.device) if is_first_model else parts_of(policy)
     stored = _verified(policy, path, metadata, parts)
     if is_first_model:
@@ -275,7 +276,7 @@ def load_weights(
     metadata = read_metadata(path)
     if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.load_weights(policy, seam, path)
-    elif metadata[_FIRST_MODEL]:
+    elif metadata.get(_FIRST_MODEL):
         load_first_model()
     else:
         parts = weights_of(policy)
@@ -289,11 +290,11 @@ def _verified(
     ranks: Ranks = policy.ranks
     stored, problem = None, ""
     try:
-        layout = metadata["layout"]
+        rank_count, tensor_parallel = _layout_of(metadata)
         stored = StoredState(
             path,
-            rank_count=layout["ranks"],
-            tensor_parallel=layout["tensor_parallel"],
+            rank_count=rank_count,
+            tensor_parallel=tensor_parallel,
             ranks=ranks,
             architecture=policy.architecture,
         )
@@ -307,6 +308,16 @@ def _verified(
             hint="Is its disk failing? The checkpoint before it may be whole.",
         )
     return stored
+
+
+def _layout_of(metadata: dict[str, Any]) -> tuple[int, int]:
+    """How many ranks wrote it, and how many of them shared each layer. Raises StateDamaged where it does not say."""
+    layout = metadata.get("layout")
+    said = layout if isinstance(layout, dict) else {}
+    for count in (said.get("ranks"), said.get("tensor_parallel")):
+        if type(count) is not int or not 0 < count <= MOST_RANKS:
+            raise StateDamaged(f"{METADATA} says that {layout!r:.100} wrote it")
+    return int(said["ranks"]), int(said["tensor_parallel"])
 
 
 # -- small parts --------------------------------------------------------------------------------------

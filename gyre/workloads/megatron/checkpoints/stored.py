@@ -42,13 +42,35 @@ class _Written:
     offset: int
 
 
+def _part_of(
+    rank: int,
+    place: int,
+    size_bytes: int,
+    dtype: str,
+    shape: Sequence[int],
+    start: int,
+    end: int,
+    offset: int,
+) -> _Written:
+    """Raises AttributeError, TypeError or ValueError where it is none, or lies outside the rank's file."""
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    if any(type(number) is not int or number < 0 for number in (place, *shape, start, end, offset)):
+        raise ValueError(f"a part of {shape}, {start} to {end}, at {offset}")
+    if start > end or offset + (end - start) * kind.itemsize > size_bytes:
+        raise ValueError(f"elements {start} to {end} at {offset} of {size_bytes} bytes")
+    return _Written(rank, place, kind, tuple(shape), start, end, offset)
+
+
 def state_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank:05d}.state"
 
 
 class StoredState:
     """The state that `rank_count` ranks wrote below `folder`, `tensor_parallel` of them sharing each layer. Raises
-    StateDamaged where a file or its record is missing, or has another size than was written."""
+    StateDamaged where a file or its record is missing, has another size than was written, or names parts that cannot
+    be."""
 
     def __init__(
         self, folder: Path, *, rank_count: int, tensor_parallel: int, ranks: Ranks, architecture: Architecture
@@ -61,11 +83,14 @@ class StoredState:
         self._found: dict[tuple[str, str], list[_Written]] = {}
         self._descriptors: dict[int, int] = {}
         for rank, record in enumerate(self._records):
-            for key, what, dtype, shape, start, end, offset in record["parts"]:
-                written = _Written(
-                    rank, record["place"], getattr(torch, dtype), tuple(shape), start, end, offset
-                )
-                self._found.setdefault((key, what), []).append(written)
+            try:
+                for key, what, *written in record["parts"]:
+                    part = _part_of(rank, record["place"], record["size_bytes"], *written)
+                    self._found.setdefault((key, what), []).append(part)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise StateDamaged(
+                    f"{self._paths[rank]} has a record that is none: {error!r:.300}"
+                ) from error
 
     def problem(self) -> str:
         """What is wrong with the bytes of this rank's share of the files; "" where nothing is. Together the ranks have
