@@ -9,7 +9,7 @@ SGLANG_TESTS ?= $(MAKE) test-sglang
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search coverage lint types layers bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -62,6 +62,9 @@ soak: install  ## a job on several machines under random faults for an hour, as 
 
 search: install  ## look for examples that break a property: others each time, ten times as many as in the long suite
 	GYRE_TEST_EXAMPLES=10 $(PYTEST) -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)
+
+fuzz: install  ## hostile input for every place where bytes of strangers come in; FUZZ_N=10000 FUZZ_SEED=7 for fewer, and others
+	$(BIN)/python -m tests.fuzz --n $(or $(FUZZ_N),1000000) --seed $(or $(FUZZ_SEED),1) $(ARGS)
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*

@@ -111,7 +111,7 @@ def deep(draw: Random, depth: int) -> Any:
 
 def twisted(value: Any, draw: Random, *, wide: bool = False) -> Any:
     """A copy of plain data of which one part or a few are missing, doubled, or something else."""
-    out = copy.deepcopy(value)
+    out = _copied(value)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         places = _places(out)
         if not places:
@@ -126,8 +126,8 @@ def twisted(value: Any, draw: Random, *, wide: bool = False) -> Any:
                 at.insert(key, draw.choice((at[key], hostile(draw, wide=wide))))
             case 3:
                 other, where = draw.choice(places)
-                if not isinstance(at[key], dict | list) and key in _keys(at) and where in _keys(other):
-                    at[key] = copy.deepcopy(other[where])
+                if not isinstance(at[key], dict | list) and where in _keys(other):
+                    at[key] = _copied(other[where])
             case 4 if isinstance(at[key], str | bytes):
                 at[key] = _other_text(at[key], draw)
             case 5 if type(at[key]) is int:
@@ -135,6 +135,13 @@ def twisted(value: Any, draw: Random, *, wide: bool = False) -> Any:
             case _:
                 at[key] = hostile(draw, wide=wide)
     return out
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return [[]]
 
 
 def _keys(at: Any) -> Sequence[Any]:

@@ -150,6 +150,7 @@ def run(
                 result.refused += not accepted
                 if time.monotonic() - told_at > 20:
                     told_at = time.monotonic()
+                    result.seconds, result.peak_bytes = told_at - began, peak
                     told(result)
     finally:
         result.seconds = time.monotonic() - began
