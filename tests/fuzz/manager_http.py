@@ -54,7 +54,7 @@ class Told(logging.Handler):
         text = logging.Formatter().format(record)
         error = record.exc_info[1] if record.exc_info else None
         if "/gyre/" in text and not isinstance(error, LIBRARYS_OWN):
-            self.said.append(text[-400:])
+            self.said.append(text[-1400:])
 
     def end(self) -> None:
         for logger in self._loggers:
@@ -105,8 +105,9 @@ class ManagerPort(Target):
     async def _end(self) -> None:
         await self._manager.stop()
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:
-            await asyncio.wait(others, timeout=5.0)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def feed(self, draw: Random, sent: list[bytes]) -> bool:
         sent.append(self._conversation(draw) if draw.randrange(3) == 0 else self._request(draw))

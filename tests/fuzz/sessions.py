@@ -7,6 +7,7 @@ stays exact, what was taken is read by the next manager, and the honest agent's 
 from __future__ import annotations
 
 import asyncio
+import gc
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -59,6 +60,10 @@ from tests.rollouts.frames import SELDOM
 
 MOST_FRAMES = 14
 """Of one case."""
+
+
+COLLECT_EACH = 50
+"""Every so many cases their managers are collected: each is a cycle, and has tables of some megabytes."""
 
 
 class Rows:
@@ -275,6 +280,7 @@ class Sessions(Target, ABC):
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._fed = 0
         good_trees()
 
     def stop(self) -> None:
@@ -282,6 +288,9 @@ class Sessions(Target, ABC):
         self._loop.close()
 
     def feed(self, draw: Random, sent: list[bytes]) -> bool:
+        self._fed += 1
+        if self._fed % COLLECT_EACH == 0:
+            gc.collect()
         return self._loop.run_until_complete(self._case(draw, sent))
 
     async def _case(self, draw: Random, sent: list[bytes]) -> bool:

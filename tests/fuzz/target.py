@@ -176,7 +176,7 @@ def _one(target: Target, name: str, index: int, sent: list[bytes]) -> tuple[bool
     except TooSlow:
         return False, f"it took more than {DEADLINE_S:g} s, here:\n{_where(sys.exc_info()[2])}"
     except Exception as error:
-        return False, f"{type(error).__name__}: {error}"[:500] + f"\n{_where(error.__traceback__)}"
+        return False, f"{type(error).__name__}: {error}"[:1500] + f"\n{_where(error.__traceback__)}"
     finally:
         if traced:
             tracemalloc.stop()

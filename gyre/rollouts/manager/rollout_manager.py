@@ -296,14 +296,10 @@ class RolloutManager:
                     "WWW-Authenticate": f'Bearer error="invalid_token", error_description="{error.message}"'
                 },
             )
-        except UnicodeEncodeError:  # a header that is no text, which the library's refusal would repeat
-            self.refused += 1
-            return web.json_response({"code": "invalid", "message": "A header is not text."}, status=422)
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
         caller = self._caller(request)
-        socket = self._websocket(request)
-        await socket.prepare(request)
+        socket = await self._websocket(request)
         async with self._connected(
             Connection(socket, "an agent", request.transport, self.settings.send_timeout_s)
         ) as connection:
@@ -326,8 +322,7 @@ class RolloutManager:
 
     async def _trainer_route(self, request: web.Request) -> web.StreamResponse:
         self._only_ours(request, "attach as the trainer")
-        socket = self._websocket(request)
-        await socket.prepare(request)
+        socket = await self._websocket(request)
         trainer = Connection(
             socket,
             "the trainer",
@@ -360,12 +355,19 @@ class RolloutManager:
                 await asyncio.wait_for(asyncio.shield(writer), CLOSE_WITHIN_S)
             writer.cancel()
 
-    def _websocket(self, request: web.Request) -> web.WebSocketResponse:
+    async def _websocket(self, request: web.Request) -> web.WebSocketResponse:
         if request.transport is not None:
             watch_acknowledgements(request.transport.get_extra_info("socket"))
-        return web.WebSocketResponse(
+        socket = web.WebSocketResponse(
             max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=self.settings.heartbeat_s
         )
+        try:
+            await socket.prepare(request)
+        except ValueError:  # a header that is no text, which the library reads or repeats all the same
+            self.refused += 1
+            said = '{"code": "invalid", "message": "A header is not text."}'
+            raise web.HTTPUnprocessableEntity(text=said, content_type="application/json") from None
+        return socket
 
     async def _first(self, socket: web.WebSocketResponse) -> Frame | Report:
         try:

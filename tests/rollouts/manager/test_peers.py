@@ -44,11 +44,15 @@ async def test_without_the_token_nothing_is_open(plane: Plane, token: str) -> No
     assert not plane.manager.sessions
 
 
-async def test_a_header_that_is_no_text_is_refused(plane: Plane) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [b"Upgrade: \x83\xd7", b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: \xa6"],
+)
+async def test_a_header_that_is_no_text_is_refused(plane: Plane, header: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", plane.port)
     writer.write(
         b"GET /v1/agent HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
-        b"Connection: Upgrade\r\nUpgrade: \x83\xd7\r\n\r\n"
+        b"Connection: Upgrade\r\n" + header + b"\r\n\r\n"
     )
     assert b" 422 " in await asyncio.wait_for(reader.readline(), GENEROUS_S)
     writer.close()
