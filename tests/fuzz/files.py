@@ -21,7 +21,6 @@ from gyre.failover.state import state_from
 from gyre.rollouts.protocol import endpoint
 from gyre.rollouts.protocol.secrets import weights_key
 from gyre.store import Entry, open_store
-from gyre.weights.transfer.encryption import self_signed
 from gyre.weights.version.arena import MANIFEST, Arena
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder, fingerprint, list_model_folder, same_config
@@ -31,6 +30,20 @@ from tests.fuzz.inputs import damaged, hostile_json
 from tests.fuzz.target import Broken, Target
 
 ROOT = Path(__file__).parents[2]
+
+
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBHzCBxqADAgECAhBr66E31OOgFkhW1PxmZ9UMMAoGCCqGSM49BAMCMBIxEDAO
+BgNVBAMMB21hbmFnZXIwHhcNMjYxMTIyMTYxNDA5WhcNMzYxMTIwMTYxNDA5WjAS
+MRAwDgYDVQQDDAdtYW5hZ2VyMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEed15
+lUMULTYTWM8VyocnlTr7Nk760e/Wyu6/HDcw3Uoo5DrJSB1HAYUKz4IolYAH4UQq
+xnqpSAi/ChdsEM909jAKBggqhkjOPQQDAgNIADBFAiAMdtU/o4z30GqLHWaRlrQz
+xQM6Sl6X07EJDcSGh+IyMgIhAOOHnfYr1gG2yVEtjoEJmxGPW7lxwGaKJW7OIUD6
+2wST
+-----END CERTIFICATE-----
+"""
+"""Of nobody, and always the same, so that a case is."""
 
 
 class Files(Target, ABC):
@@ -102,7 +115,7 @@ class Endpoints(Files):
             "secret": "s" * 43,
             "token": "t" * 43,
             "pid": 7,
-            "certificate": self_signed("manager")[0].decode(),
+            "certificate": CERTIFICATE,
         }
 
     def feed(self, draw: Random, sent: list[bytes]) -> bool:
