@@ -53,6 +53,9 @@ WORTH_IT = {"delta": 0.5, "planes": 0.9, "fp8": 0.9}
 
 ENCODED_KEPT_BYTES = 256 << 20
 
+ENTRY_BYTES = 512
+"""What an entry of the cache takes besides its data; that encoding is not worth it is all that some have."""
+
 LONGEST_WAIT_S = 1.0
 """Longest wait for an upload slot, even if the receiver would wait longer: it may hear of another source meanwhile."""
 
@@ -80,17 +83,17 @@ class EncodedChunks:
             if key in self._held:
                 return
             self._held[key] = data
-            self._size += len(data or b"")
+            self._size += _held_bytes(data)
             target, index, codec, base = key
             if codec == "delta" and data is not None:
                 self.steps.add(base, target, index, data)
             while self._size > self._limit:
                 _, old = self._held.popitem(last=False)
-                self._size -= len(old or b"")
+                self._size -= _held_bytes(old)
 
     def get(self, key: tuple[str, int, str, str], make: Callable[[], bytes | None]) -> bytes | None:
         """The encoded chunk, by `make` if it is not cached; None if encoding is not worth it. If several threads ask
-        for one chunk, one of them makes it."""
+        for one chunk, one of them makes it; where `make` raises there, the next of them tries."""
         with self._lock:
             if key in self._held:
                 return self._held[key]
@@ -99,11 +102,23 @@ class EncodedChunks:
             with self._lock:
                 if key in self._held:
                     return self._held[key]
-            data = make()
-            self.put(key, data)
-        with self._lock:
-            self._making.pop(key, None)
+            try:
+                data = make()
+                self.put(key, data)
+            finally:
+                with self._lock:
+                    self._making.pop(key, None)
         return data
+
+    def forget(self, checksums: Set[str]) -> None:
+        """Forget chunks of versions other than these. Deltas stay, with `steps`."""
+        with self._lock:
+            for key in [key for key in self._held if key[0] not in checksums]:
+                self._size -= _held_bytes(self._held.pop(key))
+
+
+def _held_bytes(data: bytes | None) -> int:
+    return ENTRY_BYTES + len(data or b"")
 
 
 class ChunkServer:
@@ -160,6 +175,7 @@ class ChunkServer:
             self.origin_of &= checksums
             self._relays = {of: known for of, known in self._relays.items() if of in checksums}
             self._given = {of: given for of, given in self._given.items() if of in checksums}
+        self.encoded.forget(checksums)
 
     def prepare(self, older: VersionFiles | None, files: VersionFiles) -> None:
         """Encode the deltas from `older`, whose pages may soon be reused, if deltas were asked for lately. That takes
