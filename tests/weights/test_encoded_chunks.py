@@ -48,6 +48,8 @@ def test_where_making_fails_the_next_tries_and_nothing_is_left() -> None:
         with pytest.raises(OSError, match="gone"):
             first.result(WITHIN_S)
         assert second.result(WITHIN_S) == b"made"
+    with pytest.raises(ZeroDivisionError):
+        cache.get(("target", 1, "planes", ""), lambda: b"x" * (1 // 0))
     assert not cache._making
 
 
