@@ -51,6 +51,13 @@ class PreparedData:
         self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
         self._seed = int(config.get("seed", 0))
 
+    @property
+    def identity(self) -> str:
+        """What prompt `i` is, for every `i`, besides the settings that a job keeps: the digests of the folders."""
+        held_out = self._held_out_folder
+        kept_out = f", without {held_out.manifest['digest']}" if held_out is not None else ""
+        return f"the data set {self._folder.manifest['digest']}{kept_out}"
+
     # -- prompts ------------------------------------------------------------------------------------
 
     def prompt(self, index: int) -> Group:

@@ -171,6 +171,18 @@ class LedgerStore:
             if stored != term:
                 raise self._fenced(term, stored)
 
+    def hold_data(self, term: int, data: str) -> str:
+        """Note which data the prompts are drawn from, where that is not known yet. Returns what is noted. Raises
+        Fenced."""
+        with self._database.write() as connection:
+            self._claim(connection, term, None)
+            row = tables.ledgers.c.job_id == self.job_id
+            stored = connection.execute(select(tables.ledgers.c.data).where(row)).scalar_one()
+            if stored is not None:
+                return str(stored)
+            connection.execute(update(tables.ledgers).where(row).values(data=data))
+        return data
+
     def write(
         self,
         term: int,

@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0004"
+HEAD = "0005"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001", "0002", "0003", "0004")
+KNOWN_REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
@@ -135,6 +135,7 @@ ledgers = Table(
     Column("job_id", Text, primary_key=True),
     Column("term", BigInteger, nullable=False),
     Column("cursor", BigInteger, nullable=False),
+    Column("data", Text),
 )
 
 ledger_groups = Table(

@@ -59,6 +59,16 @@ def test_a_ledger_that_nobody_took_over_refuses_writes(store: Store) -> None:
         store.ledger("j2").write(1, cursor=1)
 
 
+def test_the_data_is_noted_once_and_by_the_writer_alone(ledger: LedgerStore) -> None:
+    assert ledger.hold_data(1, "the first") == "the first"
+    assert ledger.hold_data(1, "another") == "the first"
+    ledger.take_over(term=2)
+    assert ledger.hold_data(2, "another") == "the first"
+    with pytest.raises(Fenced, match=r"term 2.*term 1"):
+        ledger.hold_data(1, "the first")
+    assert ledger.load().cursor == 0
+
+
 def test_payload_and_versions_stay_through_a_change_of_status(ledger: LedgerStore) -> None:
     ledger.write(1, groups=[GroupRow(0, "queued", payload=b"\x00prompt"), GroupRow(1, "queued")], cursor=2)
     ledger.write(1, groups=[GroupRow(0, "done", None, 3, 4), GroupRow(0, "delivered", 7)])

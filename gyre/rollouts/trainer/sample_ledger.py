@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.store import (
     CheckpointRow,
@@ -162,6 +163,17 @@ class SampleLedger:
             restores={row.role: Restore(**asdict(row)) for row in rows.restores},
             restore_count=rows.restores[-1].number if rows.restores else 0,
         )
+
+    def check_data(self, identity: str) -> None:
+        """Check that prompts are drawn from what they were drawn from before, where that is known; from now on it is.
+        Raises ConfigError, which names both."""
+        held = self._store.hold_data(self._term, identity)
+        if held != identity:
+            raise ConfigError(
+                f"the job has drawn its prompts from {held}; now they would come from {identity}.",
+                hint="A prompt that is asked for again must be the same. Bring the data back, or begin another job "
+                "with these weights: gyre run FILE --from JOB.",
+            )
 
     def record_drawn(self, group_ids: Sequence[int], cursor: int) -> None:
         """Prompts were drawn from the data; from here on each must be accounted for."""

@@ -124,7 +124,11 @@ class TrainingRun:
             self.plane.close()
 
     def resume(self) -> None:
-        """Mark the firings whose results are known, so that only the others start."""
+        """Mark the firings whose results are known, so that only the others start. Raises ConfigError where prompts
+        would come from other data than before."""
+        identity = getattr(getattr(self._trainer, "data", None), "identity", None)
+        if isinstance(identity, str):
+            self.ledger.check_data(identity)
         groups = self.groups
         drawn = groups.step * self.graph.per_step
         while drawn < self.spec.run.steps * self.graph.per_step and groups.is_drawn(drawn):

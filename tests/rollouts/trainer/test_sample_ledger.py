@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.errors import Fenced
+from gyre.errors import ConfigError, Fenced
 from gyre.rollouts.samples import Group, Sample, VersionRun, pack_groups
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch, SampleLedger, account_of
 from gyre.store import open_store
@@ -60,6 +60,13 @@ def train(ledger, step):
 def test_the_first_writer_finds_nothing(store):
     found = SampleLedger(store, 1).open()
     assert (found.cursor, found.groups, found.step, found.checkpoint_step) == (0, {}, 0, None)
+
+
+def test_prompts_of_other_data_are_refused_and_those_of_the_same_are_not(store, ledger):
+    ledger.check_data("the data set a1")
+    SampleLedger(store, 1).check_data("the data set a1")
+    with pytest.raises(ConfigError, match=r"from the data set a1; now they would come from the data set b2"):
+        ledger.check_data("the data set b2")
 
 
 def test_after_a_draw_the_next_writer_knows_how_far_it_went_and_has_no_samples(store, ledger):

@@ -15,7 +15,7 @@ from gyre.testing.in_process import InProcessJob
 from gyre.workloads.trainer import retries
 from gyre.workloads.trainer.learning import checkpoints
 from tests.workloads.conftest import digests_of, steps_of
-from tests.workloads.toy_policy import digests_by_hand
+from tests.workloads.toy_policy import ToyData, digests_by_hand
 
 HERE = "tests.workloads.toy_policy"
 DEADLINE_S = 90
@@ -385,6 +385,17 @@ def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_jo
     assert attempts[:4] == [1, 2, 3, 4]
     assert len(called) == len(attempts) <= 5, "one more may begin before the job has ended"
     assert called[1] - called[0] >= retries.RETRY_FIRST_S
+
+
+def test_a_trainer_that_finds_other_data_trains_on_nothing(make_job, monkeypatch):
+    monkeypatch.setattr(ToyData, "identity", "the data set a1", raising=False)
+    job = make_job(failover=ONE_RESTART)
+    job.on("actor.apply", 2, lambda: monkeypatch.setattr(ToyData, "identity", "the data set b2"))
+    job.on("actor.apply", 2, job.kill_trainer)
+    sentence = "from the data set a1; now they would come from the data set b2"
+    with job, pytest.raises(UserCodeError, match=sentence):
+        job.result(timeout_s=DEADLINE_S)
+    assert len(steps_of(job)) <= 2
 
 
 NOT_FINITE = {"actor": {"entrypoint": f"{HERE}:NotFiniteOnce"}}
