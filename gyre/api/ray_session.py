@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -34,6 +35,9 @@ NAMESPACE = "gyre"
 PROBE_S = 5.0
 """How long a cluster's address may refuse connections: a head takes a few seconds to start."""
 
+SERVERS_END_S = 10.0
+"""How long killed servers of our own cluster may take to be gone: a raylet unmaps its object store."""
+
 _AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
 """Set if this process started the Ray cluster that it uses, and so ends it."""
@@ -46,14 +50,16 @@ def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
     """Connect this process to a Ray cluster, unless it is connected, and return the cluster's address.
 
     `auto` is the cluster that runs on this machine; `local`, or no address with `start_local`, starts one here. Raises
-    Unreachable, Unauthorized, and ConfigError for an invalid address.
+    Unreachable, Unauthorized, and ConfigError for an invalid address, or for another than this process is connected to.
     """
     # A worker's default niceness of 15 starves it beside any other load.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if ray.is_initialized():
-        return str(ray.get_runtime_context().gcs_address)
+        here = str(ray.get_runtime_context().gcs_address)
+        _refuse_another(ray_address, here)
+        return here
     address = ray_address or os.environ.get("RAY_ADDRESS") or ""
     if address and address != "local":
         _join(address)
@@ -91,8 +97,10 @@ def disconnect(session: str = "") -> None:
     with signals_held():
         if not session and _started_here.is_set() and ray.is_initialized():
             session = _session_of(ray)
+        servers = _own_servers()
         if ray.is_initialized():
             ray.shutdown()
+        _await_end(servers)
         _end_fork_server()
         if _started_here.is_set():
             _started_here.clear()
@@ -100,6 +108,25 @@ def disconnect(session: str = "") -> None:
             if folder.name.startswith("session_"):
                 shutil.rmtree(folder, ignore_errors=True)
                 _forget_latest(folder.parent)
+
+
+def _own_servers() -> list[subprocess.Popen[bytes]]:
+    """The servers of the cluster that this process started."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None or not _started_here.is_set():
+        return []
+    return [info.process for infos in node.all_processes.values() for info in infos]
+
+
+def _await_end(servers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for servers that Ray has killed. Ray gives each a second, which a busy machine exceeds; one that is stuck in
+    the kernel is left to it."""
+    deadline = time.monotonic() + SERVERS_END_S
+    for server in servers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _disconnect_at_exit(session: str) -> None:
@@ -120,6 +147,18 @@ def answers(address: str, *, timeout_s: float = 2.0) -> bool:
             return True
     except (OSError, ValueError, OverflowError):
         return False
+
+
+def _refuse_another(ray_address: str | None, here: str) -> None:
+    """Raises ConfigError if the job is for another cluster than `here`. Ports tell clusters apart, for a machine has
+    many names."""
+    if ray_address in (None, "", "auto", "local"):
+        return
+    if ray_address.rpartition(":")[2] != here.rpartition(":")[2]:
+        raise ConfigError(
+            f"ray address {ray_address!r}: this process is connected to the Ray cluster at {here}, and to one at a time.",
+            hint="Call ray.shutdown() first, or leave the address out.",
+        )
 
 
 def _join(address: str) -> None:

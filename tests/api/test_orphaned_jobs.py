@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from click.testing import CliRunner
 
 from gyre.api.cli import main
@@ -78,8 +79,11 @@ def test_a_lost_job_ends_as_it_would_have(
     assert replay_job(store, "j-1").differences == []
 
 
-def test_resume_ends_a_lost_job_first_and_asks_no_master(home: Home, nowhere: str) -> None:
+def test_resume_ends_a_lost_job_first_and_asks_no_master(
+    home: Home, nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes no further here, for nothing listens where it is to go on."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # an earlier test may have left a cluster
     with open_store(home.database_url()) as store:
         started = VertexStarted("rollout-0", 1, pid=11, node="n")
         written(store, started, address=nowhere, node=socket.gethostname())

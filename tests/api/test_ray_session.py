@@ -8,10 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 
 from gyre.api import ray_session
+from gyre.api.home import home
 from gyre.api.local_ray import lean_start
 from gyre.errors import ConfigError, Unreachable
 
@@ -34,6 +37,19 @@ def test_an_address_where_nobody_listens_is_known_in_time(monkeypatch: pytest.Mo
         ray_session._check_address(address)
     with pytest.raises(Unreachable, match="nothing listens there"):
         ray_session._check_address(address)
+
+
+@pytest.mark.parametrize("given", [None, "auto", "local", "127.0.0.1:6379"])
+def test_a_job_for_the_cluster_that_this_process_is_connected_to(given: str | None) -> None:
+    ray_session._refuse_another(given, "10.0.0.5:6379")
+
+
+def test_a_job_for_another_cluster_than_this_process_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(gcs_address="10.0.0.5:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.7:6380'.*connected to the Ray cluster at 10\.0\.0\.5:6379"):
+        ray_session.connect("10.0.0.7:6380", start_local=True, place=home())
 
 
 def test_which_addresses_are_this_machines() -> None:
@@ -87,6 +103,7 @@ assert callable(worker.print_to_stdstream)
 assert hasattr(worker, "_global_node")
 from ray._private.node import Node
 assert callable(Node.get_session_dir_path)
+assert "self.all_processes" in inspect.getsource(Node.__init__)
 assert issubclass(ray.exceptions.AuthenticationError, Exception)
 assert "_temp_dir" in inspect.getsource(ray.init)
 assert "ray._private.parameter.RayParams(" in inspect.getsource(ray.init)
@@ -94,6 +111,7 @@ from ray._private.parameter import RayParams
 assert {"no_monitor", "include_log_monitor", "worker_path"} <= inspect.signature(RayParams).parameters.keys()
 assert "self.start_api_server(" in inspect.getsource(Node.start_head_processes)
 import ray._private.services as services
+assert "process" in services.ProcessInfo._fields
 assert "ConsolePopen(" in inspect.getsource(services.start_ray_process)
 from gyre.api.local_ray.lean_start import knows_ray, ray_worker
 import pathlib
