@@ -156,8 +156,8 @@ def _refuse_another(ray_address: str | None, here: str) -> None:
         return
     if ray_address.rpartition(":")[2] != here.rpartition(":")[2]:
         raise ConfigError(
-            f"ray address {ray_address!r}: this process is connected to the Ray cluster at {here}, and to one at a time.",
-            hint="Call ray.shutdown() first, or leave the address out.",
+            f"ray address {ray_address!r}: this process is connected to the Ray cluster at {here}.",
+            hint="A process is in one cluster at a time: call ray.shutdown() first, or leave the address out.",
         )
 
 

@@ -56,6 +56,11 @@ class SamplingParams:
     sampling_seed: int | None = None
     """Below 2**31. None leaves the draw to the engine, and then no two runs need agree."""
 
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The tokens of the request that end a sample."""
+        return () if self.ignore_eos else self.stop_token_ids
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:

@@ -113,7 +113,7 @@ class EngineClient:
         EngineFailed, EngineUnreachable, EngineTimeout, EngineProtocolError.
         """
         self._check([request])
-        reader = StreamReader(request.rid)
+        reader = StreamReader(request.rid, request.sampling.stops)
         events = self._events(generate_body(request), f"request {request.rid}", lambda: reader.finished)
         async with aclosing(events):
             async for event in events:
@@ -127,7 +127,7 @@ class EngineClient:
         Cheaper by the connections it saves; what breaks one of them (an error of `generate`) ends the stream for all.
         """
         self._check(requests)
-        reader = ManyReader([request.rid for request in requests])
+        reader = ManyReader(requests)
         what = f"{len(requests)} requests from {requests[0].rid} on"
         events = self._events(generate_many_body(requests), what, lambda: reader.finished)
         async with aclosing(events):

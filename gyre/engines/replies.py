@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -111,10 +111,17 @@ class EventLines:
 
 
 class StreamReader:
-    """Reads the events of one `/generate` stream in order. `finished` after the chunk with the finish."""
+    """Reads the events of one `/generate` stream in order. `finished` after the chunk with the finish.
 
-    def __init__(self, rid: str) -> None:
+    A sample whose last token is one of `stops` has stopped. SGLang 0.5.17 calls its end `length` where that token is
+    also the last that the request allows; 0.5.23 calls it `stop`.
+    """
+
+    def __init__(self, rid: str, stops: Collection[int] = ()) -> None:
         self._rid = rid
+        self._stops = stops
+        self._last: int | None = None
+        """The last token."""
         self._seen = 0
         self.finished = False
 
@@ -144,6 +151,10 @@ class StreamReader:
         finish = self._finish(meta["finish_reason"])
         total = meta["completion_tokens"]
         ids, logprobs = self._new_tokens(body["output_ids"], meta, total, finish)
+        if len(ids):
+            self._last = int(ids[-1])
+        if finish is not None and finish.kind is FinishKind.LENGTH and self._last in self._stops:
+            finish = Finish(FinishKind.STOP, matched=self._last)
         spans = _spans(meta.get("weight_versions") or (), total) if finish is not None else ()
         self._seen = total
         self.finished = finish is not None
@@ -203,9 +214,9 @@ class StreamReader:
 class ManyReader:
     """Reads the events of one `/generate` stream of several requests. `finished` when each of them has its finish."""
 
-    def __init__(self, rids: Sequence[str]) -> None:
-        self._readers = [StreamReader(rid) for rid in rids]
-        self._left = len(rids)
+    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
+        self._readers = [StreamReader(request.rid, request.sampling.stops) for request in requests]
+        self._left = len(requests)
 
     @property
     def finished(self) -> bool:

@@ -48,7 +48,9 @@ def test_a_job_for_another_cluster_than_this_process_is_connected_to(monkeypatch
     context = SimpleNamespace(gcs_address="10.0.0.5:6379")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.7:6380'.*connected to the Ray cluster at 10\.0\.0\.5:6379"):
+    with pytest.raises(
+        ConfigError, match=r"10\.0\.0\.7:6380'.*connected to the Ray cluster at 10\.0\.0\.5:6379"
+    ):
         ray_session.connect("10.0.0.7:6380", start_local=True, place=home())
 
 

@@ -8,6 +8,7 @@ import pickle
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from gyre.engines.errors import (
     EngineUnreachable,
 )
 from gyre.engines.http_client import Deadlines, EngineClient
-from gyre.engines.replies import EventLines, StreamReader
+from gyre.engines.replies import EventLines, ManyReader, StreamReader
 from gyre.errors import ConfigError
 from tests.engines.fake_engine import DONE, LENGTH, Cut, FakeEngine, Pause, Reply, Silence, event
 from tests.waits import GENEROUS_S
@@ -82,9 +83,11 @@ async def impatient(fake: FakeEngine) -> AsyncIterator[EngineClient]:
         yield client
 
 
-async def hear(client: EngineClient, into: list[StreamChunk] | None = None) -> list[StreamChunk]:
+async def hear(
+    client: EngineClient, into: list[StreamChunk] | None = None, request: GenerateRequest = REQUEST
+) -> list[StreamChunk]:
     chunks = [] if into is None else into
-    async with aclosing(client.generate(REQUEST)) as stream:
+    async with aclosing(client.generate(request)) as stream:
         async for chunk in stream:
             chunks.append(chunk)
     return chunks
@@ -138,6 +141,40 @@ async def test_each_token_comes_once_however_the_server_streams(
     assert tokens_of(chunks) == TOKENS
     assert chunks[-1].finish == Finish(FinishKind.LENGTH)
     assert [chunk.finish for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+@pytest.mark.parametrize(
+    ("stops", "ignored", "finish"),
+    [
+        ((2, 15), False, Finish(FinishKind.STOP, matched=15)),
+        ((14,), False, Finish(FinishKind.LENGTH)),
+        ((15,), True, Finish(FinishKind.LENGTH)),
+    ],
+    ids=["its last token is one", "one before it is", "they are ignored"],
+)
+@pytest.mark.parametrize(
+    "parts",
+    [INCREMENTAL, CUMULATIVE, [event(TOKENS, 6), event([], 6, finish=LENGTH)]],
+    ids=["incremental", "cumulative", "nothing new at last"],
+)
+async def test_a_stop_token_that_is_the_last_allowed_stops(
+    fake: FakeEngine,
+    client: EngineClient,
+    parts: list[bytes],
+    stops: tuple[int, ...],
+    ignored: bool,
+    finish: Finish,
+) -> None:
+    """SGLang 0.5.17 says `length` here. The answers whose ends just fit would then all count as cut off."""
+    fake.streams(*parts, DONE)
+    sampling = SamplingParams(6, stop_token_ids=stops, ignore_eos=ignored)
+    request = replace(REQUEST, sampling=sampling)
+    chunks = await hear(client, request=request)
+    assert tokens_of(chunks) == TOKENS
+    assert chunks[-1].finish == finish
+    together = ManyReader([request])
+    read = [together.read(line)[1] for part in parts for line in EventLines().feed(part)]
+    assert read[-1].finish == finish
 
 
 ABORTED = {"type": "abort", "message": "Abort in waiting queue"}

@@ -178,8 +178,8 @@ class OpenGroups:
         """Take the sample from its holder, if any, and queue it."""
         request = sample.request
         self._detach(sample)
-        if sample.length >= request.max_new_tokens:  # its engine died after its last token, before its end
-            self._finish(sample, "length")
+        if (kind := sample.finished_as) is not None:  # its engine died after its last token, before its end
+            self._finish(sample, kind)
         elif sample.resets > MOST_RESETS:
             self.given_up[sample.key] = sample
         elif request.min_version > self.served_version:
@@ -248,7 +248,7 @@ class OpenGroups:
         self._detach(sample)
         if self._lost.came_back(instance.incarnation, sample):
             self._store.note_record(sample)
-        if sample.length >= sample.request.max_new_tokens:
+        if sample.finished_as is not None:
             self._queue(sample)
             return None
         self._give(sample, instance)
@@ -473,11 +473,7 @@ class OpenGroups:
             if record_failure(sample, instance.name):
                 self._quarantine(sample)
             self._store.note_record(sample)
-        elif (
-            destination is not None
-            and destination.accepting
-            and sample.length < sample.request.max_new_tokens
-        ):
+        elif destination is not None and destination.accepting and sample.finished_as is None:
             self._give(sample, destination)
             _add_work(given, sample, destination)
             return None

@@ -5,9 +5,9 @@ This module must not know who generates, or how anything is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,15 @@ class InFlightSample:
         return int(self.table.lengths[self.row])
 
     @property
+    def finished_as(self) -> Literal["stop", "length"] | None:
+        """How its tokens end it, though its engine did not live to say so; None while more are to come."""
+        if not self.length:
+            return None
+        if int(self.tokens()[0][-1]) in self.request.stops:
+            return "stop"
+        return "length" if self.length >= self.request.max_new_tokens else None
+
+    @property
     def runs(self) -> list[list[int]]:
         """[version, start, end] of each run of its tokens."""
         return self.table.runs(self.row)
@@ -152,6 +161,11 @@ class GroupRequest:
     def max_new_tokens(self) -> int:
         return int(self.sampling["max_new_tokens"])
 
+    @property
+    def stops(self) -> Sequence[int]:
+        """The tokens that end a sample."""
+        return () if self.sampling.get("ignore_eos") else self.sampling.get("stop_token_ids") or ()
+
     def complete(self) -> Group:
         """The group with its samples, which are all finished."""
         samples = []
@@ -171,6 +185,9 @@ def requested_groups(frame: Request) -> list[Group]:
     limit = frame.sampling.get("max_new_tokens")
     if type(limit) is not int or limit < 1:
         raise refuse("invalid", f"request.sampling.max_new_tokens: {limit!r:.40}, expected a positive number")
+    stops = frame.sampling.get("stop_token_ids")
+    if not isinstance(stops, list | tuple | None):
+        raise refuse("invalid", f"request.sampling.stop_token_ids: {stops!r:.40}, expected a list of ids")
     for group in groups:
         _check_group(group, limit)
     return groups

@@ -208,6 +208,19 @@ async def a_stop_token_ends_the_sample_and_belongs_to_it(
 
 
 @clause()
+async def a_stop_token_that_is_the_last_allowed_stops(client: EngineClient, engine: EngineUnderTest) -> None:
+    """End a sample with `stop` also where its stop token is the last token that the request allows."""
+    free = await listen(client, request(engine.prompt(3), 24, temperature=0.0))
+    stop = free.tokens[10]
+    length = free.tokens.index(stop) + 1
+    for allowed in (length, length + 1):
+        asked = request(engine.prompt(3), allowed, temperature=0.0, stop_token_ids=(stop,), ignore_eos=False)
+        heard = await listen(client, asked)
+        expect(heard.tokens == free.tokens[:length], heard.tokens)
+        expect(heard.finish.kind is FinishKind.STOP, heard.finish)
+
+
+@clause()
 async def ignore_eos_ignores_stop_tokens_too(client: EngineClient, engine: EngineUnderTest) -> None:
     """Go on beyond stop tokens where `ignore_eos` is set, which is SGLang's meaning of the flag."""
     free = await listen(client, request(engine.prompt(3), 24, temperature=0.0))

@@ -476,7 +476,7 @@ async def test_a_request_that_no_engine_takes_is_told_and_harms_no_other(crew: C
             purpose="bad",
             groups=pack_groups([Group(7, np.array([1], np.int32))]),
             n=2,  # which are asked for together
-            sampling={"max_new_tokens": 5, "stop_token_ids": 3},
+            sampling={"max_new_tokens": 5, "sampling_seed": 3},  # which each sample has of its own
             seed=1,
             min_version=0,
         )

@@ -86,6 +86,38 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
 
 
 @pytest.mark.parametrize(
+    ("stops", "length", "finish"),
+    [([0], 10, "stop"), ([0], 3, "stop"), ([7], 10, "length"), ([7], 3, "")],
+)
+def test_tokens_say_how_a_sample_ended_where_its_engine_did_not(
+    stops: list[int], length: int, finish: str
+) -> None:
+    """All that were reported are token 0. One that has its stop token must not be generated further."""
+    open_groups = groups_with("a", "b")
+    sampling = {"max_new_tokens": 10, "stop_token_ids": stops}
+    (request,) = open_groups.open(msgspec.structs.replace(asked(1), sampling=sampling))
+    (state,) = request.samples
+    open_groups.assign()
+    holder = state.instance
+    report(open_groups, holder, {state: length})
+    open_groups.leave(holder)
+    open_groups.assign()
+    assert state.finish == finish
+    assert (state.instance is None) == bool(finish)
+
+
+def test_stop_tokens_that_are_ignored_end_nothing() -> None:
+    open_groups = groups_with("a")
+    sampling = {"max_new_tokens": 10, "stop_token_ids": [0], "ignore_eos": True}
+    (request,) = open_groups.open(msgspec.structs.replace(asked(1), sampling=sampling))
+    (state,) = request.samples
+    open_groups.assign()
+    report(open_groups, "a", {state: 3})
+    open_groups.leave("a")
+    assert state.finish == ""
+
+
+@pytest.mark.parametrize(
     ("group", "sampling"),
     [
         (Group(0, np.array([], np.int32)), {"max_new_tokens": 4}),
@@ -95,6 +127,7 @@ def test_a_sample_that_lost_its_end_is_finished_and_not_generated_again() -> Non
         (Group(0, np.array([1.5], np.float32)), {"max_new_tokens": 4}),
         (Group(0, np.array([1], np.int32)), {"max_new_tokens": 0}),
         (Group(0, np.array([1], np.int32)), {}),
+        (Group(0, np.array([1], np.int32)), {"max_new_tokens": 4, "stop_token_ids": 2}),
         (Group(0, np.array([1], np.int32), {"max_new_tokens": 0}), {"max_new_tokens": 4}),
         (Group(0, np.array([1], np.int32), {"max_new_tokens": True}), {"max_new_tokens": 4}),
         (Group(0, np.array([1], np.int32), {"max_new_tokens": "9"}), {"max_new_tokens": 4}),
