@@ -233,7 +233,7 @@ class FailoverSpec(Model):
     region: Budget = Budget(max=10, window_s=600, attempts=3)
     """Restarts of one gang."""
     job: Budget = Budget(max=2, window_s=3600)
-    user_error: Budget = Budget(max=1, window_s=600)
+    user_code: Budget = Budget(max=1, window_s=600)
     """Restarts of a role for exceptions in the user's own code, which seldom go away."""
     no_step: Budget = Budget(max=1, window_s=86_400)
     """Restarts of the trainer, and then of everything, if every vertex runs and no step comes. A step resets this

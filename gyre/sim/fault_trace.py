@@ -24,7 +24,7 @@ class FaultKind(StrEnum):
     """It answers, and its running call makes no progress."""
     FAIL_START = "fail_start"
     """Its next start finds no room."""
-    USER_ERROR = "user_error"
+    USER_CODE = "user_code"
     """The user's own code raises in its next call."""
     PREEMPTED = "preempted"
     """Its machine is taken away: it dies, and cannot be placed again until AVAILABLE."""

@@ -420,7 +420,7 @@ class _Model:
             return
         elif fault.kind is FaultKind.PREEMPTED:
             self._away.add(fault.vertex)
-        elif fault.kind is FaultKind.USER_ERROR:
+        elif fault.kind is FaultKind.USER_CODE:
             self._raises[fault.vertex] = self._raises.get(fault.vertex, 0) + 1
         process = self._processes.get(fault.vertex)
         if process is None or not process.alive or process.trouble is not None:

@@ -77,7 +77,7 @@ def strike(world: FakeCluster, fault: Fault) -> None:
             world.stall(fault.vertex)
         case FaultKind.FAIL_START:
             world.fail_setup(fault.vertex, user_code=False)
-        case FaultKind.USER_ERROR:
+        case FaultKind.USER_CODE:
             world.fail_operator(fault.vertex, user_code=True)
         case FaultKind.PREEMPTED:
             world.no_room.add(fault.vertex)

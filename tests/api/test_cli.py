@@ -117,11 +117,11 @@ def test_every_read_verb_gives_json_and_only_json(seed: Seed, home: Home, tmp_pa
 
 
 def test_the_same_is_there_for_people(seed: Seed, home: Home) -> None:
-    seed("user_error")
+    seed("user_code")
     (home.logs("golden-1") / "reward-0.1.log").write_text("one\ntwo\n")
     assert "golden-1" in gyre("ls", "--all").stdout
     shown = gyre("show").stdout
-    assert "failed (user_error)" in shown
+    assert "failed (user_code)" in shown
     assert 'File "mine.py", line 7' in shown
     assert "VertexStarted" in gyre("events").stdout
     assert gyre("logs").stdout == "reward-0     one\nreward-0     two\n"
@@ -133,7 +133,7 @@ def test_on_a_terminal_a_job_a_vertex_and_an_incident_are_a_line_each(
 ) -> None:
     monkeypatch.setattr("gyre.api.cli.output.stdout_is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
-    seed("user_error", job_id="golden-0123abcd", at=time.time() - 185.0)
+    seed("user_code", job_id="golden-0123abcd", at=time.time() - 185.0)
     listed, shown = gyre("ls", "--all").stdout, gyre("show").stdout
     assert max(map(len, (listed + shown.partition("Traceback")[0]).splitlines())) <= width
     (header, job) = listed.splitlines()
@@ -152,13 +152,13 @@ def test_on_a_terminal_a_job_a_vertex_and_an_incident_are_a_line_each(
         "rollout-1",
         "trainer-0",
     }
-    incidents = [line for line in vertices if "user_error" in line and "stopped" not in line]
+    incidents = [line for line in vertices if "user_code" in line and "stopped" not in line]
     assert len(incidents) == 4
     assert all("ValueError: no (mine.py:7)" in " ".join(line) for line in incidents)
 
 
 def test_in_a_pipe_every_column_is_there_and_whole(seed: Seed) -> None:
-    seed("user_error")
+    seed("user_code")
     listed, shown = gyre("ls", "--all").stdout.splitlines(), gyre("show").stdout
     assert listed[0].split() == [
         "NAME",
@@ -345,7 +345,7 @@ def test_a_reader_that_goes_is_quiet(seed: Seed, home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["undisturbed", "rollout_lost", "actor_lost", "user_error", "commanded", "continued"]
+    "name", ["undisturbed", "rollout_lost", "actor_lost", "user_code", "commanded", "continued"]
 )
 def test_replay_finds_a_golden_history_equal(seed: Seed, name: str) -> None:
     seed(name)

@@ -33,7 +33,7 @@ def test_wait_returns_when_the_job_was_stopped(seed: Seed) -> None:
 
 def test_wait_raises_with_the_users_traceback(seed: Seed) -> None:
     with pytest.raises(JobFailed, match="ValueError: no") as caught:
-        JobHandle("golden-1", seed("user_error")).wait()
+        JobHandle("golden-1", seed("user_code")).wait()
     assert 'File "mine.py", line 7' in caught.value.details["traceback"]
     assert caught.value.exit_code == 1
     again = pickle.loads(pickle.dumps(caught.value))

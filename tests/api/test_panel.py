@@ -121,7 +121,7 @@ def test_every_row_is_there_and_whole_at_every_width(width: int) -> None:
         r"trainer-0 +1 +1005 +running",
         r"INCIDENTS +CAUSE +TOOK +MESSAGE",
         r"rollout-0 +process_died +open +it was killed by .*",
-        r"reward-0 +user_error +0\.0 s +ValueError: no rewa.*",
+        r"reward-0 +user_code +0\.0 s +ValueError: no rewa.*",
     ]
     assert [
         row for row in rows if not re.fullmatch(row, inside.pop(len(inside) - len(rows) + rows.index(row)))
@@ -265,5 +265,5 @@ def test_an_incident_is_said_once_and_with_its_reason(capsys: pytest.CaptureFixt
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("!")]
     assert said == [
         "! rollout-0: process_died: it was killed by SIGKILL. → restart rollout-0",
-        "! reward-0: user_error in the job's own code: ValueError: no rewards (myjob.py:5) → call reward.score again",
+        "! reward-0: user_code in the job's own code: ValueError: no rewards (myjob.py:5) → call reward.score again",
     ]

@@ -142,7 +142,7 @@ def test_a_sparkline_has_the_shape_of_its_values() -> None:
                 "traceback": 'T\n  File "/a/lib.py", line 9\n  File "/a/my.py", line 5\nV',
             },
             True,
-            "user_error",
+            "user_code",
             "ValueError: no (my.py:5)",
         ),
         (

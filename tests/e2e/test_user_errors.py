@@ -20,7 +20,7 @@ job = (
     RLJobBuilder()
     .trainer("{MODULE}", "Careless")
     .rollout("{MODULE}", "CarelessRollout").total(1)
-    .failover(user_error={{"max": 1, "window_s": 600}})
+    .failover(user_code={{"max": 1, "window_s": 600}})
 )
 """
 
@@ -34,7 +34,7 @@ config:
   warm_start: {{max_steps: 1, batch: 8, lr: 3.0e-3}}
   optim: {{lr: 1.0e-3}}
 run: {{steps: 3, prompts_per_step: 4, groups_per_firing: 2, groups_per_micro_batch: 4, evaluate_every: 0}}
-failover: {{retry: {{max: 1, window_s: 60}}, user_error: {{max: 1, window_s: 60}}, backoff_s: 0.1}}
+failover: {{retry: {{max: 1, window_s: 60}}, user_code: {{max: 1, window_s: 60}}, backoff_s: 0.1}}
 roles:
   trainer:
   actor:

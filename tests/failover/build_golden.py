@@ -156,7 +156,7 @@ def actor_lost() -> dict[str, Any]:
     return world.as_dict("A rank hangs; its gang restarts together, once.")
 
 
-def user_error() -> dict[str, Any]:
+def user_code() -> dict[str, Any]:
     world = World()
     world.submit()
     world.start_all()
@@ -259,7 +259,7 @@ def tampered() -> dict[str, Any]:
 
 HISTORIES: dict[str, Callable[[], dict[str, Any]]] = {
     build.__name__: build
-    for build in (undisturbed, rollout_lost, actor_lost, user_error, commanded, continued, tampered)
+    for build in (undisturbed, rollout_lost, actor_lost, user_code, commanded, continued, tampered)
 }
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ PHASES = {
     "undisturbed": "succeeded",
     "rollout_lost": "succeeded",
     "actor_lost": "succeeded",
-    "user_error": "failed",
+    "user_code": "failed",
     "commanded": "stopped",
     "continued": "succeeded",
     "tampered": "succeeded",

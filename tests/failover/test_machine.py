@@ -34,7 +34,7 @@ SPEC = spec_with(
     vertex=Budget(max=3, window_s=100),
     region=Budget(max=2, window_s=100),
     job=Budget(max=1, window_s=300),
-    user_error=Budget(max=1, window_s=100),
+    user_code=Budget(max=1, window_s=100),
     retry=Budget(max=2, window_s=60),
 )
 COORDINATOR = coordinator_of(SPEC)

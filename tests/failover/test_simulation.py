@@ -64,7 +64,7 @@ def test_small_budgets_end_the_job_and_say_why(seed: int) -> None:
 
 def test_user_errors_are_retried_then_restarted_then_given_up() -> None:
     spec = small_spec()
-    faults = [Fault(20.0 + 3 * n, "reward-0", FaultKind.USER_ERROR) for n in range(10)]
+    faults = [Fault(20.0 + 3 * n, "reward-0", FaultKind.USER_CODE) for n in range(10)]
     result = simulate(spec, seed=1, faults=faults, steps=1000)
     assert result.phase is JobPhase.FAILED
     assert (result.repairs["retry"], result.repairs["vertex"], result.repairs["give_up"]) == (2, 1, 1)

@@ -103,7 +103,7 @@ ROWS = {
         lambda h: h.decide(e.VertexStartFailed("reward-0", 1, error="no", user_code=True)),
         P.STARTING,
         ["StartRegion"],
-        ("user_error", Scope.VERTEX),
+        ("user_code", Scope.VERTEX),
     ),
     "stopped before it ran": Row(starting, lambda h: h.decide(e.StopRequested("x")), P.STOPPING, STOP_ALL),
     "paused before it ran": Row(starting, lambda h: h.decide(e.PauseRequested()), P.STARTING, []),
@@ -139,7 +139,7 @@ ROWS = {
         lambda h: h.fail_operator("reward-0", user_code=True),
         P.RUNNING,
         [],
-        ("user_error", Scope.RETRY),
+        ("user_code", Scope.RETRY),
     ),
     "a collective fails": Row(
         running,
@@ -368,7 +368,7 @@ def test_user_code_is_retried_restarted_and_then_given_up_with_its_traceback(his
         scopes.append(history.incident.scope)
         history.start_all()
     assert scopes == [Scope.RETRY, Scope.RETRY, Scope.VERTEX, Scope.GIVE_UP]
-    assert (history.state.job.reason, history.state.job.error) == (Reason.USER_ERROR, "Traceback …")
+    assert (history.state.job.reason, history.state.job.error) == (Reason.USER_CODE, "Traceback …")
 
 
 def test_a_restart_replaces_what_it_restarts_and_waits_the_second_time(history: History) -> None:

@@ -80,7 +80,7 @@ def test_setup_that_raises_ends_the_job_with_its_traceback(job: Job) -> None:
     job.world.fail_setup("reward-0", user_code=True, times=5)
     job.run()
     state = job.state.job
-    assert (state.phase, state.reason) == (JobPhase.FAILED, "user_error")
+    assert (state.phase, state.reason) == (JobPhase.FAILED, "user_code")
     assert "mine.py" in state.error
     assert "reward-0" in state.message
     assert [incident.scope for incident in job.incidents] == [Scope.VERTEX, Scope.GIVE_UP]

@@ -269,7 +269,7 @@ def _show_incidents(incidents: list[dict[str, Any]]) -> None:
 
 def _cause(incident: dict[str, Any]) -> str:
     """Returns the cause, with a remark if the fault lies in the job's own code and the cause does not say so."""
-    own = incident["user_code"] and incident["cause"] != "user_error"
+    own = incident["user_code"] and incident["cause"] != "user_code"
     return f"{incident['cause']} (user code)" if own else str(incident["cause"])
 
 

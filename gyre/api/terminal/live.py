@@ -119,7 +119,7 @@ def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
 
 
 def _incident_line(incident: Mapping[str, Any]) -> str:
-    """An incident on one line: `! reward-0: user_error in the job's own code: ValueError → call it again`."""
+    """An incident on one line: `! reward-0: user_code in the job's own code: ValueError → call it again`."""
     whose = " in the job's own code" if incident["user_code"] else ""
     message = incident_message(incident)
     if len(message) > SAID_MESSAGE:

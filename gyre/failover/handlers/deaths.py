@@ -55,7 +55,7 @@ def trainer_failed(
 def _fault_of(event: e.VertexStartFailed | e.TrainerFailed, otherwise: Cause) -> Fault:
     """What failed: the user's code, or Gyre's for the cause `otherwise`."""
     evidence = {"error": event.error, "traceback": event.traceback}
-    return Fault(Cause.USER_ERROR if event.user_code else otherwise, evidence, event.user_code)
+    return Fault(Cause.USER_CODE if event.user_code else otherwise, evidence, event.user_code)
 
 
 def operator_failed(
@@ -72,7 +72,7 @@ def operator_failed(
         # The trainer has skipped as many batches as it may. From the same state the same batch gives the same again.
         return give_up(draft, record, now, Fault(Cause.NOT_FINITE, evidence), "the gradient is not finite")
     gang = len(layout.regions(record.id)) > 1
-    retried = Cause.USER_ERROR if event.user_code else Cause.CALL_FAILED
+    retried = Cause.USER_CODE if event.user_code else Cause.CALL_FAILED
     if event.code == OUT_OF_MEMORY:
         retried = Cause.OUT_OF_MEMORY
     budget = layout.spec.failover.retry

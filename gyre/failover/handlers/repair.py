@@ -142,7 +142,7 @@ def _ladder_of(layout: JobLayout, record: VertexRecord, region: list[str], fault
     together = len(region) > 1
     narrowest = Scope.REGION if together else Scope.VERTEX
     if fault.user_code:
-        return [Rung(narrowest, f"user_error:{record.role}", failover.user_error)]
+        return [Rung(narrowest, f"user_code:{record.role}", failover.user_code)]
     first = (
         Rung(narrowest, f"region:{region[0]}", failover.region)
         if together
@@ -246,7 +246,7 @@ def give_up(
         draft,
         now,
         outcome=JobPhase.FAILED,
-        reason=_REASONS.get(fault.cause, Reason.USER_ERROR if fault.user_code else Reason.BUDGET_SPENT),
+        reason=_REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
         message=f"{said} ({record.id}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
         error=traceback or error,
     )

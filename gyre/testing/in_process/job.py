@@ -294,7 +294,7 @@ class InProcessJob:
             if state is None:
                 self._check_master()
             elif state.job.phase is JobPhase.FAILED:
-                kind = UserCodeError if state.job.reason is Reason.USER_ERROR else JobFailed
+                kind = UserCodeError if state.job.reason is Reason.USER_CODE else JobFailed
                 raise kind(state.job.message, details={"traceback": state.job.error})
             else:
                 return state.job

@@ -373,7 +373,7 @@ def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_jo
         run={"groups_per_firing": 8},
         failover={
             "retry": {"max": 2, "window_s": window_s},
-            "user_error": {"max": 1, "window_s": window_s},
+            "user_code": {"max": 1, "window_s": window_s},
         },
     )
     called: list[float] = []
@@ -441,7 +441,7 @@ def test_passes_that_do_not_fit_into_memory_are_halved(make_job, most):
         failover={
             "out_of_memory": {"smaller_passes": most},
             "retry": {"max": 0, "window_s": 60},
-            "user_error": {"max": 2, "window_s": 60},
+            "user_code": {"max": 2, "window_s": 60},
         },
     )
     with job:
