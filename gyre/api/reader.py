@@ -98,10 +98,21 @@ class JobReader:
     # -- which job ----------------------------------------------------------------------------------
 
     def jobs(self, *, live: bool | None = None) -> list[dict[str, Any]]:
-        """The jobs, the newest first: job_id, name, phase, reason, message, epoch, step, version, submitted_at, …"""
+        """The jobs, the newest first: job_id, name, phase, reason, message, epoch, step, version, submitted_at, …
+
+        From the store also `queue_place`, the place among the jobs that wait for room that others hold.
+        """
         if self._url is not None:
             return self._client(self._url).jobs()
-        return [self._item(row) for row in self.store.jobs(live=live)]
+        rows = self.store.jobs(live=live)
+        return [self._item(row) | {"queue_place": self._queue_place(row)} for row in rows]
+
+    def _queue_place(self, row: JobRow) -> int | None:
+        """The job's place among those that wait for room that others hold, from 1 on; None where it does not."""
+        if not row.live or row.queued_since is None:
+            return None
+        queue = [one.job_id for one in self.store.queue(row.ray_address, time.time())]
+        return queue.index(row.job_id) + 1 if row.job_id in queue else None
 
     def find(self, job: str | None = None, *, live_first: bool = False) -> Found:
         """Returns the job of that id or name; for None the newest, with `live_first` the newest that runs."""

@@ -63,7 +63,8 @@ class Deadlines:
     answer_s: float = 10.0
     """Time to answer questions (load, info, readiness) and aborts, which wait for one step of the engine at most."""
     pause_s: float = 60.0
-    """Time to pause or resume: `abort` waits until the engine is idle, which it looks up once a second."""
+    """Time to pause, resume, or name weights: `abort` waits until the engine is idle, which it looks up once a second;
+    after a `retract` a step computes anew what was put back."""
     update_s: float = 600.0
     """Time to load weights: a 70B model in bf16 from a disk of 0.5 GB/s takes 280 s."""
     stall_s: float = 180.0
@@ -249,7 +250,7 @@ class EngineClient:
     async def name_weights(self, version: str) -> None:
         """Tell the engine that it serves `version` from now on; running requests go on."""
         body = {"new_version": version, "abort_all_requests": False}
-        await self._post("/update_weight_version", body, self._deadlines.answer_s)
+        await self._post("/update_weight_version", body, self._deadlines.pause_s)
 
     async def weights_checksum(self) -> Any:
         """The engine's own checksums of what is in its memory, of each rank: equal where the weights are.

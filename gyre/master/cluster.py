@@ -57,6 +57,10 @@ class Cluster(Protocol):
         """The living machines, and what the job may use of each: what is free, and what it has reserved itself."""
         ...
 
+    async def whole_nodes(self) -> list[NodeCapacity]:
+        """The living machines, and what each has, whoever holds it."""
+        ...
+
     async def draining(self) -> dict[str, str]:
         """The machines that the cluster says will go, and why. Cheap: it is asked several times a second."""
         ...

@@ -51,6 +51,9 @@ from gyre.store import JobFields, Store, open_store
 
 RECONCILE_S = 1.0
 LOOK_S = 0.25
+SAY_QUEUED_S = 15.0
+"""How often a job says that it is in the queue: four times as often as it has to (`gyre.store.directory`)."""
+
 """Pause between diagnosis passes: a fraction of the shortest sensible deadline."""
 
 LINGER_S = 3.0
@@ -93,6 +96,7 @@ class JobMaster:
         self.ready = threading.Event()
         self._store: Store
         self._spec: JobSpec
+        self._ray_address: str | None
         self._context: JobContext
         self._scheduler: Scheduler
         self._manager: JobManager
@@ -107,6 +111,7 @@ class JobMaster:
         self._store = self._opened.enter_context(open_store(self._store_url))
         row = self._store.job(self.job_id)
         self._spec = parse_job(row.spec)
+        self._ray_address = row.ray_address
         self._build(row.name)
         self._opened.callback(self._context.close)
         undone = self._context.open(pid=os.getpid())
@@ -156,6 +161,7 @@ class JobMaster:
             state=lambda: self._context.state,
             epoch=lambda: self._context.epoch,
             clock=self._clock,
+            queued=lambda: self._store.queue(self._ray_address, self._clock()),
         )
         executor = Executor(self._cluster, lambda: self._context.epoch)
         self._manager = JobManager(
@@ -211,7 +217,13 @@ class JobMaster:
             "message": job.message[:500],
             "url": job.master_url,
             "ended_at": job.ended_at,
+            "queued_since": since
+            if (since := self._scheduler.queued_since) and not job.phase.ended
+            else None,
+            "queued_at": None,
         }
+        if fields["queued_since"] is not None:  # said again now and then
+            fields["queued_at"] = self._clock() // SAY_QUEUED_S * SAY_QUEUED_S
         if job.job_id and dict(fields) != self._row:
             try:
                 fenced: JobFields = {**fields, "epoch": self._context.epoch}

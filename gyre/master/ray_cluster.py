@@ -142,6 +142,9 @@ class RayCluster:
             for node in living_nodes()
         ]
 
+    async def whole_nodes(self) -> list[NodeCapacity]:
+        return await asyncio.to_thread(living_nodes)
+
     async def draining(self) -> dict[str, str]:
         deadlines = await asyncio.to_thread(get_draining_nodes)
         return {node: _notice(at_ms) for node, at_ms in deadlines.items()}

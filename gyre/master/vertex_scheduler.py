@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,9 @@ from gyre.graph import (
     without_vertices,
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
+from gyre.master.room_queue import RoomQueue
 from gyre.rollouts.weight_dirs import remove_left_by_job
+from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.messages import Binding, Failure
 
@@ -84,9 +86,12 @@ class Scheduler:
         state: Callable[[], JobState],
         epoch: Callable[[], int],
         clock: Callable[[], float],
+        queued: Callable[[], Sequence[QueuedJob]] = tuple,
     ) -> None:
+        """`queued` gives the jobs of this cluster that wait for room that others hold, the longest waiting first."""
         self._spec = spec
         self._cluster = cluster
+        self._queue = RoomQueue(job_id, queued, clock)
         self._job_id = job_id
         self._directory = directory
         self._store_url = store_url
@@ -100,6 +105,8 @@ class Scheduler:
         """The numbers of vertices that it is for, by role."""
         self._fitted: tuple[tuple[Any, ...], Fitted] | None = None
         """The plan on the machines, and what it was made of."""
+        self._lacking_alone: tuple[object, frozenset[str]] = (None, frozenset())
+        """For the fitted plan: the sub-graphs that would find no room though no other job held any."""
         self._avoiding: tuple[object, dict[str, str]] = (None, {})
         self._machines = 0
         """How many there were at the last look."""
@@ -131,9 +138,12 @@ class Scheduler:
 
     async def room(self, role: str, count: int) -> int:
         """Returns how many vertices of the role, at most `count`, fit on the present machines beside the other roles.
-        The result is at least the present number, whose vertices have their places."""
+        The result is at least the present number, whose vertices have their places, and no more while another job is
+        to be served first."""
         roles = self._state().job.roles
         present = roles.get(role, 0)
+        if await self._queue.first() is not None:
+            return min(count, present)
         nodes = await self._nodes()
         for number in range(count, present, -1):
             with contextlib.suppress(GraphError):
@@ -242,22 +252,25 @@ class Scheduler:
             await asyncio.sleep(wait_s)
         addresses = [Address(vertex, incarnation) for vertex, incarnation in command.vertices.items()]
         told, told_at = "", -TELL_AGAIN_S
-        while self._is_meant(command):
-            try:
-                fitted = await self._placed(addresses)
-                break
-            except GraphError as error:
-                yield VertexStartFailed(addresses[0].vertex, addresses[0].incarnation, error=str(error))
-                return
-            except CannotPlace as lack:
-                now = self._clock()
-                said = f"{lack.required} {lack.available}"
-                if not self._is_meant(command):
+        try:
+            while self._is_meant(command):
+                try:
+                    fitted = await self._placed(addresses)
+                    break
+                except GraphError as error:
+                    yield VertexStartFailed(addresses[0].vertex, addresses[0].incarnation, error=str(error))
                     return
-                if said != told and (not told or now - told_at >= TELL_AGAIN_S):
-                    told, told_at = said, now
-                    yield _waiting(addresses[0], lack)
-                await asyncio.sleep(LOOK_FOR_ROOM_S)
+                except CannotPlace as lack:
+                    now = self._clock()
+                    said = f"{lack.required} {lack.available}"
+                    if not self._is_meant(command):
+                        return
+                    if said != told and (not told or now - told_at >= TELL_AGAIN_S):
+                        told, told_at = said, now
+                        yield _waiting(addresses[0], lack)
+                    await asyncio.sleep(LOOK_FOR_ROOM_S)
+        finally:
+            self._queue.leave(list(command.vertices))
         if not self._is_meant(command):
             return
         if told:
@@ -302,12 +315,31 @@ class Scheduler:
         if not all(one.vertex in fitted.plan.placements for one in addresses):
             raise CannotPlace("a vertex was scaled away meanwhile")
         sub_graphs = {sub.id: sub for sub in (fitted.of(one.vertex) for one in addresses)}
-        for name, sub_graph in sub_graphs.items():
-            if (lack := fitted.lacking.get(name)) is not None:
-                if lack.details.get("another_would_help"):
-                    self._used.add(name)
-                    await self._cluster.demand(sub_graph)
-                raise _cannot_place(lack)
+        lacking = {name: lack for name in sub_graphs if (lack := fitted.lacking.get(name)) is not None}
+        first = await self._queue.first() if self._asks_anew(addresses) else None
+        vertices = [one.vertex for one in addresses]
+        if (
+            (first is not None or lacking)
+            and self._is_needed(vertices)
+            and not await self._lacks_alone(sub_graphs)
+        ):
+            self._queue.wait(vertices, self._waits_since(vertices))
+        else:
+            self._queue.leave(vertices)
+        if first is not None:
+            for name, sub_graph in sub_graphs.items():
+                if name in self._used and set(vertices).issuperset(sub_graph.vertices):
+                    await self._cluster.release(name)  # what it has asked for must not come before
+            raise CannotPlace(
+                "another job has waited longer",
+                required=f"room for {', '.join(sub_graphs)}",
+                available=f"none before the job {first.name}, which has waited longer",
+            )
+        for name, lack in lacking.items():
+            if lack.details.get("another_would_help"):
+                self._used.add(name)
+                await self._cluster.demand(sub_graphs[name])
+            raise _cannot_place(lack)
         self._used.update(sub_graphs)
         for outcome in await asyncio.gather(
             *(self._cluster.place(sub, PLACE_TIMEOUT_S) for sub in sub_graphs.values()),
@@ -316,6 +348,36 @@ class Scheduler:
             if isinstance(outcome, BaseException):
                 raise outcome
         return fitted
+
+    @property
+    def queued_since(self) -> float | None:
+        """Since when the job waits for room that other jobs hold, in seconds since 1970; None while it does not."""
+        return self._queue.since
+
+    def _waits_since(self, vertices: Sequence[str]) -> float:
+        """Since when one of them waits for room; now, if none does."""
+        records = (self._state().vertices.get(vertex) for vertex in vertices)
+        return min((one.no_room_since for one in records if one and one.no_room), default=self._clock())
+
+    def _asks_anew(self, addresses: Sequence[Address]) -> bool:
+        """Whether they ask for room beyond what the job has had: to begin, or to grow."""
+        begins = self._state().job.phase in (JobPhase.SUBMITTED, JobPhase.STARTING)
+        return begins or all(one.incarnation == 1 for one in addresses)
+
+    def _is_needed(self, vertices: Sequence[str]) -> bool:
+        """Whether the job does not begin, or go on, without them."""
+        begins = self._state().job.phase in (JobPhase.SUBMITTED, JobPhase.STARTING)
+        roles = {vertex.rpartition("-")[0] for vertex in vertices}
+        return begins or not all(self._spec.roles[role].elastic for role in roles)
+
+    async def _lacks_alone(self, sub_graphs: Iterable[str]) -> bool:
+        """Whether one of the sub-graphs would find no room though no other job held any."""
+        fitted = self._fitted
+        assert fitted is not None, "a plan was fitted just now"
+        if self._lacking_alone[0] is not fitted:
+            nodes = await self._cluster.whole_nodes()
+            self._lacking_alone = fitted, frozenset(self._fit(fitted[1].plan, nodes)[1])
+        return not self._lacking_alone[1].isdisjoint(sub_graphs)
 
     def _is_meant(self, command: StartRegion) -> bool:
         """Whether no later decision has overtaken the start."""

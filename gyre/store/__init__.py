@@ -10,7 +10,7 @@ It knows nothing of graphs, events' meanings or phases: bodies are plain JSON. T
 modules that hold them: `database` (transactions, errors), `tables`, `journal`, `writer`, `directory`, `ledger`.
 """
 
-from gyre.store.directory import JobFields, JobRow, Store, open_store
+from gyre.store.directory import JobFields, JobRow, QueuedJob, Store, open_store
 from gyre.store.journal import Command, CommandRow, EncodedEntry, Entry, EventRow, Journal, encode_entry
 from gyre.store.ledger import (
     CheckpointRow,
@@ -43,6 +43,7 @@ __all__ = [
     "LedgerRows",
     "LedgerStore",
     "MicroBatchRow",
+    "QueuedJob",
     "RestoreRow",
     "RolloutRows",
     "RolloutStore",

@@ -46,10 +46,22 @@ class JobRow:
     master_pid: int | None
     url: str | None
     token_hint: str | None
+    queued_since: float | None
+    queued_at: float | None
+    """When the job last said that it is queued."""
 
     @property
     def live(self) -> bool:
         return self.ended_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that waits for room that other jobs hold, since `since` (seconds since 1970)."""
+
+    job_id: str
+    name: str
+    since: float
 
 
 class JobFields(TypedDict, total=False):
@@ -65,7 +77,13 @@ class JobFields(TypedDict, total=False):
     master_pid: int | None
     url: str | None
     token_hint: str | None
+    queued_since: float | None
+    queued_at: float | None
     epoch: int
+
+
+QUEUED_FOR_S = 60.0
+"""How long a job counts as queued after it said so: one whose master has died holds nobody up for longer."""
 
 
 class Store:
@@ -207,6 +225,21 @@ class Store:
             rows = connection.execute(query).all()
         return [_job_row(row) for row in rows]
 
+    def queue(self, ray_address: str | None, now: float) -> list[QueuedJob]:
+        """The live jobs of that Ray cluster that wait for room that others hold, the longest waiting first. Where no
+        address is known, as of a cluster within one process, all jobs are of one cluster."""
+        jobs = tables.jobs
+        query = (
+            select(jobs.c.job_id, jobs.c.name, jobs.c.queued_since)
+            .where(jobs.c.ended_at.is_(None), jobs.c.queued_since.is_not(None))
+            .where(jobs.c.queued_at > now - QUEUED_FOR_S)
+            .order_by(jobs.c.queued_since, jobs.c.job_id)
+        )
+        if ray_address is not None:
+            query = query.where(jobs.c.ray_address == ray_address)
+        with self._database.read() as connection:
+            return [QueuedJob(*row) for row in connection.execute(query)]
+
     def _check_epoch(self, connection: Connection, job_id: str, epoch: int | None) -> None:
         journals = tables.journals
         stored = connection.execute(
@@ -273,6 +306,8 @@ def _select_jobs() -> Select[Any]:
         jobs.c.master_pid,
         jobs.c.url,
         jobs.c.token_hint,
+        jobs.c.queued_since,
+        jobs.c.queued_at,
     ).join_from(jobs, journals, and_(journals.c.job_id == jobs.c.job_id))
 
 

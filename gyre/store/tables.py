@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0005"
+HEAD = "0006"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+KNOWN_REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
@@ -61,6 +61,8 @@ jobs = Table(
     Column("master_pid", Integer),
     Column("url", Text),
     Column("token_hint", Text),
+    Column("queued_since", Float),
+    Column("queued_at", Float),
     Index(
         "gyre_jobs_one_live_name",
         "name",

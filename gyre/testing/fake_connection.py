@@ -40,6 +40,9 @@ class Connection:
         self._world.advance()
         return self._world.room.capacities()
 
+    async def whole_nodes(self) -> list[NodeCapacity]:
+        return [machine.whole for machine in self._world.room.machines.values()]
+
     async def draining(self) -> dict[str, str]:
         return {
             machine.name: "the cluster drains it"

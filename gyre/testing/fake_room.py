@@ -6,7 +6,7 @@ finds room there or nowhere; and a machine that vanishes takes the places on it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gyre.graph import Bundle, NodeCapacity, SubGraph
@@ -30,10 +30,16 @@ class FakeMachine:
     labels: dict[str, str] = field(default_factory=dict)
 
     @property
+    def whole(self) -> NodeCapacity:
+        """What it has, whoever holds it."""
+        return NodeCapacity(
+            self.name, self.ip, self.cpu, int(self.memory_bytes), self.gpu, self.custom, self.labels
+        )
+
+    @property
     def capacity(self) -> NodeCapacity:
         """What the job may use of it."""
-        cpu, gpu = self.cpu - self.others_cpu, self.gpu - self.others_gpu
-        return NodeCapacity(self.name, self.ip, cpu, int(self.memory_bytes), gpu, self.custom, self.labels)
+        return replace(self.whole, cpu=self.cpu - self.others_cpu, gpu=self.gpu - self.others_gpu)
 
 
 class FakeRoom:

@@ -185,6 +185,17 @@ def test_an_empty_home_is_no_error_for_ls_and_is_left_alone(home: Home) -> None:
     assert not (home.path / "gyre.db").exists()
 
 
+def test_ls_tells_the_place_of_a_job_that_waits_for_room(seed: Seed, home: Home) -> None:
+    seed("undisturbed", live=True)
+    with open_store(home.database_url()) as store:
+        store.create_job(job_id="other-1", name="other", spec=store.job("golden-1").spec, now=1.0)
+        for job_id, since in (("golden-1", 50.0), ("other-1", 20.0)):
+            store.update_job(job_id, queued_since=since, queued_at=time.time())
+    listed = {job["job_id"]: job["queue_place"] for job in data(gyre("ls", "--json"))}
+    assert listed == {"golden-1": 2, "other-1": 1}
+    assert "number 2 in the queue" in gyre("ls").stdout
+
+
 def test_plan_draws(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(JOB_FILE)

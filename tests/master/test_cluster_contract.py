@@ -368,6 +368,8 @@ def test_what_others_hold_is_not_the_jobs_and_what_it_holds_itself_is(bench: Ben
         await bench.cluster.release(own.id)
         give_back = await bench.other_takes(1.0)
         await until(lambda: is_so(all_of_them - 1.0))
+        [whole] = await bench.cluster.whole_nodes()
+        assert whole.cpu == all_of_them
         with pytest.raises(CannotPlace) as lack:
             await bench.cluster.place(needing("reward-0", all_of_them), 0.5)
         assert lack.value.required

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gyre.graph import compile_job
 from gyre.master.cluster import Address
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.rollouts.weight_dirs import of_publisher
+from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.fake_cluster import FakeCluster
 from gyre.testing.standing_job import small_spec
@@ -29,7 +30,14 @@ VERTEX = "rollout-0"
 class Bench:
     """A scheduler with a state that the test sets."""
 
-    def __init__(self, folder: Path, spec: JobSpec | None = None, *, machines: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: JobSpec | None = None,
+        *,
+        machines: int = 1,
+        queued: Callable[[], Sequence[QueuedJob]] = tuple,
+    ) -> None:
         compiled = compile_job(spec or small_spec())
         spec = compiled.spec
         coordinator = FailoverCoordinator(spec, compiled.graph.region_or_alone)
@@ -46,6 +54,7 @@ class Bench:
             state=lambda: self.state,
             epoch=lambda: 1,
             clock=self.clock.time,
+            queued=queued,
         )
 
     def say(self, incarnation: int, phase: VertexPhase = VertexPhase.STARTING) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gyre.errors import Conflict, Fenced, NotFound, StoreError
-from gyre.store import Store
+from gyre.store import QueuedJob, Store
+from gyre.store.directory import QUEUED_FOR_S
 from tests.store.store_processes import in_processes
 
 
@@ -34,6 +35,24 @@ def test_jobs_are_listed_newest_first_and_by_life(store: Store) -> None:
     assert [job.job_id for job in store.jobs()] == ["j4", "j3", "j2", "j1", "j0"]
     assert [job.job_id for job in store.jobs(live=True, limit=2)] == ["j4", "j2"]
     assert [job.job_id for job in store.jobs(live=False)] == ["j3", "j1"]
+
+
+def test_the_queue_is_of_those_that_wait_and_have_said_so_lately(store: Store) -> None:
+    def job(number: int, *, since: float | None, at: float | None = 1000.0, address: str = "c1:6379") -> None:
+        store.create_job(
+            job_id=f"j{number}", name=f"n{number}", spec={}, now=float(number), ray_address=address
+        )
+        store.update_job(f"j{number}", queued_since=since, queued_at=at)
+
+    job(0, since=30.0)
+    job(1, since=20.0)
+    job(2, since=None)
+    job(3, since=10.0, at=1000.0 - QUEUED_FOR_S)
+    job(4, since=5.0, address="c2:6379")
+    job(5, since=6.0)
+    store.update_job("j5", ended_at=999.0)
+    assert store.queue("c1:6379", 1000.0) == [QueuedJob("j1", "n1", 20.0), QueuedJob("j0", "n0", 30.0)]
+    assert [one.job_id for one in store.queue(None, 1000.0)] == ["j4", "j1", "j0"]
 
 
 def test_the_name_of_a_live_job_is_taken_and_its_holder_is_named(store: Store, make_job) -> None:

@@ -93,7 +93,7 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
                 job["name"],
                 job["job_id"],
                 job["phase"],
-                job["reason"],
+                _reason(job),
                 masters[job["job_id"]],
                 job["step"],
                 job["version"] if job["version"] >= 0 else "",
@@ -103,6 +103,11 @@ def ls(session: Session, as_json: bool, show_all: bool) -> None:
             for job in jobs
         ],
     )
+
+
+def _reason(job: dict[str, Any]) -> str:
+    place = job.get("queue_place")
+    return f"{job['reason']}, number {place} in the queue" if place else str(job["reason"])
 
 
 @verb()

@@ -57,6 +57,9 @@ class InProcessCluster:
     async def nodes(self) -> list[NodeCapacity]:
         return self._nodes
 
+    async def whole_nodes(self) -> list[NodeCapacity]:
+        return self._nodes
+
     async def draining(self) -> dict[str, str]:
         return {}
 
