@@ -76,9 +76,12 @@ def test_a_second_job_takes_what_is_free_and_waits_for_the_rest() -> None:
     assert out["waits"] == ["rollout-0", "rollout-1"], "nobody stands where the first job does"
     assert out["phase"] == ["starting", "no_room"]
     assert "required 3 CPU" in out["says"]
+    assert "none before the job second, which has waited longer" in out["third_says"], "there is room for it"
+    assert out["places"] == {"first": None, "second": 1, "third": 2}
+    assert out["third_ran"] == 0
     assert out["first_stays"]
     assert out["used_after_s"] < 20
-    assert (out["ends"], out["lost"], out["incidents"]) == (["succeeded"] * 2, [0, 0], [[], []])
+    assert (out["ends"], out["lost"], out["incidents"]) == (["succeeded"] * 3, [0] * 3, [[]] * 3)
 
 
 def run(program: str, *words: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Run as a program: two jobs on a cluster that has room for one and a half.
+"""Run as a program: two jobs on a cluster that has room for one and a half, and a small third that comes last.
 
 Prints one JSON object. A program of its own because a process has one Ray connection.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 def main() -> int:
     from gyre.api.home import home
+    from gyre.api.reader import JobReader
     from gyre.testing.processes import ProcessFaults
     from tests.kill.gate import Gate
     from tests.kill.jobs import tiny_job
@@ -22,11 +23,11 @@ def main() -> int:
 
     with several_nodes(1, cpus=4, head_cpus=5) as (_, _, folder):
 
-        def job(name: str, steps: int) -> tuple[Any, ProcessFaults, Gate]:
+        def job(name: str, steps: int, cpu: float = 3) -> tuple[Any, ProcessFaults, Gate]:
             builder = tiny_job(
                 steps=steps,
                 config={"gated": True},
-                rollout_cpu=3,
+                rollout_cpu=cpu,
                 elastic={"min": 1, "max": 2, "auto": False},
                 failover={"silence_timeout_s": 30.0},
             )
@@ -42,8 +43,15 @@ def main() -> int:
         waiting = until(lambda view: view if waits(view) else None, "a job that waits")
         out: dict[str, Any] = {"waits": sorted(waits(waiting)), "says": waiting["job"]["message"]}
         out["phase"] = [waiting["job"]["phase"], waiting["job"]["reason"]]
+        third, third_job, third_gate = job("third", 2, cpu=0.1)
+        third_gate.open()
+        third_job.until(lambda view: waits(view) or None, "a job that waits though it has room", timeout_s=60.0)
+        out["third_says"] = third.status()["job"]["message"]
         first_gate.open_to(10)
         first_job.reach_step(9)
+        with JobReader(home(folder).database_url()) as reader:
+            out["places"] = {one["name"]: one["queue_place"] for one in reader.jobs()}
+        out["third_ran"] = third.status()["job"]["step"]
         out["first_stays"] = machines(first.status()) == stood
         second_gate.open()
         first_gate.open()
@@ -51,12 +59,13 @@ def main() -> int:
         began = time.monotonic()
         until(lambda view: not waits(view) or None, "room")
         out["used_after_s"] = round(time.monotonic() - began, 2)
-        ends.append(second.wait(120))
+        ends += [second.wait(120), third.wait(120)]
         out["ends"] = [view["job"]["phase"] for view in ends]
         out["lost"] = [view["job"]["result"]["prompts_lost"] for view in ends]
         out["incidents"] = [view["incidents"] for view in ends]
         first.close()
         second.close()
+        third.close()
     sys.stdout.write(json.dumps(out) + "\n")
     return 0
 
