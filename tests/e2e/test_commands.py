@@ -67,6 +67,15 @@ def test_a_handle_scales_pauses_resumes_and_stops(endless: JobHandle) -> None:
     assert endless.status()["job"]["result"]["rounds"] > 0
 
 
+def test_each_machine_of_a_cluster_is_checked_and_nothing_stays(shared: Shared) -> None:
+    before = sorted(shared.home.iterdir())
+    checks = shared.gyre("doctor", "--cluster", "--json").json()
+    machines = [check for check in checks if check["name"].startswith("machine ")]
+    assert [machine["status"] for machine in machines] == ["ok"]
+    assert "CPUs" in machines[0]["found"]
+    assert sorted(shared.home.iterdir()) == before
+
+
 def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
     shared: Shared, tmp_path: Path
 ) -> None:

@@ -45,7 +45,9 @@ def main() -> int:
         out["phase"] = [waiting["job"]["phase"], waiting["job"]["reason"]]
         third, third_job, third_gate = job("third", 2, cpu=0.1)
         third_gate.open()
-        third_job.until(lambda view: waits(view) or None, "a job that waits though it has room", timeout_s=60.0)
+        third_job.until(
+            lambda view: waits(view) or None, "a job that waits though it has room", timeout_s=60.0
+        )
         out["third_says"] = third.status()["job"]["message"]
         first_gate.open_to(10)
         first_job.reach_step(9)

@@ -1,4 +1,4 @@
-"""`doctor`: checks of this machine, with what to do about each that fails.
+"""`doctor`: checks of this machine, and of a cluster's, with what to do about each that fails.
 
 A check changes nothing: it makes no database and starts no cluster. A check that itself breaks is a failed check, not a
 broken doctor.
@@ -12,16 +12,16 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import write_json, write_table
+from gyre.api.cluster_checks import Check, check_machines
 from gyre.api.terminal.text_tables import Column
 from gyre.errors import GyreError
 
@@ -40,21 +40,15 @@ CHECK_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. `advice` is what to do; empty if all is well."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    advice: str = ""
-
-
 @verb()
+@click.option("--cluster", is_flag=True, help="Check each machine of the Ray cluster too, on the machine.")
+@click.option("--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS].")
 @click.option("--json", "as_json", is_flag=True, help="An array of checks.")
-def doctor(session: Session, as_json: bool) -> int:
+def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bool) -> int:
     """Check this machine, and say what to do. Exits with 2 if something must be fixed."""
     checks = list(examine(session))
+    if cluster:
+        checks += check_machines(session.home, ray_address)
     if as_json:
         write_json([asdict(check) for check in checks])
     else:

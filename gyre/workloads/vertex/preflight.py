@@ -28,7 +28,7 @@ GPUS_ANSWER_S = 30.0
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a machine of the job must have: the master's `version` of Gyre and of Python ("3.11"), the job's
-    `directory`, and so many `gpus`."""
+    `directory` ("" for any), and so many `gpus`."""
 
     version: str
     python: str
@@ -49,7 +49,9 @@ def examine(needs: Needs) -> list[str]:
         found.append(f"Gyre is {gyre.__version__} here and {needs.version} at the master.")
     if _python() != needs.python:
         found.append(f"Python is {_python()} here and {needs.python} at the master.")
-    found += _folders(Path(needs.directory))
+    if needs.directory:
+        found += _directory(Path(needs.directory))
+    found += _disk()
     if needs.gpus:
         found += _gpus(needs.gpus)
     return found
@@ -59,17 +61,18 @@ def _python() -> str:
     return ".".join(platform.python_version_tuple()[:2])
 
 
-def _folders(directory: Path) -> list[str]:
-    found = []
+def _directory(directory: Path) -> list[str]:
     if not directory.is_dir():
-        found.append(f"The job's directory {directory} is not there: GYRE_HOME must be a shared folder.")
-    elif not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        found.append(f"The job's directory {directory} cannot be written by user {os.getuid()}.")
+        return [f"The job's directory {directory} is not there: GYRE_HOME must be a shared folder."]
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return [f"The job's directory {directory} cannot be written by user {os.getuid()}."]
+    return []
+
+
+def _disk() -> list[str]:
     temporary = tempfile.gettempdir()
     free = shutil.disk_usage(temporary).free
-    if free < LEAST_DISK_BYTES:
-        found.append(f"{temporary} has {free >> 20} MiB left.")
-    return found
+    return [f"{temporary} has {free >> 20} MiB left."] if free < LEAST_DISK_BYTES else []
 
 
 def _gpus(count: int) -> list[str]:
