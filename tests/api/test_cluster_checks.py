@@ -1,4 +1,4 @@
-"""`gyre doctor --cluster`: what is said of a machine by what it found of itself. On Ray: `tests/e2e/test_commands.py`."""
+"""What `gyre doctor --cluster` says of a machine by what it found of itself. On Ray: `tests/e2e/test_commands.py`."""
 
 from __future__ import annotations
 
