@@ -1,4 +1,4 @@
-"""What the ledger calls stored is on the disk by then: bytes, names and all. A machine may lose its power after that."""
+"""What the ledger calls stored is on the disk by then, bytes and names: a machine may lose its power after that."""
 
 from __future__ import annotations
 
