@@ -88,10 +88,13 @@ def request(
 async def listen(client: Engine, asked: GenerateRequest, heard: Heard | None = None) -> Heard:
     """Hear one request to its end."""
     heard = heard or Heard(asked.rid)
-    async with aclosing(client.generate(asked)) as chunks:
-        async for chunk in chunks:
-            heard.chunks.append(chunk)
-            heard.grew.set()
+    try:
+        async with aclosing(client.generate(asked)) as chunks:
+            async for chunk in chunks:
+                heard.chunks.append(chunk)
+                heard.grew.set()
+    finally:
+        heard.grew.set()  # who waits for its beginning hears of its error, and not of a deadline
     return heard
 
 
