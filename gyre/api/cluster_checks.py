@@ -105,7 +105,8 @@ def _check_all(place: Home) -> list[Check]:
     checks, asked = [], []
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(look)
     with _marker(place) as marker, socket.create_server(("", 0), backlog=1024) as listening:
-        address = ray.util.get_node_ip_address(), listening.getsockname()[1]
+        here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        address = here, listening.getsockname()[1]
         for node in living_nodes():
             needs = needs_of(place.path if marker else "", gpus=int(node.gpu))
             where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
