@@ -568,7 +568,13 @@ async def test_recorded_streams_are_understood(
             await hear(client)
         assert raised.value.code == recorded["expected"]["error"]
         return
-    chunks = await hear(client)
+    asked = recorded["request"]["sampling_params"]
+    sampling = SamplingParams(
+        asked["max_new_tokens"],
+        stop_token_ids=tuple(asked.get("stop_token_ids", ())),
+        ignore_eos=asked["ignore_eos"],
+    )
+    chunks = await hear(client, request=replace(REQUEST, sampling=sampling))
     assert [int(token) for chunk in chunks for token in chunk.token_ids] == recorded["expected"]["tokens"]
     finish = chunks[-1].finish
     assert finish is not None

@@ -1,6 +1,9 @@
 """Writes what the real SGLang says into `tests/engines/recorded`, for tests that run without it.
 
     .venv/bin/python -m tests.sglang.record .venv-sglang/bin/python
+    .venv/bin/python -m tests.sglang.record PYTHON-WITH-SGLANG-0.5.17 0.5.17
+
+The second writes what SGLang 0.5.17 says otherwise than 0.5.23.
 
 `stream_*.json` hold the events of one `/generate`, byte for byte, and the tokens that they must be read as: greedy
 ones, from a request of its own that was not disturbed. `reply_*.json` hold the pages of one call of the client.
@@ -23,6 +26,7 @@ from gyre.testing.sglang_cpu import sglang_on_cpu
 from tests.engines.tiny_model import CONTEXT, write_tiny_model
 
 RECORDED = Path(__file__).parents[1] / "engines" / "recorded"
+NEWEST = "0.5.23"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 SERVER_INFO = (
@@ -37,8 +41,8 @@ SERVER_INFO = (
 
 
 class Recorder:
-    def __init__(self, url: str, session: aiohttp.ClientSession, suffix: str) -> None:
-        self.url, self.session, self.suffix = url, session, suffix
+    def __init__(self, url: str, session: aiohttp.ClientSession, suffix: str, version: str) -> None:
+        self.url, self.session, self.suffix, self.version = url, session, suffix, version
 
     def body(self, rid: str, count: int, **sampling: Any) -> dict[str, Any]:
         params = {"max_new_tokens": count, "temperature": 0.0, "ignore_eos": True, "stream_interval": 4}
@@ -70,17 +74,24 @@ class Recorder:
             return list((await response.json())["output_ids"])
 
     def keep_stream(
-        self, name: str, body: dict[str, Any], events: list[str], tokens: list[int] | None, error: str = ""
+        self,
+        name: str,
+        body: dict[str, Any],
+        events: list[str],
+        tokens: list[int] | None,
+        error: str = "",
+        finish: str = "",
     ) -> None:
+        """`finish` is what it must be read as, where that is not what it says."""
         expected: dict[str, Any] = {"error": error}
         if tokens is not None:
             meta = json.loads(events[-2].removeprefix("data: "))["meta_info"]
             expected = {
                 "tokens": tokens[: meta["completion_tokens"]],
-                "finish": meta["finish_reason"]["type"],
+                "finish": finish or meta["finish_reason"]["type"],
                 "spans": [
                     [span["version"], span["start"], span["end"]]
-                    for span in meta["weight_versions"]
+                    for span in meta.get("weight_versions", ())
                     if span["end"] > span["start"]
                 ],
             }
@@ -110,7 +121,7 @@ class Recorder:
     def _write(self, name: str, what: dict[str, Any]) -> None:
         RECORDED.mkdir(exist_ok=True)
         (RECORDED / f"{name}.json").write_text(
-            json.dumps({"server": "SGLang 0.5.23", **what}, indent=1) + "\n"
+            json.dumps({"server": f"SGLang {self.version}", **what}, indent=1) + "\n"
         )
         print(name, flush=True)
 
@@ -159,6 +170,17 @@ async def record_streams(at: Recorder) -> None:
     )
 
 
+async def record_stop_at_limit(at: Recorder) -> None:
+    """A stop token that is the last token which the request allows: 0.5.17 ends it by `length`."""
+    tokens = await at.undisturbed(10)
+    stop = tokens[-1]
+    assert stop not in tokens[:-1]
+    body = at.body("stop_at_limit", 10, ignore_eos=False, stop_token_ids=[stop])
+    events = await at.events(body)
+    assert json.loads(events[-2].removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "length"
+    at.keep_stream("stop_at_limit", body, events, tokens, finish="stop")
+
+
 async def record_rest(at: Recorder, second: Path, first: Path) -> None:
     update = {"model_path": str(second), "weight_version": "2", "flush_cache": False}
     await at.disturbed(
@@ -191,11 +213,12 @@ async def record_rest(at: Recorder, second: Path, first: Path) -> None:
     await at.keep_reply("unknown_key", "generate", [(post, "/generate", unknown)], "engine.refused")
 
 
-async def main(python: str) -> None:
+async def main(python: str, version: str) -> None:
+    newest = version == NEWEST
     with tempfile.TemporaryDirectory() as folder:
         first = write_tiny_model(Path(folder) / "first", seed=1)
         second = write_tiny_model(Path(folder) / "second", seed=2)
-        command = sglang_on_cpu(first, python=python, weight_version="1")
+        command = sglang_on_cpu(first, python=python, weight_version="1", deterministic=newest)
         cumulative = [part for part in command.argv if part != "--incremental-streaming-output"]
         for suffix, asked in (
             ("", command),
@@ -205,8 +228,11 @@ async def main(python: str) -> None:
                 EngineProcess(asked, ready_within_s=240, stop_within_s=1) as engine,
                 aiohttp.ClientSession(headers={"Authorization": f"Bearer {command.api_key}"}) as session,
             ):
-                at = Recorder(engine.url, session, suffix)
+                at = Recorder(engine.url, session, suffix, version)
                 try:
+                    if not newest:
+                        await record_stop_at_limit(at)
+                        continue
                     await record_streams(at)
                     if not suffix:
                         await record_rest(at, second, first)
@@ -216,4 +242,4 @@ async def main(python: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(str(Path(sys.argv[1]).absolute())))
+    asyncio.run(main(str(Path(sys.argv[1]).absolute()), *(sys.argv[2:] or [NEWEST])))
