@@ -13,6 +13,7 @@ from gyre.weights.transfer.chunk_transports import TcpTransport, Want
 from gyre.weights.transfer.connections import KEPT_CONNECTIONS, KEPT_S, ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import PeerConnection
+from tests.waits import GENEROUS_S
 from tests.weights.plane import TOKEN, content, until
 
 
@@ -97,6 +98,45 @@ def test_a_receiver_that_is_closed_has_no_connections(peer):
     until(lambda: not origin.server._connections)
     receiver.fetch(origin.publish(2), origin)  # as one that is under way while its owner ends
     until(lambda: not origin.server._connections)
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(peer, monkeypatch):
+    monkeypatch.setattr(server, "UNKNOWN_CALLERS", 4)
+    origin, receiver = peer(stall_s=60.0), peer()
+    manifest = origin.publish(1)
+    silent = [socket.create_connection(split_address(origin.address)) for _ in range(12)]
+    until(lambda: len(origin.server._unknown) == 4)
+    monkeypatch.setattr(server, "PROVES_WITHIN_S", 0.0)
+    assert content(receiver.fetch(manifest, origin).files) == content(origin.arena.versions[1])
+    assert receiver.incidents == []
+    assert len(origin.server._connections) <= 4 + receiver.receiver.streams
+    for link in silent:
+        link.close()
+    until(lambda: not origin.server._unknown)
+
+
+def test_a_crowd_that_dials_at_once_does_not_push_itself_out(peer, monkeypatch):
+    monkeypatch.setattr(server, "UNKNOWN_CALLERS", 4)
+    origin = peer(stall_s=60.0)
+    first = [socket.create_connection(split_address(origin.address)) for _ in range(4)]
+    until(lambda: len(origin.server._unknown) == 4)
+    monkeypatch.setattr(server, "PROVES_WITHIN_S", 60.0)
+    with socket.create_connection(split_address(origin.address)) as refused:
+        refused.settimeout(GENEROUS_S)
+        assert refused.recv(1) == b""
+    assert len(origin.server._unknown) == 4
+    for link in first:
+        link.close()
+
+
+def test_of_those_who_asked_for_a_version_the_last_are_remembered(peer, monkeypatch):
+    monkeypatch.setattr(server, "RELAYS_KNOWN", 3)
+    origin = peer()
+    files = origin.arena.find(origin.publish(1).checksum)
+    for number in (1, 2, 3, 1, 4):
+        origin.server._told(files, f"10.0.0.{number}:7000")
+    told = origin.server._told(files, "")["peers"]
+    assert sorted(told) == ["10.0.0.1:7000", "10.0.0.3:7000", "10.0.0.4:7000"]
 
 
 def test_a_source_that_many_keep_lines_to_ends_those_that_nobody_uses(peer, monkeypatch):

@@ -62,8 +62,12 @@ LONGEST_WAIT_S = 1.0
 HOLDERS_TOLD, PEERS_TOLD = 16, 64
 """Most holders and peers named in one reply, chosen at random; the next reply names others."""
 
-UNKNOWN_CALLERS = 64
-"""Most connections at one time that have not proven the token yet."""
+UNKNOWN_CALLERS, PROVES_WITHIN_S = 64, 1.0
+"""Most connections at one time that have not proven the token yet. Where there are as many, one that has had longer
+than that for it makes room for the next."""
+
+RELAYS_KNOWN = 4096
+"""Most addresses kept of those who asked for a version; the longest silent are forgotten first."""
 
 
 class EncodedChunks:
@@ -158,7 +162,8 @@ class ChunkServer:
         self._relays: dict[str, dict[str, float]] = {}
         self._slots = UploadSlots()
         self._lock = threading.Lock()
-        self._unknown = 0
+        self._unknown: dict[socket.socket, float] = {}
+        """Connections that have not proven the token, and since when; the oldest first."""
         self._connections: set[socket.socket] = set()
         self._closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -216,9 +221,9 @@ class ChunkServer:
                     time.sleep(0.05)
                 continue
             with self._lock:
-                refused = self._unknown >= UNKNOWN_CALLERS or not is_allowed(peer[0], self._networks)
+                refused = not is_allowed(peer[0], self._networks) or not self._has_place()
                 if not refused:
-                    self._unknown += 1
+                    self._unknown[link] = time.monotonic()
                     self._connections.add(link)
             if refused:
                 link.close()
@@ -227,8 +232,19 @@ class ChunkServer:
                 target=self._converse, args=(link, peer[0]), name="gyre-chunk", daemon=True
             ).start()
 
+    def _has_place(self) -> bool:
+        """Whether there is a place for another caller, whom nobody knows yet."""
+        if len(self._unknown) < UNKNOWN_CALLERS:
+            return True
+        silent, since = next(iter(self._unknown.items()))
+        if time.monotonic() - since < PROVES_WITHIN_S:
+            return False
+        del self._unknown[silent]
+        with contextlib.suppress(OSError):  # it has ended by itself
+            silent.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        return True
+
     def _converse(self, link: socket.socket, host: str) -> None:
-        known = False
         connection: PeerConnection | None = None
         try:
             connection = receive_caller(
@@ -239,9 +255,8 @@ class ChunkServer:
                 pace=self._pace,
                 encryption=self._encryption,
             )
-            known = True
             with self._lock:
-                self._unknown -= 1
+                self._unknown.pop(link, None)
             while not self._closing:
                 idle_s = IDLE_S if len(self._connections) <= IDLE_CONNECTIONS else CROWDED_IDLE_S
                 self._answer(connection, connection.receive_json(limit=REQUEST_LIMIT, idle_s=idle_s), host)
@@ -250,8 +265,7 @@ class ChunkServer:
         finally:
             with self._lock:
                 self._connections.discard(link)
-                if not known:
-                    self._unknown -= 1
+                self._unknown.pop(link, None)
             link.close()
             if connection is not None:
                 connection.close()  # an encrypted connection has a descriptor of its own
@@ -293,7 +307,10 @@ class ChunkServer:
         with self._lock:
             known = self._relays.setdefault(checksum, {})
             if relay:
-                known[relay] = now
+                known.pop(relay, None)
+                known[relay] = now  # the last one now
+                if len(known) > RELAYS_KNOWN:
+                    del known[next(iter(known))]
             lately = {address for address, seen in known.items() if address != relay and now - seen < IDLE_S}
         told = lately & set(first)
         others = list(lately - told)
