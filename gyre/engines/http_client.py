@@ -313,12 +313,22 @@ class EngineClient:
         return await self._ask("POST", path, orjson.dumps(body), within_s)
 
     async def _ask(self, method: str, path: str, body: bytes | None, within_s: float) -> Any:
-        """One question, one answer: JSON where it is JSON, else text."""
-        async with (
-            self._errors(path, within_s),
-            asyncio.timeout(within_s),
-            await self._open(method, path, body) as response,
-        ):
+        """One question, one answer: JSON where it is JSON, else text. If a kept connection breaks it is asked again on a new
+        one: the engine may have closed it a moment ago, and to hear any of these calls twice changes nothing."""
+        async with self._errors(path, within_s), asyncio.timeout(within_s):
+            try:
+                return await self._answer(method, path, body)
+            except aiohttp.ClientConnectorError:
+                raise  # that was a new one
+            except (
+                aiohttp.ServerDisconnectedError,
+                aiohttp.ClientConnectionResetError,
+                aiohttp.ClientOSError,
+            ):
+                return await self._answer(method, path, body)
+
+    async def _answer(self, method: str, path: str, body: bytes | None) -> Any:
+        async with await self._open(method, path, body) as response:
             reply = await _read_body(response)
             if response.status >= 400:
                 raise said_no(response.status, words_of(reply), path)

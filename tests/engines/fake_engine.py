@@ -37,6 +37,8 @@ class Reply:
     content_type: str = "application/json"
     silent: bool = False
     """Accept the request and never answer."""
+    cuts: int = 0
+    """Break the connection so many times before the first answer."""
 
 
 @dataclass
@@ -73,6 +75,11 @@ class FakeEngine:
         self.connections.add(request.transport)
         reply = self.replies.get(request.path, Reply(b"", 404))
         if reply.silent:
+            await asyncio.sleep(3600)
+        if reply.cuts:
+            reply.cuts -= 1
+            assert request.transport is not None
+            request.transport.abort()
             await asyncio.sleep(3600)
         if reply.script is not None:
             return await self._stream(request, reply.script)

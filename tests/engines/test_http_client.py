@@ -309,6 +309,18 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(sizes: list[int], cumulat
     assert tokens_of(chunks) == TOKENS
 
 
+async def test_a_call_is_repeated_on_a_new_connection_where_a_kept_one_breaks(
+    fake: FakeEngine, client: EngineClient
+) -> None:
+    """The engine's server closes a connection in the moment in which it is used again."""
+    fake.replies["/continue_generation"] = Reply({"status": "ok"}, cuts=1)
+    await client.resume()
+    assert [path for _, path, _ in fake.asked] == ["/continue_generation"] * 2
+    fake.replies["/continue_generation"] = Reply({"status": "ok"}, cuts=2)
+    with pytest.raises(EngineUnreachable, match="broke"):
+        await client.resume()
+
+
 # Streams that are not
 
 
