@@ -164,6 +164,8 @@ class JobRecord:
     """The traceback or sentence that ended the job, for people."""
     rules: int = 0
     """The rules that its decisions follow; see `MasterStarted`."""
+    weights_from: str = ""
+    """Whose weights it began with, if not its model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     kind, name = key
     if kind == "job":
         row = fields_of(state.job)
-        for later in ("restored", "rules"):  # older rows do not have them
+        for later in ("restored", "rules", "weights_from"):  # older rows do not have them
             if not row[later]:
                 del row[later]
         return row

@@ -32,6 +32,7 @@ class RoomQueue:
         self._look = look
         self._clock = clock
         self._seen: tuple[float, Sequence[QueuedJob]] | None = None
+        self._looking = asyncio.Lock()
 
     @property
     def since(self) -> float | None:
@@ -50,12 +51,13 @@ class RoomQueue:
 
     async def first(self) -> QueuedJob | None:
         """Returns the job that is to be served before this one takes any more room; None where it is its turn."""
-        now = self._clock()
-        if self._seen is None or now - self._seen[0] >= LOOK_AGAIN_S:
-            try:
-                self._seen = now, await asyncio.to_thread(self._look)
-            except StoreError:  # a database that is locked for seconds must not keep a job from its room
-                self._seen = now, ()
+        async with self._looking:  # in the order in which they ask
+            now = self._clock()
+            if self._seen is None or now - self._seen[0] >= LOOK_AGAIN_S:
+                try:
+                    self._seen = now, await asyncio.to_thread(self._look)
+                except StoreError:  # a database that is locked for seconds must not keep a job from its room
+                    self._seen = now, ()
         mine = (self.since if self.since is not None else now, self._job_id)
         others = (one for one in self._seen[1] if one.job_id != self._job_id)
         return next((one for one in others if (one.since, one.job_id) < mine), None)

@@ -16,9 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gyre.api.cli import VERBS, main
+from gyre.api.cli.look import show_view
 from gyre.api.cli.output import finite
 from gyre.api.home import Home
 from gyre.api.home import home as home_at
+from gyre.api.reader import JobReader
 from gyre.api.rest import RestServer, create_app
 from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
@@ -183,6 +185,15 @@ def test_an_empty_home_is_no_error_for_ls_and_is_left_alone(home: Home) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert "There is no job yet" in result.stderr
     assert not (home.path / "gyre.db").exists()
+
+
+def test_show_tells_whose_weights_a_job_began_with(seed: Seed, capsys: pytest.CaptureFixture[str]) -> None:
+    with JobReader(seed("undisturbed")) as reader:
+        view = reader.view("golden-1")
+    assert "weights from" not in gyre("show").stdout
+    view["job"]["weights_from"] = "job warm-1, step 40"
+    show_view(view)
+    assert re.search(r"weights from +job warm-1, step 40", capsys.readouterr().out)
 
 
 def test_ls_tells_the_place_of_a_job_that_waits_for_room(seed: Seed, home: Home) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,21 @@ def test_of_two_that_came_at_once_one_comes_first(name: str, is_first: bool) -> 
 def test_nobody_comes_before_himself() -> None:
     """The store has what an earlier master of the job said."""
     assert first(lambda: [QueuedJob("me", "me", 50.0)], since=100.0) is None
+
+
+def test_many_that_ask_at_once_are_answered_by_one_look_and_in_their_order() -> None:
+    looks, order, clock = [], [], VirtualClock()
+    queue = RoomQueue("me", lambda: looks.append(1) or (), clock.time)  # type: ignore[func-returns-value]
+
+    async def ask(number: int) -> None:
+        await queue.first()
+        order.append(number)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*map(ask, range(50)))
+
+    run_virtual(all_of_them(), clock)
+    assert (len(looks), order) == (1, list(range(50)))
 
 
 def test_a_store_that_does_not_answer_holds_nobody_up() -> None:

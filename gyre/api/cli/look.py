@@ -144,6 +144,8 @@ def _show_job(view: dict[str, Any]) -> None:
         ("phase", f"{state} {job['message']}".rstrip()),
         ("submitted", moment(job["submitted_at"], now)),
     ]
+    if job.get("weights_from"):
+        rows.append(("weights from", job["weights_from"]))
     if job.get("started_at"):
         rows.append(("trained for", duration((job["ended_at"] or now) - job["started_at"])))
     rows.append(

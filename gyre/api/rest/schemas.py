@@ -65,6 +65,8 @@ class Job(JobItem):
     result: dict[str, Any] = Field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job."""
+    weights_from: str = ""
+    """Whose weights it began with, if not its model's."""
 
 
 class Master(Out):

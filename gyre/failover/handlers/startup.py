@@ -32,6 +32,7 @@ def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: f
         reason=Reason.SUBMITTED,
         submitted_at=now,
         roles=dict(event.roles),
+        weights_from=event.weights_from,
     )
     for role, count in event.roles.items():
         for rank in range(count):
