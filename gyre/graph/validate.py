@@ -203,6 +203,7 @@ def _check_collocation(group: list[str], spec: JobSpec) -> None:
             f"affinity.collocate: {shown} share their nodes, but total / per_node puts {given}.",
             hint="Give per_node for one of them only, or in the same proportion as total.",
         )
+    _check_ranks_of_nodes("collocate", base, nodes)
     elastic = {role.elastic and (role.elastic.min, role.elastic.max, role.total) for role in roles.values()}
     if len(elastic) > 1:
         scaling = next(name for name, role in roles.items() if role.elastic)
@@ -211,6 +212,17 @@ def _check_collocation(group: list[str], spec: JobSpec) -> None:
             f"{', '.join(name for name in group if name != scaling)}, which would have to scale with it.",
             hint="Give all of them the same total and elastic bounds, or none.",
         )
+
+
+def _check_ranks_of_nodes(key: str, base: int, nodes: dict[str, int]) -> None:
+    """`base` ranks that are not divided must come out even on the nodes that per_node asks for."""
+    for name, count in nodes.items():
+        if base % count:
+            raise GraphError(
+                f"affinity.{key}: roles.{name}.per_node puts {name!r} on {count} nodes, but the smallest total of the "
+                f"roles that stand with it is {base}, which {count} does not divide.",
+                hint=f"Give a per_node that makes a number of nodes which divides {base}.",
+            )
 
 
 def _check_known(path: str, names: Iterable[str], spec: JobSpec) -> None:

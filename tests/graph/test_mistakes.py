@@ -177,6 +177,13 @@ MISTAKES: dict[str, tuple[JobSpec, list[str]]] = {
         ),
         ["actor, rollout share their nodes", "actor on 2, rollout on 4"],
     ),
+    "collocated on more nodes than ranks": (
+        script_job(
+            {"actor": role(4, per_node=1), "rollout": role(2)},
+            affinity={"collocate": [["actor", "rollout"]]},
+        ),
+        ["roles.actor.per_node puts 'actor' on 4 nodes", "is 2, which 4 does not divide"],
+    ),
     "collocated and elastic": (
         script_job(
             {"actor": role(2), "rollout": role(2, elastic={"min": 1, "max": 4})},
