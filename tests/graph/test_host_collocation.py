@@ -16,6 +16,7 @@ from gyre.graph import (
     NodeCapacity,
     PlacementPlan,
     as_dict,
+    as_tables,
     can_come_later,
     compile_job,
     fit_to_cluster,
@@ -157,6 +158,12 @@ def test_a_plan_shows_who_stands_beside_whom() -> None:
     bundles = {sub["id"]: sub["bundles"][0]["beside"] for sub in as_dict(compiled)["sub_graphs"]}
     assert bundles["rollout-3"] == bundles["actor-1"] == "actor&rollout-1"
     assert bundles["trainer-0"] == ""
+    [table] = [one for one in as_tables(compiled) if one.title == "Sub-graphs"]
+    shown = {
+        name: beside for name, *_, beside in zip(*(column.cells for column in table.columns), strict=True)
+    }
+    assert shown["rollout-3"] == shown["actor-1"] == "actor&rollout-1"
+    assert shown["trainer-0"] == "-"
 
 
 def test_a_rank_that_is_wider_than_a_node_says_required_and_available() -> None:

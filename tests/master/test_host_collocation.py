@@ -76,6 +76,24 @@ def test_a_pair_leaves_a_drained_machine_for_one_that_holds_both() -> None:
         assert vertex(view, "reward-1")["incarnation"] == 1
 
 
+def test_a_gang_and_its_partners_leave_a_drained_machine_together() -> None:
+    spec = small_spec()
+    for name in ("rollout", "actor"):
+        spec.roles[name].resources.cpu = HALF
+    spec.affinity.collocate_hosts = [["actor", "rollout"]]
+    with StandingJob(spec, nodes=2) as job:
+        view = job.view()
+        before = where(view, "actor-0", "actor-1")
+        assert before == where(view, "rollout-0", "rollout-1")
+        for name, cpu in (("small-1", HALF), ("big", 2 * HALF), ("small-2", HALF)):
+            job.do(lambda name=name, cpu=cpu: job.world.add_machine(name, cpu=cpu))
+        job.command("drain", target=before[0])
+        view = job.run_until(have_moved("rollout-0", "actor-0", "actor-1"))
+        assert where(view, "actor-0", "rollout-0") == ["big", "big"]
+        assert where(view, "actor-1", "rollout-1") == [before[1]] * 2
+        assert vertex(view, "rollout-1")["incarnation"] == 1
+
+
 def test_a_pair_whose_machine_is_lost_waits_for_one_that_holds_both() -> None:
     with job_of_pairs() as job:
         [before] = where(job.view(), "reward-0")
