@@ -184,6 +184,8 @@ class Affinity(Model):
 
     collocate: list[list[RoleName]] = Field(default_factory=list)
     """Roles of one list share nodes and devices, rank by rank."""
+    collocate_hosts: list[list[RoleName]] = Field(default_factory=list)
+    """Roles of one list stand on the same machine, rank by rank, each with devices of its own."""
     separate: list[list[RoleName]] = Field(default_factory=list)
     """Roles of one list never share a node."""
     spread: list[RoleName] = Field(default_factory=list)

@@ -4,6 +4,8 @@ Invariants:
 - *others stay*: a bundle whose vertices stand on a machine that is there stays on it;
 - *together where it fits*: the bundles of one logical node stand on one machine if one holds them all; else its
   sub-graphs find machines of their own, one by one, and what finds none waits alone;
+- *beside each other*: the bundles of one rank of a host group find a machine that holds all of them, or wait together.
+  While one of them stands, the others go to its machine, or wait for room there;
 - *bounds are the user's*: a job with `node_num` uses no more machines than that, and where it also uses GPUs each of
   its logical nodes has a machine of its own. A job without takes what machines there are.
 
@@ -14,8 +16,8 @@ the cluster itself: its machines are an argument.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyre.errors import GraphError
@@ -52,6 +54,8 @@ class _Need:
     gpu: float = 0.0
     custom: dict[str, float] = field(default_factory=dict)
     labels: set[tuple[str, str]] = field(default_factory=set)
+    partners: set[str] = field(default_factory=set)
+    """The vertices that stand, beside which it must stand."""
 
     def add(self, sub_graph: SubGraph, bundle: Bundle) -> None:
         self.bundles.append((sub_graph.id, bundle.index))
@@ -154,13 +158,13 @@ def fit_what_has_room(
     nobody new, and of the vertices in `avoids` each does not go to the machine named there.
     """
     fit = _Fit(plan, nodes, closed, avoids or {})
-    moving = fit.keep(standing or {})
+    moving, lacking = fit.beside_partners(fit.keep(standing or {}))
     split = fit.beside_others(moving)
     wholes = sorted(moving.values(), key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
     # The tightest fit for devices keeps big machines free. Without devices: the machine with the fewest logical nodes.
     split += fit.together([need for need in wholes if need.gpu], lambda machine: machine.gpu)
     split += fit.together([need for need in wholes if not need.gpu], lambda machine: len(machine.guests))
-    lacking = fit.one_by_one(split)
+    lacking = fit.waiting_together({**fit.one_by_one(split), **lacking})
     return fit.laid_out(lacking), lacking
 
 
@@ -176,6 +180,9 @@ class _Fit:
         self._avoids = avoids
         self._nodes = nodes
         self._sub_graphs = {sub_graph.id: sub_graph for sub_graph in plan.sub_graphs}
+        self._bundles = {
+            (sub.id, bundle.index): (sub, bundle) for sub in plan.sub_graphs for bundle in sub.bundles
+        }
         exclusive = plan.most_nodes is not None
         self._machines = [
             _Machine(
@@ -192,6 +199,9 @@ class _Fit:
         self._found: dict[_Key, _Machine] = {}
         self._homes: dict[int, _Machine] = {}
         """For each logical node the machine on which most of it stands, or some of it."""
+        self._ranks = _ranks_of_host_groups(plan)
+        self._stand: dict[str, list[_Key]] = {}
+        """The bundles of ranks of host groups that stand, by the rank."""
 
     def _seat(self, need: _Need, machine: _Machine) -> None:
         machine.take(need)
@@ -203,10 +213,10 @@ class _Fit:
         need.add(sub_graph, bundle)
         need.avoids.update(self._avoids[vertex] for vertex in bundle.vertices if vertex in self._avoids)
 
-    def keep(self, standing: Mapping[str, str]) -> dict[int, _Need]:
-        """Seat the bundles that stand somewhere. Returns what each logical node needs for the others."""
+    def keep(self, standing: Mapping[str, str]) -> list[tuple[SubGraph, Bundle]]:
+        """Seat the bundles that stand somewhere. Returns the others."""
         by_id = {machine.capacity.node_id: machine for machine in self._machines}
-        rest: dict[int, _Need] = {}
+        rest: list[tuple[SubGraph, Bundle]] = []
         for sub_graph in self._plan.sub_graphs:
             for bundle in sub_graph.bundles:
                 places = (standing[vertex] for vertex in bundle.vertices if vertex in standing)
@@ -215,9 +225,51 @@ class _Fit:
                     need = _Need(bundle.node)
                     self._add(need, sub_graph, bundle)
                     self._seat(need, machine)
+                    if bundle.beside in self._ranks:
+                        self._stand.setdefault(bundle.beside, []).append((sub_graph.id, bundle.index))
                 else:
-                    self._add(rest.setdefault(bundle.node, _Need(bundle.node)), sub_graph, bundle)
-        return {node: rest[node] for node in sorted(rest)}
+                    rest.append((sub_graph, bundle))
+        return rest
+
+    def beside_partners(
+        self, rest: Sequence[tuple[SubGraph, Bundle]]
+    ) -> tuple[dict[int, _Need], dict[str, GraphError]]:
+        """Seat the bundles whose partners in a host group stand. Returns what each logical node needs for the others,
+        and what each sub-graph lacks for which its partners' machine has no room."""
+        bound: list[tuple[_Need, list[_Machine]]] = []
+        moving: dict[int, _Need] = {}
+        nodes: dict[str, int] = {}
+        for sub_graph, bundle in rest:
+            if bundle.beside in self._stand:
+                need = _Need(bundle.node)
+                self._add(need, sub_graph, bundle)
+                bound.append((need, self._partners(need, bundle)))
+            else:
+                # Partners look for a machine together, also where they were scaled onto different logical nodes.
+                rank = bundle.beside if bundle.beside in self._ranks else ""
+                node = nodes.setdefault(rank, bundle.node) if rank else bundle.node
+                self._add(moving.setdefault(node, _Need(node)), sub_graph, bundle)
+        lacking: dict[str, GraphError] = {}
+        for need, machines in sorted(bound, key=lambda one: (-one[0].gpu, -one[0].cpu, one[0].node)):
+            machine = next((one for one in machines if self._may_take(one, need)), None)
+            if machine is not None:
+                self._seat(need, machine)
+            else:
+                lacking.setdefault(need.bundles[0][0], _no_room_beside(need, machines))
+        return {node: moving[node] for node in sorted(moving)}, lacking
+
+    def _partners(self, need: _Need, bundle: Bundle) -> list[_Machine]:
+        """The machines of those beside whom the bundle must stand: of other roles first, for vertices of its own role
+        may have come before these, to several machines. The need is told who they are."""
+        found = []
+        for key in self._stand[bundle.beside]:
+            vertices = self._bundles[key][1].vertices
+            own = any(vertex.rpartition("-")[0] in need.roles for vertex in vertices)
+            found.append((own, vertices, self._found[key]))
+        others = [one for one in found if not one[0]] or found
+        for _, vertices, _ in others:
+            need.partners.update(vertices)
+        return list({id(machine): machine for _, _, machine in others}.values())
 
     def beside_others(self, moving: dict[int, _Need]) -> list[_Need]:
         """Seat the rest of logical nodes of which a part stands. Takes these out of `moving`, and returns those that
@@ -268,16 +320,22 @@ class _Fit:
         return machine.holds(need)
 
     def one_by_one(self, needs: Sequence[_Need]) -> dict[str, GraphError]:
-        """Seat the sub-graphs of logical nodes that no machine holds as a whole. Returns what each lacks that found no
-        machine; a sub-graph with several logical nodes lacks what its first one does."""
+        """Seat the sub-graphs of logical nodes that no machine holds as a whole, those of partners together. Returns
+        what each lacks that found no machine; a sub-graph with several logical nodes lacks what its first one does."""
         most = self._plan.most_nodes
         used = {id(machine) for machine in self._found.values()}
         lacking: dict[str, GraphError] = {}
-        for need in sorted(self._parts(needs), key=lambda part: (-part.gpu, -part.cpu, part.node)):
+        parts = (part for need in needs for part in self._parts(need))
+        waiting = deque(sorted(parts, key=lambda part: (-part.gpu, -part.cpu, part.node)))
+        while waiting:
+            need = waiting.popleft()
             home = self._homes.get(need.node)
             holding = [machine for machine in self._machines if self._may_take(machine, need)]
             full = most is not None and len(used) >= most
             fitting = [machine for machine in holding if not full or id(machine) in used]
+            if not fitting and len(pieces := self._divided(need)) > 1:
+                waiting.extendleft(reversed(pieces))
+                continue
             if not fitting:
                 error = _bound_reached(need, holding, most) if holding and most else None
                 lacking.setdefault(need.bundles[0][0], error or _no_machine(need, self._machines))
@@ -295,17 +353,51 @@ class _Fit:
             used.add(id(machine))
         return lacking
 
-    def _parts(self, needs: Iterable[_Need]) -> list[_Need]:
-        """The needs of sub-graphs on their own. Ranks of a gang that the plan has on one logical node stay together."""
-        parts: list[_Need] = []
-        for need in needs:
-            of_sub_graph: dict[str, _Need] = {}
-            for name, index in need.bundles:
-                sub_graph = self._sub_graphs[name]
-                part = of_sub_graph.setdefault(name, _Need(need.node))
-                self._add(part, sub_graph, next(one for one in sub_graph.bundles if one.index == index))
-            parts.extend(of_sub_graph.values())
-        return parts
+    def _parts(self, need: _Need) -> list[_Need]:
+        """The needs of sub-graphs on their own, and of partners together. Ranks of a gang that the plan has on one
+        logical node stay together."""
+        above: dict[str, str] = {}
+
+        def part_of(name: str) -> str:
+            while (here := above.get(name, name)) != name:
+                above[name] = above.get(here, here)
+                name = here
+            return name
+
+        for key in need.bundles:
+            rank = self._bundles[key][1].beside
+            if rank in self._ranks:
+                above[part_of(key[0])] = part_of(rank)
+        return self._gathered(need, {key: part_of(key[0]) for key in need.bundles})
+
+    def _divided(self, part: _Need) -> list[_Need]:
+        """The needs of each rank of the host groups in it, if its gangs may be divided."""
+        ranks: dict[_Key, str] = {}
+        for name, index in part.bundles:
+            sub_graph, bundle = self._bundles[name, index]
+            if not (sub_graph.divides or len(sub_graph.bundles) == 1):
+                return [part]
+            ranks[name, index] = bundle.beside if bundle.beside in self._ranks else name
+        return self._gathered(part, ranks)
+
+    def _gathered(self, need: _Need, parts: Mapping[_Key, str]) -> list[_Need]:
+        out: dict[str, _Need] = {}
+        for key in need.bundles:
+            self._add(out.setdefault(parts[key], _Need(need.node)), *self._bundles[key])
+        return list(out.values())
+
+    def waiting_together(self, lacking: Mapping[str, GraphError]) -> dict[str, GraphError]:
+        """What lacks room, and with it its partners in ranks of host groups of which nobody stands."""
+        waiting = dict(lacking)
+        reached = [*waiting]
+        for name in reached:
+            for bundle in self._sub_graphs[name].bundles:
+                partners = () if bundle.beside in self._stand else self._ranks.get(bundle.beside, ())
+                for partner in partners:
+                    if partner not in waiting:
+                        waiting[partner] = waiting[name]
+                        reached.append(partner)
+        return waiting
 
     def laid_out(self, lacking: Mapping[str, GraphError]) -> PlacementPlan:
         """The plan with the bundles of the sub-graphs that lack nothing on their machines. A strict spread that the
@@ -331,17 +423,64 @@ class _Fit:
         )
 
 
+def _ranks_of_host_groups(plan: PlacementPlan) -> dict[str, list[str]]:
+    """The sub-graphs in each rank of a host group that has partners in the plan."""
+    ranks: dict[str, list[str]] = defaultdict(list)
+    roles: dict[str, set[str]] = defaultdict(set)
+    for sub_graph in plan.sub_graphs:
+        for bundle in sub_graph.bundles:
+            if bundle.beside:
+                ranks[bundle.beside].append(sub_graph.id)
+                roles[bundle.beside].add(bundle.vertices[0].rpartition("-")[0])
+    return {rank: names for rank, names in ranks.items() if len(roles[rank]) > 1}
+
+
+def _named(need: _Need) -> str:
+    """The sub-graphs that look for a machine."""
+    names = list(dict.fromkeys(name for name, _ in need.bundles))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}, beside each other,"
+
+
 def _bound_reached(need: _Need, holding: Sequence[_Machine], most: int) -> GraphError:
     room = ", ".join(machine.capacity.ip for machine in holding[:8])
     return GraphError(
-        f"cluster: {need.bundles[0][0]} required a machine more than the {most} of node_num; {room} would have room.",
+        f"cluster: {_named(need)} required a machine more than the {most} of node_num; {room} would have room.",
         hint="Raise node_num, or leave it out.",
         details={"required": "a machine more", "available": f"{most} by node_num; {room} would have room"},
     )
 
 
 def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
-    required = str(need)
+    required, (free, shut) = str(need), _free(need, machines)
+    named = _named(need)
+    whose = f" for {named.rstrip(',')}" if "," in named else ""
+    return GraphError(
+        f"cluster: {named} required {required} on one machine, available: {free}.",
+        hint="Lower the roles' resources, or add machines.",
+        details={
+            "required": f"{required} on one machine{whose}",
+            "available": free or "no machine",
+            "another_would_help": not shut,
+        },
+    )
+
+
+def _no_room_beside(need: _Need, machines: Sequence[_Machine]) -> GraphError:
+    required, (free, _) = str(need), _free(need, machines)
+    partners = ", ".join(sorted(need.partners))
+    return GraphError(
+        f"cluster: {_named(need)} required {required} on the machine of {partners}, available there: {free}.",
+        hint=f"Free room there, or drain {partners}: then they look for a machine together.",
+        details={
+            "required": f"{required} for {_named(need)} beside {partners}",
+            "available": f"{free} on the machine of {partners}",
+            "another_would_help": False,
+        },
+    )
+
+
+def _free(need: _Need, machines: Sequence[_Machine]) -> tuple[str, bool]:
+    """What is free on these machines of the kinds that are needed, and whether one of them takes nobody new."""
     free = "; ".join(
         f"{m.capacity.ip}: {m.cpu:g} CPU, {m.memory_bytes} bytes"
         + (f", {m.gpu:g} GPUs" if m.capacity.gpu else "")
@@ -353,15 +492,7 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
     # What it avoids is said, since that machine may well have room.
     ips = {m.capacity.ip for m in machines if m.closed or m.capacity.node_id in need.avoids}
     more += f" ({', '.join(sorted(ips))}: left alone or drained)" if ips else ""
-    return GraphError(
-        f"cluster: {need.bundles[0][0]} required {required} on one machine, available: {free}{more}.",
-        hint="Lower the roles' resources, or add machines.",
-        details={
-            "required": f"{required} on one machine",
-            "available": f"{free}{more}" or "no machine",
-            "another_would_help": not ips,
-        },
-    )
+    return f"{free}{more}", bool(ips)
 
 
 def _notes(sub_graphs: Sequence[SubGraph], nodes: Sequence[NodeCapacity]) -> list[str]:

@@ -142,6 +142,8 @@ class Bundle:
     """Of the cluster's resources of the user's own naming."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What its machine must be labelled with."""
+    beside: str = ""
+    """The rank of its host group. Bundles with the same one stand on one machine; empty for a bundle without."""
     machine: str = ""
     """Id of the cluster's node that the logical node was fitted to; empty before that, or if any will do."""
 
@@ -156,6 +158,9 @@ class SubGraph:
     """Ray's placement strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD."""
     apart: frozenset[str] = frozenset()
     """Roles that must not be where it is."""
+    divides: bool = False
+    """Whether its bundles on one logical node may stand on several machines, each beside its partners there, if no
+    machine holds all of them."""
 
     @property
     def vertices(self) -> tuple[str, ...]:

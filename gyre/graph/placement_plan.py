@@ -5,6 +5,7 @@ Invariants:
 - *no over-subscription*: the shares of one device never sum to more than 1, counted in whole 1/10,000, which is
   Ray's unit, so that n roles with a share of floor(1/n) always fit;
 - *separate*: roles of one `separate` list have no logical node in common;
+- *beside each other*: the bundles of one rank of a host group are on one logical node, each with devices of its own;
 - *deterministic*: equal jobs get equal plans.
 
 For device type CPU a device is only a number: bundles reserve no accelerator with Ray. The trainer takes none.
@@ -14,65 +15,25 @@ This module must not know the cluster: logical nodes meet machines in `fit_to_cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 from gyre.config import TRAINER, JobSpec
 from gyre.errors import GraphError
 from gyre.graph.elements import Bundle, PlacementPlan, SubGraph, VertexPlacement
-from gyre.graph.units import SHARE, Unit, units_of
+from gyre.graph.logical_nodes import LogicalNode, Taken, ranks_with_room, take_rank, untouched
+from gyre.graph.units import SHARE, HostGroup, Unit, host_groups_of, units_of
 
 USUAL_DEVICES = 8
 """Devices of a logical node where the user does not say."""
 
 
-@dataclass(slots=True)
-class LogicalNode:
-    """Free devices of a logical node: untouched ones, the lowest last, and the remainders of shared ones."""
-
-    index: int
-    free: list[int]
-    remainders: dict[int, list[int]] = field(default_factory=dict)
-    tenants: set[str] = field(default_factory=set)
-    load: int = 0
-
-    def room(self, width: int) -> int:
-        """How many more bundles of this width (not 0) fit."""
-        if width >= SHARE:
-            return len(self.free) * SHARE // width
-        shared = sum(amount // width * len(found) for amount, found in self.remainders.items())
-        return shared + len(self.free) * (SHARE // width)
-
-    def take(self, width: int) -> tuple[int, ...]:
-        """Device numbers for a bundle; a share goes to the fullest device that still has room."""
-        if width >= SHARE:
-            return tuple(self.free.pop() for _ in range(width // SHARE))
-        if width == 0:
-            return ()
-        best = min((amount for amount in self.remainders if amount >= width), default=None)
-        if best is None:
-            device, left = self.free.pop(), SHARE - width
-        else:
-            device, left = self.remainders[best].pop(0), best - width
-            if not self.remainders[best]:
-                del self.remainders[best]
-        if left:
-            self.remainders.setdefault(left, []).append(device)
-        return (device,)
-
-
-def untouched(index: int, devices: int) -> LogicalNode:
-    """A logical node on which nothing stands."""
-    return LogicalNode(index, list(range(devices - 1, -1, -1)))
-
-
 _Layout = list[tuple[LogicalNode, int]]
-"""How many bundles on which node, in the order of ranks."""
+"""How many ranks of a host group, or bundles of a unit, on which node, in the order of ranks."""
 
 
 class _NoRoom(Exception):
-    def __init__(self, unit: Unit, sentence: str) -> None:
-        self.unit, self.sentence = unit, sentence
+    def __init__(self, group: HostGroup, sentence: str) -> None:
+        self.group, self.sentence = group, sentence
 
 
 def plan_placement(spec: JobSpec) -> PlacementPlan:
@@ -82,11 +43,12 @@ def plan_placement(spec: JobSpec) -> PlacementPlan:
     that leaves no room, the most constrained ones go first.
     """
     units = units_of(spec)
-    devices = spec.device_per_node or _devices_on_a_node(units)
+    groups = host_groups_of(units)
+    devices = spec.device_per_node or _devices_on_a_node(groups)
     layouts, node_num, stuck = None, 0, None
-    for node_num in [spec.node_num] if spec.node_num else _numbers_of_nodes(units, devices):
-        _check_sizes(units, node_num, devices)
-        for order in _orders(units):
+    for node_num in [spec.node_num] if spec.node_num else _numbers_of_nodes(groups, devices):
+        _check_sizes(groups, node_num, devices)
+        for order in _orders(groups):
             try:
                 layouts = _lay_out(order, node_num, devices)
                 break
@@ -97,7 +59,7 @@ def plan_placement(spec: JobSpec) -> PlacementPlan:
     if layouts is None:
         assert stuck is not None
         raise GraphError(
-            f"roles.{stuck.unit.id}: {stuck.sentence}",
+            f"roles.{stuck.group.id}: {stuck.sentence}",
             hint="Raise node_num or device_per_node, or ask for less.",
         )
     sub_graphs: list[SubGraph] = []
@@ -112,46 +74,48 @@ def plan_placement(spec: JobSpec) -> PlacementPlan:
         spec.device_type,
         tuple(sub_graphs),
         placements,
-        tuple(_notes(spec, units, node_num * devices * SHARE)),
+        tuple(_notes(spec, groups, node_num * devices * SHARE)),
         spec.node_num,
     )
 
 
-def _devices_on_a_node(units: Sequence[Unit]) -> int:
+def _devices_on_a_node(groups: Sequence[HostGroup]) -> int:
     """Returns the devices of a logical node where the user did not say: as most machines have, or what the widest role
     takes."""
-    return max(USUAL_DEVICES, *(_devices_for(unit.width, unit.per_node or 1) for unit in units))
+    return max(USUAL_DEVICES, *(_devices_for(group, group.per_node or 1) for group in groups))
 
 
-def _numbers_of_nodes(units: Sequence[Unit], devices: int) -> Iterable[int]:
-    """The numbers of nodes to try where the user did not say, up to a node for each bundle."""
-    width = sum(unit.width * unit.bundles for unit in units)
-    gangs = (unit.bundles // unit.per_node for unit in units if unit.per_node)
+def _numbers_of_nodes(groups: Sequence[HostGroup], devices: int) -> Iterable[int]:
+    """The numbers of nodes to try where the user did not say, up to a node for each rank."""
+    width = sum(group.width * group.ranks for group in groups)
+    gangs = (group.ranks // group.per_node for group in groups if group.per_node)
     number = max(1, -(-width // (devices * SHARE)), *gangs)
-    most = max(number, sum(unit.bundles for unit in units))
+    most = max(number, sum(group.ranks for group in groups))
     while number < most:
         yield number
         number += max(1, number // 8)
     yield most
 
 
-def _check_sizes(units: Sequence[Unit], node_num: int, devices: int) -> None:
+def _check_sizes(groups: Sequence[HostGroup], node_num: int, devices: int) -> None:
     """Refuse a job that does not fit in any order of placing."""
-    for unit in units:
-        path = f"roles.{unit.id}"
-        here = _devices_for(unit.width, unit.per_node or 1)
+    for group in groups:
+        path = f"roles.{group.id}"
+        here = _devices_for(group, group.per_node or 1)
         if here > devices:
-            how = f"per_node {unit.per_node}" if (unit.per_node or 1) > 1 else "one of them"
+            one = "one of them" if len(group.units) == 1 else "one rank of them, beside each other,"
+            how = f"per_node {group.per_node}" if (group.per_node or 1) > 1 else one
             raise GraphError(
                 f"{path}: {how} requires {here} devices on a node, available {devices} (device_per_node).",
                 hint="Lower per_node or resources.accelerator, or raise device_per_node.",
             )
-        if unit.per_node and unit.bundles // unit.per_node > node_num:
+        if group.per_node and group.ranks // group.per_node > node_num:
             raise GraphError(
-                f"{path}.per_node: {unit.bundles} with {unit.per_node} on a node requires "
-                f"{unit.bundles // unit.per_node} nodes, available {node_num} (node_num).",
+                f"{path}.per_node: {group.ranks} with {group.per_node} on a node requires "
+                f"{group.ranks // group.per_node} nodes, available {node_num} (node_num).",
                 hint="Raise per_node or node_num.",
             )
+    units = [unit for group in groups for unit in group.units]
     required = sum(unit.width * unit.bundles for unit in units)
     if required > node_num * devices * SHARE:
         shown = ", ".join(
@@ -164,109 +128,113 @@ def _check_sizes(units: Sequence[Unit], node_num: int, devices: int) -> None:
         )
 
 
-def _devices_for(width: int, bundles: int) -> int:
-    """Returns the whole devices that this many bundles of this width take on one node."""
-    if width >= SHARE or width == 0:
-        return width * bundles // SHARE
-    return -(-bundles // (SHARE // width))
+def _devices_for(group: HostGroup, ranks: int) -> int:
+    """Returns the whole devices that this many ranks of a host group take on one node."""
+    if len(group.units) == 1:
+        width = group.width
+        return width * ranks // SHARE if width >= SHARE or width == 0 else -(-ranks // (SHARE // width))
+    enough = sum(-(-unit.width // SHARE) * unit.each for unit in group.units) * ranks
+    node = untouched(0, enough)
+    for _ in range(ranks):
+        take_rank(node, group, {})
+    return enough - len(node.free)
 
 
 # -- which node -------------------------------------------------------------------------------------
 
 
-def _orders(units: Sequence[Unit]) -> Iterable[Sequence[Unit]]:
-    yield units
-    yield sorted(units, key=lambda unit: (not unit.apart, not unit.per_node, -unit.width, -unit.bundles))
+def _orders(groups: Sequence[HostGroup]) -> Iterable[Sequence[HostGroup]]:
+    yield groups
+    yield sorted(groups, key=lambda group: (not group.apart, not group.per_node, -group.width, -group.ranks))
     yield sorted(
-        units, key=lambda unit: (not unit.per_node, -unit.width * (unit.per_node or 1), -unit.bundles)
+        groups, key=lambda group: (not group.per_node, -group.width * (group.per_node or 1), -group.ranks)
     )
-    yield sorted(units, key=lambda unit: (-unit.width * (unit.per_node or 1), not unit.apart, -unit.bundles))
+    yield sorted(
+        groups, key=lambda group: (-group.width * (group.per_node or 1), not group.apart, -group.ranks)
+    )
 
 
 def _lay_out(
-    order: Sequence[Unit], node_num: int, devices: int
+    order: Sequence[HostGroup], node_num: int, devices: int
 ) -> dict[str, tuple[_Layout, list[tuple[int, ...]]]]:
     """Returns the nodes of every unit, and the devices of each of its bundles."""
     nodes = [untouched(index, devices) for index in range(node_num)]
     result = {}
-    for unit in order:
-        layout = sorted(_choose(unit, nodes), key=lambda item: item[0].index)
-        taken: list[tuple[int, ...]] = []
+    for group in order:
+        layout = sorted(_choose(group, nodes), key=lambda item: item[0].index)
+        taken: Taken = {}
         for node, count in layout:
-            node.tenants.update(unit.roles)
-            node.load += count
-            taken.extend(node.take(unit.width) for _ in range(count))
-        result[unit.id] = (layout, taken)
+            node.tenants.update(group.roles)
+            node.load += count * sum(unit.each for unit in group.units)
+            for _ in range(count):
+                take_rank(node, group, taken)
+        for unit in group.units:
+            result[unit.id] = ([(node, count * unit.each) for node, count in layout], taken[unit.id])
     return result
 
 
-def _choose(unit: Unit, nodes: Sequence[LogicalNode]) -> _Layout:
-    allowed = [node for node in nodes if not (node.tenants & unit.apart)] if unit.apart else nodes
-    room = {
-        node.index: unit.bundles if unit.width == 0 else min(node.room(unit.width), unit.bundles)
-        for node in allowed
-    }
-    if unit.per_node is not None:
-        count = unit.bundles // unit.per_node
-        fitting = [node for node in allowed if room[node.index] >= unit.per_node]
+def _choose(group: HostGroup, nodes: Sequence[LogicalNode]) -> _Layout:
+    allowed = [node for node in nodes if not (node.tenants & group.apart)] if group.apart else nodes
+    room = {node.index: ranks_with_room(node, group) for node in allowed}
+    if group.per_node is not None:
+        count = group.ranks // group.per_node
+        fitting = [node for node in allowed if room[node.index] >= group.per_node]
         if len(fitting) < count:
             raise _NoRoom(
-                unit,
-                f"required {count} nodes with room for {unit.per_node} of them "
-                f"({_devices_for(unit.width, unit.per_node)} devices) each, available {len(fitting)}"
-                + _because(unit, nodes, allowed),
+                group,
+                f"required {count} nodes with room for {group.per_node} of them "
+                f"({_devices_for(group, group.per_node)} devices) each, available {len(fitting)}"
+                + _because(group, nodes, allowed),
             )
-        fitting.sort(key=lambda node: _emptiest_first(node, unit))
-        return [(node, unit.per_node) for node in fitting[:count]]
+        fitting.sort(key=lambda node: _emptiest_first(node, group))
+        return [(node, group.per_node) for node in fitting[:count]]
     usable = [node for node in allowed if room[node.index]]
     available = sum(room[node.index] for node in usable)
-    if available < unit.bundles:
+    if available < group.ranks:
         raise _NoRoom(
-            unit,
-            f"required room for {unit.bundles} of them, available {available}"
-            + _because(unit, nodes, allowed),
+            group,
+            f"required room for {group.ranks} of them, available {available}"
+            + _because(group, nodes, allowed),
         )
-    if unit.spread or (unit.width == 0 and not unit.pack and not unit.apart):
-        usable.sort(key=lambda node: _emptiest_first(node, unit))
-        return _evenly(unit.bundles, usable, room)
-    if unit.pack:
+    if group.spread or (group.width == 0 and not group.pack and not group.apart):
+        usable.sort(key=lambda node: _emptiest_first(node, group))
+        return _evenly(group.ranks, usable, room)
+    if group.pack:
         usable.sort(key=lambda node: (-room[node.index], node.index))
-    return _filled(unit.bundles, usable, lambda node: room[node.index])
+    return _filled(group.ranks, usable, lambda node: room[node.index])
 
 
-def _emptiest_first(node: LogicalNode, unit: Unit) -> tuple[int, int]:
-    return -node.room(unit.width) if unit.width else node.load, node.index
+def _emptiest_first(node: LogicalNode, group: HostGroup) -> tuple[int, int]:
+    return -node.room(group.width) if group.width else node.load, node.index
 
 
-def _filled(bundles: int, nodes: Sequence[LogicalNode], room: Callable[[LogicalNode], int]) -> _Layout:
+def _filled(ranks: int, nodes: Sequence[LogicalNode], room: Callable[[LogicalNode], int]) -> _Layout:
     layout: _Layout = []
     for node in nodes:
-        if not bundles:
+        if not ranks:
             break
-        count = min(bundles, room(node))
+        count = min(ranks, room(node))
         layout.append((node, count))
-        bundles -= count
+        ranks -= count
     return layout
 
 
-def _evenly(bundles: int, nodes: Sequence[LogicalNode], room: dict[int, int]) -> _Layout:
+def _evenly(ranks: int, nodes: Sequence[LogicalNode], room: dict[int, int]) -> _Layout:
     counts = dict.fromkeys((node.index for node in nodes), 0)
     open_nodes = list(nodes)
-    while bundles:
+    while ranks:
         # Each round gives every open node its equal part, so rounds are as few as there are sizes of room.
-        part = max(
-            1, min(bundles // len(open_nodes), min(room[n.index] - counts[n.index] for n in open_nodes))
-        )
-        for node in open_nodes[:bundles]:
+        part = max(1, min(ranks // len(open_nodes), min(room[n.index] - counts[n.index] for n in open_nodes)))
+        for node in open_nodes[:ranks]:
             counts[node.index] += part
-            bundles -= part
+            ranks -= part
         open_nodes = [node for node in open_nodes if room[node.index] > counts[node.index]]
     return [(node, counts[node.index]) for node in nodes if counts[node.index]]
 
 
-def _because(unit: Unit, nodes: Sequence[LogicalNode], allowed: Sequence[LogicalNode]) -> str:
+def _because(group: HostGroup, nodes: Sequence[LogicalNode], allowed: Sequence[LogicalNode]) -> str:
     if len(allowed) < len(nodes):
-        apart = ", ".join(sorted(set(chain.from_iterable(node.tenants for node in nodes)) & unit.apart))
+        apart = ", ".join(sorted(set(chain.from_iterable(node.tenants for node in nodes)) & group.apart))
         return (
             f" ({len(nodes) - len(allowed)} of {len(nodes)} nodes hold {apart}, which it is separated from)."
         )
@@ -318,6 +286,7 @@ def bundle_of(
         unit.width / SHARE if device_type == "GPU" else 0.0,
         unit.custom,
         unit.labels,
+        unit.beside(number),
     )
     return bundle, places
 
@@ -336,7 +305,8 @@ def _part(devices: tuple[int, ...], wanted: int, inner: int) -> tuple[int, ...]:
 def _sub_graphs(unit: Unit, bundles: list[Bundle]) -> list[SubGraph]:
     if unit.single:
         return [single_sub_graph(unit, number, bundle) for number, bundle in enumerate(bundles)]
-    return [SubGraph(unit.id, tuple(bundles), _strategy(unit, bundles), unit.apart)]
+    divides = bool(unit.host_group) and unit.per_node is None
+    return [SubGraph(unit.id, tuple(bundles), _strategy(unit, bundles), unit.apart, divides)]
 
 
 def single_sub_graph(unit: Unit, number: int, bundle: Bundle) -> SubGraph:
@@ -360,12 +330,20 @@ def _strategy(unit: Unit, bundles: Sequence[Bundle]) -> str:
 # -- notes ------------------------------------------------------------------------------------------
 
 
-def _notes(spec: JobSpec, units: Sequence[Unit], total: int) -> Iterable[str]:
+def _notes(spec: JobSpec, groups: Sequence[HostGroup], total: int) -> Iterable[str]:
+    units = [unit for group in groups for unit in group.units]
     for unit in units:
         takers = [member for member in unit.members if member.share]
         if len(takers) > 1:
             shares = ", ".join(f"{member.role} {member.share / SHARE:g}" for member in takers)
             yield f"{', '.join(m.role for m in unit.members)} share their devices; of a device each takes: {shares}."
+    for group in groups:
+        if len(group.units) > 1:
+            rank = ", ".join(f"{unit.id} {unit.each}" for unit in group.units)
+            yield (
+                f"{', '.join(group.roles)} stand on one machine rank by rank, each with devices of its own; "
+                f"a rank has: {rank}."
+            )
     if spec.node_num is None:
         return  # it takes what machines there are
     used = sum(unit.width * unit.bundles for unit in units)

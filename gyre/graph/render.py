@@ -180,15 +180,19 @@ def as_tables(compiled: CompiledJob, rows: int = 64) -> list[Table]:
                 [(_some(sorted(region, key=_natural)),) for region in joined],
             )
         )
+    beside = {sub.id: [one.beside for one in sub.bundles if one.beside] for sub in plan.sub_graphs}
+    on_hosts = any(beside.values())
+    columns = ("sub-graph", "strategy", "bundles", "logical nodes", *(["on one host as"] if on_hosts else []))
     tables.append(
         capped(
-            table("Sub-graphs", "sub-graph", "strategy", "bundles", "logical nodes"),
+            table("Sub-graphs", *columns),
             [
                 (
                     sub_graph.id,
                     sub_graph.strategy,
                     str(len(sub_graph.bundles)),
                     _some([str(node) for node in sorted({bundle.node for bundle in sub_graph.bundles})]),
+                    *([_some(beside[sub_graph.id]) or "-"] if on_hosts else []),
                 )
                 for sub_graph in plan.sub_graphs
             ],

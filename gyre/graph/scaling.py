@@ -2,7 +2,9 @@
 
 Invariants:
 - *others stay*: what was placed keeps its node, devices and sub-graph;
-- *same rules*: a new vertex is placed by the affinities and on the devices that a plan made from scratch would obey.
+- *same rules*: a new vertex is placed by the affinities and on the devices that a plan made from scratch would obey;
+- *beside each other*: a new vertex stands where its rank's partners in a host group stand, if it has any. Beyond their
+  ranks it stands for itself.
 
 Only roles without a collective scale: each of their vertices is a sub-graph of its own. Where the user bounds neither
 machines nor devices, a vertex that finds no room on the plan's logical nodes has one of its own. This module must not
@@ -18,7 +20,8 @@ from dataclasses import replace
 from gyre.config import JobSpec
 from gyre.errors import GraphError, NotFound, nearest
 from gyre.graph.elements import PlacementPlan
-from gyre.graph.placement_plan import LogicalNode, bundle_of, single_sub_graph, untouched
+from gyre.graph.logical_nodes import LogicalNode, untouched
+from gyre.graph.placement_plan import bundle_of, single_sub_graph
 from gyre.graph.units import SHARE, Unit, units_of
 
 
@@ -34,11 +37,12 @@ def with_vertices(plan: PlacementPlan, spec: JobSpec, role: str, ranks: Iterable
     for place in plan.placements.values():
         if place.vertex.rpartition("-")[0] == unit.roles[0]:
             residents[place.node].add(place.local_rank)
+    partners = _partners(unit, plan)
     placements, sub_graphs = dict(plan.placements), list(plan.sub_graphs)
     for rank in sorted(set(ranks)):
         if f"{role}-{rank}" in placements:
             continue
-        node = _choose(unit, nodes, residents, plan)
+        node = _choose(unit, nodes, residents, plan, partners.get(unit.beside(rank), {}))
         taken = residents[node.index]
         local = next(number for number in range(len(taken) + 1) if number not in taken)
         bundle, places = bundle_of(plan.device_type, unit, rank, node.index, local, node.take(unit.width))
@@ -135,8 +139,23 @@ def _occupied(plan: PlacementPlan) -> list[LogicalNode]:
     return nodes
 
 
+def _partners(unit: Unit, plan: PlacementPlan) -> dict[str, dict[int, str]]:
+    """By rank of the unit's host group, the logical nodes on which other units of it stand, with a vertex of each."""
+    found: dict[str, dict[int, str]] = defaultdict(dict)
+    if unit.host_group:
+        for sub_graph in plan.sub_graphs:
+            for bundle in sub_graph.bundles:
+                if bundle.beside and bundle.vertices[0].rpartition("-")[0] not in unit.roles:
+                    found[bundle.beside].setdefault(bundle.node, bundle.vertices[0])
+    return found
+
+
 def _choose(
-    unit: Unit, nodes: list[LogicalNode], residents: dict[int, set[int]], plan: PlacementPlan
+    unit: Unit,
+    nodes: list[LogicalNode],
+    residents: dict[int, set[int]],
+    plan: PlacementPlan,
+    partners: Mapping[int, str],
 ) -> LogicalNode:
     fitting = [
         node
@@ -144,10 +163,17 @@ def _choose(
         if not node.tenants & unit.apart
         and (unit.per_node is None or len(residents[node.index]) < unit.per_node)
         and (unit.width == 0 or node.room(unit.width))
+        and (not partners or node.index in partners)
     ]
     if not fitting and plan.most_nodes is None:
         nodes.append(untouched(len(nodes), plan.device_per_node))
         return nodes[-1]
+    if not fitting and partners:
+        raise GraphError(
+            f"roles.{unit.id}: one more required {unit.width / SHARE:g} devices on the node of "
+            f"{', '.join(partners.values())}, beside which it stands; available there: none.",
+            hint="Scale another role down first, or raise device_per_node.",
+        )
     if not fitting:
         limit = f", at most {unit.per_node} on a node" if unit.per_node else ""
         raise GraphError(

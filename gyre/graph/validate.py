@@ -123,7 +123,7 @@ def check_weights(spec: JobSpec) -> None:
 def check_affinity(spec: JobSpec) -> None:
     """Check that the affinities name existing roles and do not contradict each other."""
     affinity = spec.affinity
-    for key in ("collocate", "separate"):
+    for key in ("collocate", "collocate_hosts", "separate"):
         for index, names in enumerate(getattr(affinity, key)):
             path = f"affinity.{key}.{index}"
             _check_known(path, names, spec)
@@ -147,7 +147,7 @@ def check_affinity(spec: JobSpec) -> None:
     groups = collocated(spec)
     for index, names in enumerate(affinity.separate):
         for left, right in combinations(dict.fromkeys(names), 2):
-            if any(left in group and right in group for group in groups):
+            if any(left in group and right in group for group in (*groups, *collocated_on_hosts(spec))):
                 raise GraphError(
                     f"affinity.separate.{index}: {left!r} and {right!r} are collocated too, so they cannot be on "
                     "different nodes.",
@@ -155,10 +155,21 @@ def check_affinity(spec: JobSpec) -> None:
                 )
     for group in groups:
         _check_collocation(group, spec)
-        _check_labels(spec, group)
+        _check_labels("collocate", group, spec)
+    for index, names in enumerate(affinity.collocate_hosts):
+        for left, right in combinations(dict.fromkeys(names), 2):
+            if any(left in group and right in group for group in groups):
+                raise GraphError(
+                    f"affinity.collocate_hosts.{index}: {left!r} and {right!r} share their devices by "
+                    "affinity.collocate, so neither has devices of its own.",
+                    hint="Keep one of the two; collocated roles stand on one machine anyway.",
+                )
+    for group in collocated_on_hosts(spec):
+        _check_host_collocation(group, spec)
+        _check_labels("collocate_hosts", group, spec)
 
 
-def _check_labels(spec: JobSpec, group: list[str]) -> None:
+def _check_labels(key: str, group: list[str], spec: JobSpec) -> None:
     """Roles that share a machine cannot want it labelled differently."""
     wanted: dict[str, tuple[str, str]] = {}
     for name in group:
@@ -166,16 +177,29 @@ def _check_labels(spec: JobSpec, group: list[str]) -> None:
             other, earlier = wanted.setdefault(label, (name, value))
             if earlier != value:
                 raise GraphError(
-                    f"affinity.collocate: {other!r} wants a machine with the label {label}={earlier}, "
+                    f"affinity.{key}: {other!r} wants a machine with the label {label}={earlier}, "
                     f"and {name!r} one with {label}={value}.",
                     hint="Collocated roles stand on one machine.",
                 )
 
 
 def collocated(spec: JobSpec) -> list[list[str]]:
-    """The groups of collocated roles; lists that share a role are one group. Order as the roles were declared."""
+    """The groups of roles that share devices; lists that share a role are one group. Order as the roles were
+    declared."""
+    return _joined(spec, spec.affinity.collocate)
+
+
+def collocated_on_hosts(spec: JobSpec) -> list[list[str]]:
+    """The groups of roles that share machines rank by rank by `collocate_hosts`, with the roles that share devices with
+    one of them. Lists that share a role are one group. Order as the roles were declared."""
+    named = {name for names in spec.affinity.collocate_hosts for name in names}
+    groups = _joined(spec, [*spec.affinity.collocate_hosts, *spec.affinity.collocate])
+    return [group for group in groups if named & set(group)]
+
+
+def _joined(spec: JobSpec, lists: Iterable[list[str]]) -> list[list[str]]:
     joined: dict[str, set[str]] = {}
-    for names in spec.affinity.collocate:
+    for names in lists:
         both = set(names).union(*(joined.get(name, set()) for name in names))
         joined.update(dict.fromkeys(both, both))
     groups: list[list[str]] = []
@@ -186,23 +210,8 @@ def collocated(spec: JobSpec) -> list[list[str]]:
 
 
 def _check_collocation(group: list[str], spec: JobSpec) -> None:
+    _check_totals("collocate", "devices", group, spec)
     roles = {name: spec.roles[name] for name in group}
-    shown = ", ".join(group)
-    base = min(role.total for role in roles.values())
-    for name, role in roles.items():
-        if role.total % base:
-            totals = ", ".join(f"{other} {spec.roles[other].total}" for other in group)
-            raise GraphError(
-                f"affinity.collocate: {shown} share their devices rank by rank, but their totals ({totals}) do not "
-                f"divide: roles.{name}.total {role.total} is no multiple of {base}."
-            )
-    nodes = {name: role.total // role.per_node for name, role in roles.items() if role.per_node is not None}
-    if len(set(nodes.values())) > 1:
-        given = ", ".join(f"{name} on {count}" for name, count in nodes.items())
-        raise GraphError(
-            f"affinity.collocate: {shown} share their nodes, but total / per_node puts {given}.",
-            hint="Give per_node for one of them only, or in the same proportion as total.",
-        )
     elastic = {role.elastic and (role.elastic.min, role.elastic.max, role.total) for role in roles.values()}
     if len(elastic) > 1:
         scaling = next(name for name, role in roles.items() if role.elastic)
@@ -211,6 +220,62 @@ def _check_collocation(group: list[str], spec: JobSpec) -> None:
             f"{', '.join(name for name in group if name != scaling)}, which would have to scale with it.",
             hint="Give all of them the same total and elastic bounds, or none.",
         )
+
+
+def _check_host_collocation(group: list[str], spec: JobSpec) -> None:
+    for name in (TRAINER, ROLLOUT_MANAGER):
+        if name in group:
+            others = ", ".join(repr(other) for other in group if other != name)
+            raise GraphError(
+                f"affinity.collocate_hosts: {name!r} is to stand beside {others}, but it stands where its ledger is.",
+                hint=f"Leave {name} out.",
+            )
+    _check_totals("collocate_hosts", "machines", group, spec)
+    affinity = spec.affinity
+    spreading = [name for name in group if name in affinity.spread]
+    packing = [name for name in group if name in affinity.pack]
+    if spreading and packing:
+        raise GraphError(
+            f"affinity.collocate_hosts: {spreading[0]!r} and {packing[0]!r} stand on the same machines, but "
+            f"affinity.spread has {spreading[0]!r} and affinity.pack {packing[0]!r}.",
+            hint="Keep one of them.",
+        )
+    counted = [name for name in group if spec.roles[name].per_node is not None]
+    for key, names in (("spread", spreading), ("pack", packing)):
+        if names and counted:
+            raise GraphError(
+                f"affinity.{key}: {names[0]!r} stands beside {counted[0]!r} by affinity.collocate_hosts, and per_node "
+                f"{spec.roles[counted[0]].per_node} of {counted[0]!r} already says how many stand on a node.",
+                hint="Keep one of them.",
+            )
+
+
+def _check_totals(key: str, shared: str, group: list[str], spec: JobSpec) -> None:
+    """Check that the roles of a group come out even, rank by rank, and on the nodes that per_node asks for."""
+    roles = {name: spec.roles[name] for name in group}
+    shown = ", ".join(group)
+    base = min(role.total for role in roles.values())
+    for name, role in roles.items():
+        if role.total % base:
+            totals = ", ".join(f"{other} {spec.roles[other].total}" for other in group)
+            raise GraphError(
+                f"affinity.{key}: {shown} share their {shared} rank by rank, but their totals ({totals}) do not "
+                f"divide: roles.{name}.total {role.total} is no multiple of {base}."
+            )
+    nodes = {name: role.total // role.per_node for name, role in roles.items() if role.per_node is not None}
+    if len(set(nodes.values())) > 1:
+        given = ", ".join(f"{name} on {count}" for name, count in nodes.items())
+        raise GraphError(
+            f"affinity.{key}: {shown} share their nodes, but total / per_node puts {given}.",
+            hint="Give per_node for one of them only, or in the same proportion as total.",
+        )
+    for name, count in nodes.items():
+        if base % count:
+            raise GraphError(
+                f"affinity.{key}: roles.{name}.per_node puts {name!r} on {count} nodes, but the smallest total of the "
+                f"roles that stand with it is {base}, which {count} does not divide.",
+                hint=f"Give a per_node that makes a number of nodes which divides {base}.",
+            )
 
 
 def _check_known(path: str, names: Iterable[str], spec: JobSpec) -> None:

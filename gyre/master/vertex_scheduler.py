@@ -110,6 +110,8 @@ class Scheduler:
         self._avoiding: tuple[object, dict[str, str]] = (None, {})
         self._machines = 0
         """How many there were at the last look."""
+        self._heading: dict[str, tuple[int, str]] = {}
+        """Where each vertex is being started: its incarnation, and the machine."""
         self._used: set[str] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
         self._gone: dict[str, int] = {}
@@ -122,6 +124,9 @@ class Scheduler:
         key = tuple(sorted(roles.items()))
         if key not in self._plans:
             spec = self._spec.model_copy(deep=True)
+            if any(spec.roles[role].total != count for role, count in roles.items()):
+                # Who stands beside whom follows from the totals that were submitted; see `with_numbers`.
+                spec.affinity.collocate_hosts = []
             for role, count in roles.items():
                 spec.roles[role].total = max(1, count)
                 if spec.roles[role].per_node is not None and count % (spec.roles[role].per_node or 1):
@@ -225,15 +230,21 @@ class Scheduler:
         return self._plan
 
     def _standing(self, closed: frozenset[str], avoids: Mapping[str, str]) -> dict[str, str]:
-        """The machines of the vertices that run, that end, or that ran before they were restarted and may do so again:
-        there their sub-graphs still stand."""
-        return {
-            one.id: one.node
-            for one in self._state().vertices.values()
-            if one.node
-            and one.phase is not VertexPhase.STOPPED
-            and not (one.phase is VertexPhase.STARTING and (one.node in closed or one.id in avoids))
-        }
+        """The machines of the vertices that run, that end, that are being started, or that ran before they were
+        restarted and may do so again: there their sub-graphs still stand."""
+        standing = {}
+        for one in self._state().vertices.values():
+            if one.phase is VertexPhase.STOPPED:
+                continue
+            node = one.node
+            if one.phase is VertexPhase.STARTING:
+                incarnation, machine = self._heading.get(one.id, (0, ""))
+                node = machine if incarnation == one.incarnation else node
+                if node in closed or avoids.get(one.id, "") == node:
+                    continue
+            if node:
+                standing[one.id] = node
+        return standing
 
     # -- starting -----------------------------------------------------------------------------------
 
@@ -341,11 +352,16 @@ class Scheduler:
                 await self._cluster.demand(sub_graphs[name])
             raise _cannot_place(lack)
         self._used.update(sub_graphs)
+        machines = fitted.plan.machines()
+        # Whoever must stand beside them is placed meanwhile.
+        self._heading |= {one.vertex: (one.incarnation, machines[one.vertex]) for one in addresses}
         for outcome in await asyncio.gather(
             *(self._cluster.place(sub, PLACE_TIMEOUT_S) for sub in sub_graphs.values()),
             return_exceptions=True,
         ):
             if isinstance(outcome, BaseException):
+                for one in addresses:
+                    self._heading.pop(one.vertex, None)
                 raise outcome
         return fitted
 

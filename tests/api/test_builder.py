@@ -114,6 +114,15 @@ def test_everything_that_a_builder_can_say(tmp_path: Path) -> None:
     assert parse_job(spec.model_dump(mode="json")) == spec
 
 
+def test_collocation_on_a_host_keeps_devices_and_sub_graphs_apart() -> None:
+    made = builder().actor("m", "A").rollout("m", "R").with_host_collocation("actor", "rollout")
+    assert made.build().spec.affinity.collocate_hosts == [["actor", "rollout"]]
+    plan = made.plan().plan
+    assert plan.placements["actor-0"].node == plan.placements["rollout-0"].node
+    assert plan.placements["actor-0"].devices != plan.placements["rollout-0"].devices
+    assert [sub.bundles[0].beside for sub in plan.sub_graphs[1:]] == ["actor&rollout-0"] * 2
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_collocation_of_all_leaves_the_trainer_out_whenever_it_is_said(order: str) -> None:
     made = builder()
@@ -256,6 +265,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "collocation of one": (
         lambda: RLJobBuilder().with_collocation("actor"),
         ["affinity.collocate.0: ['actor'] given"],
+    ),
+    "host collocation of one": (
+        lambda: RLJobBuilder().with_host_collocation("actor"),
+        ["affinity.collocate_hosts.0: ['actor'] given"],
+    ),
+    "host collocation of those that share devices": (
+        lambda: (
+            builder()
+            .actor("m", "A")
+            .rollout("m", "R")
+            .with_collocation_all()
+            .with_host_collocation("actor", "rollout")
+            .build()
+        ),
+        ["affinity.collocate_hosts.0: 'actor' and 'rollout' share their devices"],
     ),
     "separate's name": (lambda: RLJobBuilder().separate("a", "B!"), ["affinity.separate.0.1: 'B!'"]),
     "spread's name": (lambda: RLJobBuilder().spread("B!"), ["affinity.spread.0: 'B!'"]),

@@ -177,12 +177,92 @@ MISTAKES: dict[str, tuple[JobSpec, list[str]]] = {
         ),
         ["actor, rollout share their nodes", "actor on 2, rollout on 4"],
     ),
+    "collocated on more nodes than ranks": (
+        script_job(
+            {"actor": role(4, per_node=1), "rollout": role(2)},
+            affinity={"collocate": [["actor", "rollout"]]},
+        ),
+        ["roles.actor.per_node puts 'actor' on 4 nodes", "is 2, which 4 does not divide"],
+    ),
     "collocated and elastic": (
         script_job(
             {"actor": role(2), "rollout": role(2, elastic={"min": 1, "max": 4})},
             affinity={"collocate": [["actor", "rollout"]]},
         ),
         ["roles.rollout.elastic: 'rollout' shares its devices with actor"],
+    ),
+    "host collocation of one": (
+        two(affinity={"collocate_hosts": [["actor"]]}),
+        ["affinity.collocate_hosts.0: [actor]", "two or more"],
+    ),
+    "host collocation of an unknown role": (
+        two(affinity={"collocate_hosts": [["actor", "rolout"]]}),
+        ["affinity.collocate_hosts.0: 'rolout' is not a role", "did you mean 'rollout'?"],
+    ),
+    "on one host and on the same devices": (
+        two(affinity={"collocate": [["actor", "rollout"]], "collocate_hosts": [["rollout", "actor"]]}),
+        [
+            "affinity.collocate_hosts.0: 'rollout' and 'actor' share their devices by affinity.collocate",
+            "Keep one",
+        ],
+    ),
+    "on one host and separated": (
+        two(affinity={"collocate_hosts": [["actor", "rollout"]], "separate": [["rollout", "actor"]]}),
+        ["affinity.separate.0: 'rollout' and 'actor' are collocated too"],
+    ),
+    "on one host through others and separated": (
+        script_job(
+            {"actor": role(), "rollout": role(), "helper": role()},
+            affinity={
+                "collocate_hosts": [["actor", "helper"], ["helper", "rollout"]],
+                "separate": [["actor", "rollout"]],
+            },
+        ),
+        ["affinity.separate.0: 'actor' and 'rollout' are collocated too"],
+    ),
+    "totals on one host": (
+        script_job(
+            {"actor": role(3), "rollout": role(2)}, affinity={"collocate_hosts": [["actor", "rollout"]]}
+        ),
+        [
+            "affinity.collocate_hosts: actor, rollout share their machines rank by rank",
+            "totals (actor 3, rollout 2) do not divide",
+            "roles.actor.total 3 is no multiple of 2",
+        ],
+    ),
+    "per_node on one host": (
+        script_job(
+            {"actor": role(4, per_node=2), "rollout": role(4, per_node=1)},
+            affinity={"collocate_hosts": [["actor", "rollout"]]},
+        ),
+        ["affinity.collocate_hosts: actor, rollout share their nodes", "actor on 2, rollout on 4"],
+    ),
+    "spread and packed on one host": (
+        two(affinity={"collocate_hosts": [["actor", "rollout"]], "spread": ["actor"], "pack": ["rollout"]}),
+        ["'actor' and 'rollout' stand on the same machines", "affinity.spread has 'actor'", "pack 'rollout'"],
+    ),
+    "spread beside a per_node": (
+        script_job(
+            {"actor": role(2, per_node=1), "rollout": role(2)},
+            affinity={"collocate_hosts": [["actor", "rollout"]], "spread": ["rollout"]},
+        ),
+        ["affinity.spread: 'rollout' stands beside 'actor'", "per_node 1 of 'actor' already says"],
+    ),
+    "on one host under two labels": (
+        script_job(
+            {
+                "actor": role(2, resources={"labels": {"zone": "a"}}),
+                "rollout": role(2, resources={"labels": {"zone": "b"}}),
+            },
+            affinity={"collocate_hosts": [["actor", "rollout"]]},
+        ),
+        [
+            "affinity.collocate_hosts: 'actor' wants a machine with the label zone=a, and 'rollout' one with zone=b"
+        ],
+    ),
+    "beside the trainer": (
+        two(affinity={"collocate_hosts": [["actor", "trainer"]]}),
+        ["affinity.collocate_hosts: 'trainer' is to stand beside 'actor'", "Leave trainer out"],
     ),
     "collocation of one": (
         two(affinity={"collocate": [["actor"]]}),

@@ -49,6 +49,16 @@ def jobs(draw: st.DrawFn) -> CompiledJob:
             roles[name] = {**roles[chosen[0]], "resources": roles[name]["resources"]}
         affinity["collocate"] = [chosen]
     if len(names) > 1 and draw(st.booleans()):
+        chosen = draw(st.lists(st.sampled_from(names), min_size=2, unique=True))
+        for name in chosen[1:]:
+            times = draw(st.integers(1, 2))
+            per_node = roles[chosen[0]].get("per_node")
+            roles[name]["total"] = roles[chosen[0]]["total"] * times
+            roles[name].pop("per_node", None)
+            if per_node and draw(st.booleans()):
+                roles[name]["per_node"] = per_node * times
+        affinity["collocate_hosts"] = [chosen]
+    if len(names) > 1 and draw(st.booleans()):
         affinity["separate"] = [draw(st.lists(st.sampled_from(names), min_size=2, max_size=2, unique=True))]
     free = [name for name in names if "per_node" not in roles[name]]
     if free and draw(st.booleans()):
@@ -126,8 +136,11 @@ def test_affinities_are_kept(compiled: CompiledJob) -> None:
         assert all(ranks == list(range(len(ranks))) for ranks in local.values())
     for names in spec.affinity.separate:
         assert not set(nodes[names[0]]) & set(nodes[names[1]])
-    for names in spec.affinity.collocate:
-        assert all(nodes[name] == nodes[names[0]] for name in names)
+    for names in (*spec.affinity.collocate, *spec.affinity.collocate_hosts):
+        ranks = min(spec.roles[name].total for name in names)
+        first = nodes[names[0]][:: len(nodes[names[0]]) // ranks]
+        for name in names:
+            assert nodes[name] == [node for node in first for _ in range(len(nodes[name]) // ranks)]
 
 
 @pytest.mark.parametrize("count", range(1, 31))

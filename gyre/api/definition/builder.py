@@ -211,6 +211,11 @@ class RLJobBuilder:
         self._collocate_all_but = exclude
         return self
 
+    def with_host_collocation(self, *roles: str) -> RLJobBuilder:
+        """These roles stand on the same machine, rank by rank, each with devices of its own; each is started, replaced
+        and scaled without the others."""
+        return self._relate("collocate_hosts", roles)
+
     def separate(self, *roles: str) -> RLJobBuilder:
         """These roles never share a node."""
         return self._relate("separate", roles)
