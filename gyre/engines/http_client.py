@@ -313,8 +313,8 @@ class EngineClient:
         return await self._ask("POST", path, orjson.dumps(body), within_s)
 
     async def _ask(self, method: str, path: str, body: bytes | None, within_s: float) -> Any:
-        """One question, one answer: JSON where it is JSON, else text. Where a kept connection breaks it is asked again on
-        a new one: the engine may just have closed it, and to hear any of these calls twice changes nothing."""
+        """One question, one answer: JSON where it is JSON, else text. Where a kept connection breaks it is asked again:
+        the engine may just have closed it, and to hear any of these calls twice changes nothing."""
         async with self._errors(path, within_s), asyncio.timeout(within_s):
             try:
                 return await self._answer(method, path, body)

@@ -20,7 +20,6 @@ from gyre.failover.events import (
     VertexStarted,
     VertexStartFailed,
     VertexStopped,
-    VertexWaitsForRoom,
 )
 from gyre.graph import (
     CompiledJob,
@@ -39,6 +38,7 @@ from gyre.graph import (
 )
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.master.room_queue import RoomQueue
+from gyre.master.start_troubles import cannot_place, lost, waiting
 from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text
@@ -278,7 +278,7 @@ class Scheduler:
                         return
                     if said != told and (not told or now - told_at >= TELL_AGAIN_S):
                         told, told_at = said, now
-                        yield _waiting(addresses[0], lack)
+                        yield waiting(addresses[0], lack)
                     await asyncio.sleep(LOOK_FOR_ROOM_S)
         finally:
             self._queue.leave(list(command.vertices))
@@ -306,7 +306,7 @@ class Scheduler:
                     addresses[0], "address", self._epoch(), timeout_s=CONTROL_TIMEOUT_S
                 )
             except (ProcessDied, NotAnswering) as error:
-                yield _lost(addresses[0], error)
+                yield lost(addresses[0], error)
                 return
         tasks = [
             asyncio.ensure_future(self._bind(address, placements[address], spawned[address], rendezvous))
@@ -350,7 +350,7 @@ class Scheduler:
             if lack.details.get("another_would_help"):
                 self._used.add(name)
                 await self._cluster.demand(sub_graphs[name])
-            raise _cannot_place(lack)
+            raise cannot_place(lack)
         self._used.update(sub_graphs)
         machines = fitted.plan.machines()
         # Whoever must stand beside them is placed meanwhile.
@@ -430,7 +430,7 @@ class Scheduler:
                 timeout_s=SPAWN_TIMEOUT_S,
             )
         except (ProcessDied, NotAnswering) as error:
-            return _lost(address, error)
+            return lost(address, error)
         except CannotPlace as error:
             return VertexStartFailed(address.vertex, address.incarnation, error=str(error))
         self._last_seen[(address.vertex, address.incarnation)] = (spawned.pid, spawned.node)
@@ -450,7 +450,7 @@ class Scheduler:
                 address, self._epoch(), binding, timeout_s=self._spec.roles[role].setup_timeout_s
             )
         except ProcessDied as error:
-            return _lost(address, error, self.to_blame(spawned.node))
+            return lost(address, error, self.to_blame(spawned.node))
         except NotAnswering:
             limit = self._spec.roles[role].setup_timeout_s
             return VertexLost(
@@ -596,25 +596,3 @@ class Scheduler:
         except (ProcessDied, NotAnswering):
             pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
             return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)
-
-
-def _cannot_place(error: GraphError) -> CannotPlace:
-    told = error.details
-    return CannotPlace(str(error), required=str(told["required"]), available=str(told["available"]))
-
-
-def _waiting(address: Address, lack: CannotPlace) -> VertexWaitsForRoom:
-    return VertexWaitsForRoom(
-        address.vertex,
-        address.incarnation,
-        required=lack.required,
-        available=lack.available,
-        hint="Add machines, or end other jobs: it starts within seconds of room.",
-    )
-
-
-def _lost(address: Address, error: ProcessDied | NotAnswering, node: str = "") -> VertexLost:
-    if isinstance(error, ProcessDied):
-        cause = Cause.NODE_LOST if error.node_lost else Cause.DIED
-        return VertexLost(address.vertex, address.incarnation, cause, {"error": error.detail}, node=node)
-    return VertexLost(address.vertex, address.incarnation, Cause.SILENT, {"error": str(error)}, node=node)
