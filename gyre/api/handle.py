@@ -129,6 +129,33 @@ class JobHandle:
         """Stop the job gracefully. `wait` returns when it has ended."""
         return self._command("stop", {"reason": reason}, deadline_s)
 
+    def drain(self, target: str, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """Have everybody on a machine (its address, or the beginning of its id), or one vertex, hand over and leave."""
+        return self._command("drain", {"target": target, "reason": reason}, deadline_s)
+
+    def undrain(self, target: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """Use a machine again that was drained or is left alone."""
+        return self._command("undrain", {"target": target}, deadline_s)
+
+    # -- join tokens --------------------------------------------------------------------------------
+
+    def create_token(
+        self, name: str, *, expires_in_s: float | None = None, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> str:
+        """A token with which machines may join the job's rollout plane, good for so long or until it is revoked. It is
+        told here once. Raises as `scale`."""
+        expires_at = None if expires_in_s is None else time.time() + expires_in_s
+        made, _ = self._jobs.create_token(self.job_id, name, expires_at=expires_at, deadline_s=deadline_s)
+        return made
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """The job's join tokens without their secrets: name, by, created_at, expires_at, revoked_at."""
+        return self._jobs.tokens(self.job_id)
+
+    def revoke_token(self, name: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        """Cut whoever joined with the token, within a second. Their samples go on elsewhere."""
+        return self._command("revoke_token", {"name": name}, deadline_s)
+
     # -- inside -------------------------------------------------------------------------------------
 
     @property
@@ -192,6 +219,25 @@ class AsyncJobHandle:
 
     async def stop(self, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
         return await asyncio.to_thread(self._handle.stop, reason, deadline_s=deadline_s)
+
+    async def drain(self, target: str, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.drain, target, reason, deadline_s=deadline_s)
+
+    async def undrain(self, target: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.undrain, target, deadline_s=deadline_s)
+
+    async def create_token(
+        self, name: str, *, expires_in_s: float | None = None, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> str:
+        return await asyncio.to_thread(
+            self._handle.create_token, name, expires_in_s=expires_in_s, deadline_s=deadline_s
+        )
+
+    async def tokens(self) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._handle.tokens)
+
+    async def revoke_token(self, name: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
+        return await asyncio.to_thread(self._handle.revoke_token, name, deadline_s=deadline_s)
 
 
 async def _in_threads(items: Iterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:

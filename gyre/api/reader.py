@@ -171,6 +171,22 @@ class JobReader:
             return self._client(self._url).spec(job_id)
         return self.store.job(job_id).spec
 
+    def create_token(
+        self,
+        job_id: str,
+        name: str,
+        *,
+        expires_at: float | None = None,
+        deadline_s: float = COMMAND_DEADLINE_S,
+    ) -> tuple[str, int]:
+        """Make a join token, good until `expires_at` (seconds since 1970). Returns it, which nobody can tell again, and
+        the event's sequence number. Raises as `command`."""
+        from gyre.rollouts.protocol.secrets import digest_of, new_secret
+
+        made = new_secret()
+        body = {"name": name, "digest": digest_of(made), "expires_at": expires_at}
+        return made, self.command(job_id, "create_token", body, deadline_s=deadline_s)
+
     def tokens(self, job_id: str) -> list[dict[str, Any]]:
         """The join tokens: name, by, created_at, expires_at, revoked_at."""
         if self._url is not None:

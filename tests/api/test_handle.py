@@ -109,7 +109,9 @@ def test_commands_and_events_reach_the_master(seed: Seed, golden: StandingJob) -
     assert handle.scale("rollout", 3) == 9
     assert handle.pause() == 10
     assert handle.resume() == 11
-    assert handle.stop("enough") == 12
+    assert handle.drain("rollout-1", "it is slow") == 12
+    assert handle.undrain("rollout-1") == 13
+    assert handle.stop("enough") == 14
     assert next(handle.events(after=6))["seq"] == 7
     handle.close()
     server.stop()

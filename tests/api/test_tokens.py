@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from gyre.api.cli import main
+from gyre.api.handle import AsyncJobHandle, JobHandle
 from gyre.api.rest import RestServer, create_app
 from gyre.config import ROLLOUT_MANAGER
-from gyre.errors import Unauthorized
+from gyre.errors import NotFound, Unauthorized
 from gyre.rollouts.agent.join import run_agent
 from gyre.rollouts.protocol.frames import Drain, Reject
 from gyre.rollouts.trainer.plane_client import RolloutClient
@@ -92,6 +94,29 @@ async def test_who_joined_with_a_revoked_token_is_cut_and_its_samples_go_on(job:
     assert (left["instance"], left["reason"], left["tokens"]) == ("spot-1", "token", 7)
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await spot.back()
+
+
+async def test_a_handle_makes_tells_and_revokes_tokens(job: Job) -> None:
+    store_url = f"sqlite:///{job.master.directory}/gyre.db"
+    with open_store(store_url) as store:
+        store.update_job("standing-1", url=job.url)
+    handle = JobHandle("standing-1", store_url)
+    await _make_tell_and_revoke(handle.aio)
+    handle.close()
+
+
+async def _make_tell_and_revoke(handle: AsyncJobHandle) -> None:
+    made = await handle.create_token("spot", expires_in_s=3600.0)
+    again = await handle.create_token("lab")
+    assert len({made, again}) == 2
+    await handle.revoke_token("lab")
+    told = {one["name"]: one for one in await handle.tokens()}
+    assert told["spot"]["expires_at"] == pytest.approx(time.time() + 3600.0, abs=60.0)
+    assert told["spot"]["revoked_at"] is None
+    assert told["lab"]["revoked_at"] is not None
+    assert made not in str(told)
+    with pytest.raises(NotFound):
+        await handle.revoke_token("nobody")
 
 
 async def test_a_restarted_manager_knows_what_was_revoked(job: Job) -> None:

@@ -44,14 +44,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @_JSON
 def create(session: Session, job: str | None, name: str, expires_in_s: float | None, as_json: bool) -> None:
     """Make a token, and print it. It is not kept anywhere: only its SHA-256 is."""
-    from gyre.rollouts.protocol.secrets import digest_of, new_secret
-
-    made = new_secret()
     expires_at = None if expires_in_s is None else time.time() + expires_in_s
-    body = {"name": name, "digest": digest_of(made), "expires_at": expires_at}
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
-        seq = reader.command(found.job_id, "create_token", body)
+        made, seq = reader.create_token(found.job_id, name, expires_at=expires_at)
     if as_json:
         told = {"job_id": found.job_id, "seq": seq, "name": name, "expires_at": expires_at, "token": made}
         write_json(told)
