@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.disk import Disk
 from tests.megatron.work import Steps, actor_on, named_weights, random_groups, take_step
 
 
@@ -43,6 +46,18 @@ def train_and_checkpoint(
         after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
         actor.forget_memory()
         return {"at": state, "after": after}
+
+
+def what_is_not_on_the_disk(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path
+) -> list[str]:
+    """Which files of a checkpoint that is said to be written are not, after a loss of power."""
+    with pytest.MonkeyPatch.context() as patch, actor_on(rank, ranks, port, config) as actor:
+        disk = Disk(patch)
+        take_step(actor, steps[0])
+        actor.checkpoint(folder, background=True)
+        assert actor.checkpoint_written(wait=True)
+        return disk.missing(folder)
 
 
 def restore_and_train(

@@ -27,6 +27,14 @@ def written(pool: RankPool, layout: str, folder: Path, *, background: bool = Tru
     return pool.run(work_of, LAYOUTS[layout][0], config_of(layout), STEPS, folder)
 
 
+def test_it_is_on_the_disk_when_it_is_said_to_be_written(pool: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    what = checkpoint_work.what_is_not_on_the_disk
+    assert pool.run(what, 1, config_of("alone"), STEPS, folder) == [[]]
+    assert any(folder.iterdir())
+
+
 @pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(
     "layout", ["tp2-memory", "alone", "dp2", "pp2", "dp2-whole", "tp2", "dp2-whole-memory"]
