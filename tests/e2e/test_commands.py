@@ -68,12 +68,16 @@ def test_a_handle_scales_pauses_resumes_and_stops(endless: JobHandle) -> None:
 
 
 def test_each_machine_of_a_cluster_is_checked_and_nothing_stays(shared: Shared) -> None:
-    before = sorted(shared.home.iterdir())
+    def kept() -> list[str]:
+        # SQLite's own files beside the store go when the last of all who have it open closes it.
+        return sorted(file.name for file in shared.home.iterdir() if not file.name.endswith(("-shm", "-wal")))
+
+    before = kept()
     checks = shared.gyre("doctor", "--cluster", "--json").json()
     machines = [check for check in checks if check["name"].startswith("machine ")]
     assert [machine["status"] for machine in machines] == ["ok"]
     assert "CPUs" in machines[0]["found"]
-    assert sorted(shared.home.iterdir()) == before
+    assert kept() == before
 
 
 def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
