@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ class Deadlines:
     """How long an engine may take, in seconds, and why."""
 
     connect_s: float = 5.0
-    """Time to accept a connection. A living machine needs milliseconds; a lost packet is resent after 1 s and 3 s."""
+    """Time to accept a connection, which is tried twice. A living machine needs milliseconds; a lost packet is resent
+    after 1 s and 3 s."""
     answer_s: float = 10.0
     """Time to answer questions (load, info, readiness) and aborts, which wait for one step of the engine at most."""
     pause_s: float = 60.0
@@ -342,7 +344,12 @@ class EngineClient:
                 headers=self._headers,
                 read_bufsize=_BUFFER_BYTES,
             )
-        return await self._session.request(method, self.url + path, data=body, allow_redirects=False)
+        ask = partial(self._session.request, method, self.url + path, data=body, allow_redirects=False)
+        try:
+            return await ask()
+        except aiohttp.ConnectionTimeoutError:
+            # The deadline runs on while this process is held up, and then the engine is not to blame. Nothing was sent.
+            return await ask()
 
     async def _drain(self, response: aiohttp.ClientResponse) -> None:
         """Read what follows a finish, so that the connection can be used again; the sample is whole either way."""
@@ -360,7 +367,8 @@ class EngineClient:
             yield
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachable(
-                f"The engine at {self.url} did not accept a connection in {self._deadlines.connect_s:g} s ({what}).",
+                f"The engine at {self.url} did not accept a connection in {self._deadlines.connect_s:g} s, twice "
+                f"({what}).",
                 hint="Is the machine up, and the port open?",
             ) from error
         except TimeoutError as error:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -448,6 +449,27 @@ async def test_nobody_there_is_unreachable() -> None:
             await hear(client)
         with pytest.raises(EngineUnreachable):
             await client.load()
+
+
+async def test_a_client_that_is_held_up_while_it_connects_tries_again(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When this process goes on, the deadline of connecting is over, though the engine accepted at once."""
+    loop = asyncio.get_running_loop()
+    connect, dialled = loop.sock_connect, []
+
+    async def held_up(to: socket.socket, address: Any) -> None:
+        dialled.append(address)
+        if len(dialled) == 1:
+            loop.call_soon(time.sleep, 2 * deadlines.connect_s)
+        await connect(to, address)
+
+    monkeypatch.setattr(loop, "sock_connect", held_up)
+    fake.streams(*INCREMENTAL)
+    deadlines = Deadlines(connect_s=IMPATIENT_S, answer_s=GENEROUS_S, stall_s=GENEROUS_S)
+    async with EngineClient(fake.url, deadlines=deadlines) as client:
+        assert tokens_of(await hear(client)) == TOKENS
+    assert len(dialled) == 2
 
 
 def test_a_url_without_a_scheme_is_a_mistake() -> None:
