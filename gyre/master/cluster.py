@@ -28,12 +28,20 @@ class NotAnswering(Exception):
 
 
 class CannotPlace(Exception):
-    """The cluster has no room now: what is required, and what is available."""
+    """The cluster has no room now: what is required, what is available, and whether there may be room once other jobs
+    have ended."""
 
-    def __init__(self, message: str, *, required: str = "", available: str = "") -> None:
+    def __init__(
+        self, message: str, *, required: str = "", available: str = "", by_others: bool = True
+    ) -> None:
         super().__init__(message)
         self.required = required or message
         self.available = available
+        self.by_others = by_others
+
+
+class HeldBack(CannotPlace):
+    """There is room, but not for the rest of the job, which begins as a whole or not at all."""
 
 
 @dataclass(frozen=True, slots=True)

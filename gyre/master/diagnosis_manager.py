@@ -287,7 +287,7 @@ class DiagnosisManager:
 
     def _node_of(self, vertex: str) -> str:
         record = self._context.committed.vertices.get(vertex)
-        return self._scheduler.to_blame(record.node) if record is not None else ""
+        return self._scheduler.plans.to_blame(record.node) if record is not None else ""
 
     async def _watch(self, address: Address) -> None:
         failover = self._spec.failover
@@ -375,7 +375,7 @@ class DiagnosisManager:
         if role is None or role.elastic is None:
             return advice  # it is not followed
         wanted = min(advice.count, role.elastic.max)
-        return replace(advice, possible=await self._scheduler.room(advice.role, wanted))
+        return replace(advice, possible=await self._scheduler.places.room(advice.role, wanted))
 
     def _submit_report(self, address: Address, number: int, event: Event) -> asyncio.Future[int]:
         """Submit the event. One that cannot be decided or journaled is recorded as refused and changes nothing: if it

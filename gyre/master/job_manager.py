@@ -134,7 +134,7 @@ class JobManager:
                     await asyncio.sleep(max(0.0, command.at - self._clock()))
                     await self._context.submit(TimerFired(command.timer), cause=issued.id)
                 case FinishJob():
-                    await self._scheduler.release_all()
+                    await self._scheduler.places.release_all()
                     self._on_finish()
                 case _:
                     await self._executor.run(command)

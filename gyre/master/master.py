@@ -118,7 +118,7 @@ class JobMaster:
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
             # The earlier master died after the job's last event and before carrying out its commands.
-            await self._scheduler.release_all()
+            await self._scheduler.places.release_all()
             await self._update_row()
             await self._cluster.end()
             return
@@ -218,7 +218,7 @@ class JobMaster:
             "url": job.master_url,
             "ended_at": job.ended_at,
             "queued_since": since
-            if (since := self._scheduler.queued_since) and not job.phase.ended
+            if (since := self._scheduler.places.queued_since) and not job.phase.ended
             else None,
             "queued_at": None,
         }
@@ -280,7 +280,7 @@ class JobMaster:
         return spec_of(self._spec)
 
     def graph(self) -> dict[str, Any]:
-        return as_dict(self._scheduler.graph())
+        return as_dict(self._scheduler.plans.graph())
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return [row.as_view() for row in self._context.journal.events(after=after, limit=limit)]
@@ -317,7 +317,7 @@ class JobMaster:
         if verb == "scale":
             role, count = str(body["role"]), int(body["count"])
             self._context.coordinator.check_scale(state, role, count)
-            self._scheduler.check_numbers({**state.job.roles, role: count})
+            self._scheduler.plans.check_numbers({**state.job.roles, role: count})
             event = ScaleRequested(role, count, by)
         elif verb == "stop":
             event = StopRequested(str(body.get("reason") or "asked for"), by)

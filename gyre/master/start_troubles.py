@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from gyre.errors import GraphError
 from gyre.failover import Cause
 from gyre.failover.events import VertexLost, VertexWaitsForRoom
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied
-
-
-def cannot_place(error: GraphError) -> CannotPlace:
-    told = error.details
-    return CannotPlace(str(error), required=str(told["required"]), available=str(told["available"]))
 
 
 def waiting(address: Address, lack: CannotPlace) -> VertexWaitsForRoom:

@@ -166,7 +166,7 @@ def test_who_starts_goes_where_its_partner_is_being_started(tmp_path: Path) -> N
         first = asyncio.ensure_future(bench.start(1))
         await asyncio.sleep(20.0)
         bench.world.add_machine("aaa", cpu=1000.0)
-        assert (await bench.scheduler.plan()).plan.machines()["rollout-0"] == "node-0"
+        assert (await bench.scheduler.plans.fitted()).plan.machines()["rollout-0"] == "node-0"
         [second] = await bench.start(1, vertex="reward-0")
         assert isinstance(second, e.VertexStarted)
         [event] = await first

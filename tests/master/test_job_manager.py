@@ -16,6 +16,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.places = self
 
     async def release_all(self) -> None:
         self.begun.append("release")

@@ -109,7 +109,7 @@ def test_a_job_that_comes_later_takes_no_room_before_an_earlier_one(cluster: Clu
     async def scenario() -> None:
         cluster.others = queued(EARLY)
         since: list[float | None] = []
-        cluster.world.at(40.0, lambda: since.append(cluster.scheduler.queued_since))
+        cluster.world.at(40.0, lambda: since.append(cluster.scheduler.places.queued_since))
         cluster.world.at(50.0, setattr, cluster, "others", ())
         began = cluster.clock.time()
         waits, _, started = await cluster.start(1)
@@ -118,7 +118,7 @@ def test_a_job_that_comes_later_takes_no_room_before_an_earlier_one(cluster: Clu
         assert isinstance(started, e.VertexStarted)
         assert 50.0 <= cluster.clock.monotonic() < 53.0
         assert since == [pytest.approx(began, abs=0.1)], "it is in the queue itself, from when it came"
-        assert cluster.scheduler.queued_since is None
+        assert cluster.scheduler.places.queued_since is None
 
     cluster.run(scenario)
 
@@ -143,10 +143,10 @@ def test_what_a_running_job_lost_comes_before_the_queue_and_what_it_would_like_a
         [started] = await cluster.start(2)
         assert isinstance(started, e.VertexStarted)
         cluster.world.add_machine("c", cpu=4.0)
-        assert await cluster.scheduler.room("rollout", 3) == 2
+        assert await cluster.scheduler.places.room("rollout", 3) == 2
         cluster.others = ()
         cluster.clock.advance(2.0)
-        assert await cluster.scheduler.room("rollout", 3) == 3
+        assert await cluster.scheduler.places.room("rollout", 3) == 3
 
     cluster.run(scenario)
 
@@ -180,7 +180,7 @@ def test_a_job_that_waits_for_machines_is_in_no_queue(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         since: list[float | None] = []
-        cluster.world.at(20.0, lambda: since.append(cluster.scheduler.queued_since))
+        cluster.world.at(20.0, lambda: since.append(cluster.scheduler.places.queued_since))
         cluster.world.at(30.0, lambda: cluster.world.add_machine("large", cpu=8.0))
         await cluster.start(1)
         assert since == [None]
@@ -199,7 +199,7 @@ def test_who_can_be_done_without_waits_in_no_queue(tmp_path: Path, elastic: bool
         cluster.world.occupy("a", cpu=4.0)
         cluster.world.occupy("b", cpu=4.0)
         since: list[bool] = []
-        cluster.world.at(20.0, lambda: since.append(cluster.scheduler.queued_since is not None))
+        cluster.world.at(20.0, lambda: since.append(cluster.scheduler.places.queued_since is not None))
         cluster.world.at(30.0, cluster.world.occupy, "a")
         cluster.say(2)
         await cluster.start(2, vertex=VERTEX)

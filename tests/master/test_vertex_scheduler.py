@@ -234,7 +234,7 @@ def test_who_restarts_stays_where_its_place_is_when_machines_come(bench: Bench) 
         records = {**bench.state.vertices}
         records[VERTEX] = replace(records[VERTEX], phase=VertexPhase.STARTING, node="node-2")
         bench.state = replace(bench.state, vertices=records)
-        fitted = await bench.scheduler.plan()
+        fitted = await bench.scheduler.plans.fitted()
         assert fitted.plan.machines()[VERTEX] == "node-2"
         assert not fitted.lacking
 
@@ -280,12 +280,13 @@ def test_a_process_that_dies_in_its_setup_is_lost(bench: Bench) -> None:
 def test_everything_is_given_back_also_what_an_earlier_master_took(bench: Bench) -> None:
     async def scenario() -> None:
         names = {
-            sub_graph.id for sub_graph in bench.scheduler.compiled(bench.state.job.roles).plan.sub_graphs
+            sub_graph.id
+            for sub_graph in bench.scheduler.plans.compiled(bench.state.job.roles).plan.sub_graphs
         }
         bench.world.room.places = {name: [] for name in names}
         job = replace(bench.state.job, roles={**bench.state.job.roles, "rollout": 1})
         bench.state = replace(bench.state, job=job)
-        await bench.scheduler.release_all()
+        await bench.scheduler.places.release_all()
         assert bench.world.room.places == {}
 
     bench.run(scenario)
@@ -301,7 +302,7 @@ def test_weights_of_an_actor_that_was_killed_and_never_came_back_go_with_the_job
     killed.close(keep=True)  # as its death would
 
     async def scenario() -> None:
-        await bench.scheduler.release_all()
+        await bench.scheduler.places.release_all()
         assert list((tmp_path / "shm").iterdir()) == [other.path]
 
     bench.run(scenario)
@@ -346,14 +347,14 @@ def test_who_is_new_goes_where_room_is_and_the_others_stay(tmp_path: Path) -> No
             bench.world.add_machine(name, cpu=1.0)
         runs(bench, rollout_0="c", rollout_1="a")
         wants(bench, 3)
-        where = (await bench.scheduler.plan()).plan.machines()
+        where = (await bench.scheduler.plans.fitted()).plan.machines()
         assert [where[f"rollout-{rank}"] for rank in range(3)] == ["c", "a", "b"]
         wants(bench, 4)
-        fitted = await bench.scheduler.plan()
+        fitted = await bench.scheduler.plans.fitted()
         assert list(fitted.lacking) == ["rollout-3"]
-        assert await bench.scheduler.room("rollout", 4) == 4, "they are wanted already"
+        assert await bench.scheduler.places.room("rollout", 4) == 4, "they are wanted already"
         bench.world.add_machine("d", cpu=1.0)
-        assert (await bench.scheduler.plan()).plan.machines()["rollout-3"] == "d"
+        assert (await bench.scheduler.plans.fitted()).plan.machines()["rollout-3"] == "d"
 
     bench.run(scenario)
 
@@ -365,10 +366,10 @@ def test_what_another_job_holds_is_not_planned_on(tmp_path: Path) -> None:
         bench.world.add_machine("full", cpu=8.0)
         bench.world.add_machine("free", cpu=5.0)
         bench.world.occupy("full", cpu=6.0)
-        where = (await bench.scheduler.plan()).plan.machines()
+        where = (await bench.scheduler.plans.fitted()).plan.machines()
         assert where["rollout-0"] == "free"
-        assert list((await bench.scheduler.plan()).lacking) == ["rollout-1"]
-        assert await bench.scheduler.room("rollout", 4) == 2
+        assert list((await bench.scheduler.plans.fitted()).lacking) == ["rollout-1"]
+        assert await bench.scheduler.places.room("rollout", 4) == 2
         bench.world.at(50.0, bench.world.occupy, "full")
         demands: list[set[str]] = []
         bench.world.at(40.0, lambda: demands.append({*bench.world.room.demands}))
@@ -391,7 +392,7 @@ def test_one_that_lacks_room_keeps_nobody_else_waiting(tmp_path: Path) -> None:
         bench.world.add_machine("small", cpu=1.0)
         [event] = await bench.start(1, vertex="reward-0")
         assert isinstance(event, e.VertexStarted)
-        assert sorted((await bench.scheduler.plan()).lacking) == ["rollout-0", "rollout-1"]
+        assert sorted((await bench.scheduler.plans.fitted()).lacking) == ["rollout-0", "rollout-1"]
 
     bench.run(scenario)
 
@@ -404,7 +405,7 @@ def test_a_bound_of_machines_is_kept(tmp_path: Path) -> None:
     async def scenario() -> None:
         bench.world.add_machine("a", cpu=4.0)
         bench.world.add_machine("b", cpu=4.0)
-        lacking = (await bench.scheduler.plan()).lacking
+        lacking = (await bench.scheduler.plans.fitted()).lacking
         assert list(lacking) == ["rollout-1"]
         assert "a machine more than the 1 of node_num; 10.0.0.2 would have room" in str(lacking["rollout-1"])
 

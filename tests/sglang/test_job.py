@@ -34,6 +34,10 @@ STEPS, SAMPLES, TOKENS = 24, 4, 160
 BACK_S = 400.0
 """For an engine to be started anew on a machine that is busy with others."""
 
+KILLS = 3
+"""How often a fault is tried again that came just after the last sample under way had ended: what is seen of a job is a
+report old."""
+
 ROLLOUT_KL = 1e-7
 """Per token, between what the engine said of a token and what the trainer says with the weights of that version: both
 compute in float32, and differ by some 1e-5. Weights that are one step old differ by a thousand times more."""
@@ -237,16 +241,21 @@ def test_an_agent_is_killed_in_mid_generation_and_takes_its_engine_along(job: Jo
 
 
 def test_the_manager_is_killed_in_mid_generation_and_the_engines_go_on(job: Job) -> None:
-    job.in_mid_generation("rollout-0")
-    joined = len(job.told("InstanceJoined"))
     engines = [job.scheduler("rollout-0"), job.scheduler("rollout-1")]
-    (victim,) = job.faults.kill("rollout_manager-0")
-    job.faults.replaced(victim)
-    job.until(lambda: len(job.told("InstanceJoined")) >= joined + 2, "both instances back")
-    back = job.told("InstanceJoined")[joined:]
-    assert all(one["kept"] == one["held"] for one in back)
-    assert sum(one["kept"] for one in back) > 0
-    assert all(engine.is_running() for engine in engines)
+    kept = 0
+    for _ in range(KILLS):
+        job.in_mid_generation("rollout-0")
+        joined = len(job.told("InstanceJoined"))
+        (victim,) = job.faults.kill("rollout_manager-0")
+        job.faults.replaced(victim)
+        job.until(lambda joined=joined: len(job.told("InstanceJoined")) >= joined + 2, "both instances back")
+        back = job.told("InstanceJoined")[joined:]
+        assert all(one["kept"] == one["held"] for one in back)
+        assert all(engine.is_running() for engine in engines)
+        kept = sum(one["kept"] for one in back)
+        if kept:
+            break
+    assert kept > 0
     job.train(2)
 
 
