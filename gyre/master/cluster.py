@@ -11,16 +11,19 @@ from typing import Any, Protocol
 
 from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
+from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.preflight import Needs
 
 
 class ProcessDied(Exception):
     """The process of a vertex is gone. `detail` is what the cluster says about its end."""
 
-    def __init__(self, detail: str, *, node_lost: bool = False) -> None:
+    def __init__(self, detail: str, *, node_lost: bool = False, out_of_memory: bool = False) -> None:
+        """`out_of_memory`: the cluster itself ended the process, because its machine ran out of memory."""
         super().__init__(detail)
         self.detail = detail
         self.node_lost = node_lost
+        self.out_of_memory = out_of_memory
 
 
 class NotAnswering(Exception):
@@ -58,6 +61,8 @@ class Spawned:
     node: str
     bound: bool
     """True if an earlier master had already set the vertex up."""
+    memory_kills: MemoryKills | None = None
+    """How many processes of its control group the kernel had killed for want of memory when it came up."""
 
 
 class Cluster(Protocol):
@@ -115,6 +120,11 @@ class Cluster(Protocol):
     async def activity(self, *, pid: int, node: str, over_s: float) -> Activity | None:
         """What the process does for a moment of this length, by its kernel. None where it is gone or that cannot be
         told, within a few seconds."""
+        ...
+
+    async def memory_kills(self, counter: str, *, node: str) -> int | None:
+        """How many processes the kernel has killed for want of memory, by a file of a machine that counts them. None
+        where it does not tell, within a second."""
         ...
 
     async def end(self) -> None:

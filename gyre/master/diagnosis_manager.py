@@ -43,9 +43,11 @@ from gyre.failover.events import (
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.job_context import JobContext
+from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.workloads.plain_data import plain_fields
+from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Report
 from gyre.workloads.vertex.preflight import needs_of
 
@@ -292,6 +294,7 @@ class DiagnosisManager:
     async def _watch(self, address: Address) -> None:
         failover = self._spec.failover
         taken = acknowledged = 0
+        memory_kills: MemoryKills | None = None
         writing: asyncio.Future[int] | None = None
         timeout_s = failover.silence_timeout_s * WATCH_PATIENCE + failover.report_interval_s
         while True:
@@ -308,11 +311,12 @@ class DiagnosisManager:
                 report = read_report(answer)
             except ProcessDied as error:
                 last = plain_fields(self.telemetry.get(address.vertex, {}), limit=EVIDENCE_LIMIT)
-                await self._lost(
-                    address,
-                    Cause.NODE_LOST if error.node_lost else Cause.DIED,
-                    {"error": error.detail, "last_report": last},
-                )
+                kills = 0
+                if not error.node_lost:
+                    node = self._scheduler.node_of(address)
+                    kills = await new_memory_kills(self._cluster, node, memory_kills)
+                cause, said = death(error, kills)
+                await self._lost(address, cause, {"error": said, "last_report": last})
                 return
             except NotAnswering:
                 # `look` measures the silence; this loop only asks again.
@@ -321,6 +325,7 @@ class DiagnosisManager:
             except Unreadable as error:
                 await self._lost(address, Cause.UNHEALTHY, {"error": str(error)})
                 return
+            memory_kills = report.memory_kills
             self._observe(address, report)
             taken, newest = await self._take_in(address, report, taken)
             writing = newest or writing

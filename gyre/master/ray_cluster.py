@@ -25,7 +25,9 @@ from ray.exceptions import (
     ActorUnavailableError,
     ActorUnschedulableError,
     GetTimeoutError,
+    OutOfMemoryError,
     RayActorError,
+    RayError,
     RayTaskError,
 )
 from ray.util.placement_group import (
@@ -43,6 +45,7 @@ from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.host import VertexHost
+from gyre.workloads.vertex.memory_kills import kills_in
 from gyre.workloads.vertex.preflight import Needs, examine
 from gyre.workloads.vertex.stacks import describe_process
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
@@ -57,6 +60,10 @@ OPERATOR_THREADS = 4
 """Concurrent calls of the user's own control operators, which may block: the watch call must not wait for them."""
 
 REMOVAL_DEADLINE_S = 10.0
+
+MEMORY_ASKED_S = 1.0
+"""For a machine's count of kills: the repair of a death waits for it. A worker of Ray's that is idle needs 5 ms. One
+that must be started may need 1.5 s, and then the cause is told less well."""
 
 EXAMINED_S = 60.0
 """For a pre-flight: a worker process is started for it, and GPUs may take half of it."""
@@ -297,7 +304,7 @@ class RayCluster:
         self._actors[address] = actor
         told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
         node = await asyncio.to_thread(_node_of, actor)
-        return Spawned(pid=told["pid"], node=node, bound=told["bound"])
+        return Spawned(told["pid"], node, told["bound"], told["memory_kills"])
 
     async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
         actor = await self._actor(address)
@@ -331,8 +338,14 @@ class RayCluster:
             self._actors.pop(address, None)
             detail = str(error)
             raise ProcessDied(detail[:2000], node_lost="node has died" in detail) from None
+        except OutOfMemoryError as error:  # Ray ends processes of a machine whose memory is nearly full
+            self._actors.pop(address, None)
+            raise ProcessDied(str(error)[:2000], out_of_memory=True) from None
         except RayTaskError as error:
             raise error.cause from None
+        except RayError as error:
+            # None of those that tell a death: only a suspicion, and the next call shows more.
+            raise NotAnswering(f"{type(error).__name__}: {error}"[:500]) from None
 
     async def kill(self, address: Address, *, pid: int, node: str) -> None:
         try:
@@ -384,6 +397,15 @@ class RayCluster:
             where = NodeAffinitySchedulingStrategy(node, soft=False)
             found = await _within(remote.options(scheduling_strategy=where).remote(pid, over_s), over_s + 5.0)
         return None if found is None else Activity(*found)
+
+    async def memory_kills(self, counter: str, *, node: str) -> int | None:
+        if node == _own_node():
+            return kills_in(counter)
+        remote: Any = ray.remote(num_cpus=0, max_retries=0)(kills_in)
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked = remote.options(scheduling_strategy=where).remote(counter)
+        found: int | None = await _within(asked, MEMORY_ASKED_S)
+        return found
 
     async def end(self) -> None:
         if self._master is not None:

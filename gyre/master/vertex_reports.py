@@ -19,6 +19,7 @@ from typing import Any
 from gyre.failover.events import Event, Reported, ReportRefused, is_known, reported_from, reporter_of
 from gyre.master.cluster import Address
 from gyre.workloads.plain_data import PLAIN_LIMIT, plain, plain_fields, plain_text
+from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Report
 
 LIMIT = PLAIN_LIMIT + 2**12
@@ -50,6 +51,7 @@ def read_report(answer: Any) -> Report:
             version=version if isinstance(version, int) else None,
             unhealthy=plain_text(answer.unhealthy),
             outbox=[(int(number), kind, body) for number, kind, body in answer.outbox],
+            memory_kills=answer.memory_kills if isinstance(answer.memory_kills, MemoryKills) else None,
         )
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise Unreadable(f"its report cannot be read: {type(error).__name__}: {error}") from error

@@ -36,7 +36,7 @@ from gyre.master.cluster import (
 )
 from gyre.master.fitted_plans import Fitted, FittedPlans
 from gyre.master.places import Places
-from gyre.master.start_troubles import lost, waiting
+from gyre.master.start_troubles import lost, new_memory_kills, waiting
 from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.messages import Binding, Failure
@@ -226,7 +226,8 @@ class Scheduler:
                 address, self._epoch(), binding, timeout_s=self._spec.roles[role].setup_timeout_s
             )
         except ProcessDied as error:
-            return lost(address, error, self.plans.to_blame(spawned.node))
+            kills = await new_memory_kills(self._cluster, spawned.node, spawned.memory_kills)
+            return lost(address, error, self.plans.to_blame(spawned.node), memory_kills=kills)
         except NotAnswering:
             limit = self._spec.roles[role].setup_timeout_s
             return VertexLost(

@@ -34,6 +34,7 @@ from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied,
 from gyre.testing.clock import VirtualClock
 from gyre.testing.fake_connection import Connection
 from gyre.testing.fake_room import FakeRoom
+from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 
 T = TypeVar("T")
@@ -166,6 +167,12 @@ class FakeCluster:
         """SIGKILL the living incarnation, if there is one. `detail` is the cluster's exit detail."""
         if (process := self.living(vertex)) is not None:
             self.end(process, detail or f"{vertex} was killed (SIGKILL)")
+
+    def kill_for_memory(self, vertex: str) -> None:
+        """Let the kernel of its machine kill a vertex for want of memory."""
+        if (process := self.living(vertex)) is not None:
+            self.room.machines[process.node].memory_kills += 1
+            self.end(process, f"{vertex} was killed (SIGKILL)")
 
     def hang(self, vertex: str) -> None:
         """Let a vertex hang: it lives and answers nothing."""
@@ -358,6 +365,10 @@ class FakeCluster:
             self.fits[address] = Fit(process)
         return process
 
+    def _memory_kills(self, process: FakeProcess) -> MemoryKills | None:
+        machine = self.room.machines.get(process.node)
+        return MemoryKills(machine.name, machine.memory_kills) if machine is not None else None
+
     def end(self, process: FakeProcess, detail: str) -> None:
         process.alive = False
         process.detail = detail
@@ -414,7 +425,7 @@ class FakeCluster:
             process = self.begin(address, epoch, self.room.machine_of(sub_graph.id, bundle))
             await self._sleep(self.start_delay_s)
         told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
-        return Spawned(pid=told["pid"], node=process.node, bound=told["bound"])
+        return Spawned(told["pid"], process.node, told["bound"], told["memory_kills"])
 
     async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
         deadline = self.clock.monotonic() + timeout_s
@@ -452,6 +463,7 @@ class FakeCluster:
                     "pid": process.pid,
                     "bound": process.bound,
                     "incarnation": process.address.incarnation,
+                    "memory_kills": self._memory_kills(process),
                 }
             case "address":
                 return "127.0.0.1", 40_000 + process.pid
@@ -510,6 +522,7 @@ class FakeCluster:
             still_s=self.clock.monotonic() - process.moved_at,
             version=process.version,
             outbox=list(process.outbox),
+            memory_kills=self._memory_kills(process),
         )
 
     async def bind(self, address: Address, epoch: int, binding: Binding, *, timeout_s: float) -> Any:

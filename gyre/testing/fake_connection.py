@@ -87,6 +87,10 @@ class Connection:
         process = next((one for one in self._world.processes.values() if one.pid == pid and one.alive), None)
         return process.activity if process is not None else None
 
+    async def memory_kills(self, counter: str, *, node: str) -> int | None:
+        machine = self._world.room.machines.get(node)
+        return machine.memory_kills if machine is not None else None
+
     async def end(self) -> None:
         if not self._cut:
             self._world.ended = True

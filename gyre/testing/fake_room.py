@@ -26,6 +26,8 @@ class FakeMachine:
     draining: bool = False
     unfit: tuple[str, ...] = ()
     """What its pre-flight finds."""
+    memory_kills: int = 0
+    """How many processes its kernel has killed for want of memory."""
     custom: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ class MyRollout:
 
     def bound(self) -> tuple[Any, ...]:
         return (self.rank, self.world_size, self.local_rank, self.config, "e1" in os.environ)  # type: ignore[attr-defined]
+
+
+class Hungry(MyRollout):
+    """Takes memory from the kernel with each call, and gives it back."""
+
+    def generate(self, n: int) -> list[int]:
+        with mmap.mmap(-1, 1 << 20) as taken:
+            taken.write(bytes(1 << 20))
+        return [self.rank] * n
 
 
 class MyReference(BaseWorkload):

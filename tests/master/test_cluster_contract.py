@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import OutOfMemoryError, RaySystemError
 
 from gyre.errors import Fenced
 from gyre.graph import Bundle, SubGraph
@@ -266,6 +267,60 @@ def test_a_death_is_known_at_the_call_that_waits(bench: Bench) -> None:
             await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
         with pytest.raises(ProcessDied):
             await bench.bind(FIRST)
+
+    bench.run(scenario)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [
+        (
+            OutOfMemoryError("1 worker(s) were killed due to the node running low on memory."),
+            ProcessDied("1 worker(s) were killed due to the node running low on memory."),
+        ),
+        (
+            RaySystemError("what no caller expects"),
+            NotAnswering("RaySystemError: System error: what no caller expects"),
+        ),
+    ],
+    ids=["Ray ended it for its memory", "any other"],
+)
+def test_whatever_ray_raises_is_a_death_or_a_suspicion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None, raised: Exception, becomes: Exception
+) -> None:
+    """The first is what Ray 2.56 raises, in its words, for a call of an actor that its memory monitor ended."""
+
+    async def answer(reference: object) -> None:
+        raise raised
+
+    job_id = f"contract-{os.urandom(4).hex()}"
+    bench = Bench(RayCluster(job_id, device_type="CPU"), None, tmp_path, job_id)
+
+    async def scenario() -> None:
+        await bench.spawn()
+        monkeypatch.setattr("gyre.master.ray_cluster._as_future", answer)
+        with pytest.raises(type(becomes)) as error:
+            await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+        monkeypatch.undo()
+        assert str(becomes) in str(error.value)
+        assert getattr(error.value, "out_of_memory", False) == isinstance(becomes, ProcessDied)
+
+    bench.run(scenario)
+
+
+def test_a_machine_tells_how_many_its_kernel_has_killed_for_want_of_memory(bench: Bench) -> None:
+    async def scenario() -> None:
+        spawned = await bench.spawn()
+        await bench.bind(FIRST)
+        report = await bench.cluster.call(FIRST, "watch", 1, 0, 0.01, timeout_s=GENEROUS_S)
+        first, last = spawned.memory_kills, report.memory_kills
+        assert first is not None
+        assert first.counter == last.counter
+        kills = await bench.cluster.memory_kills(first.counter, node=spawned.node)
+        assert kills is not None
+        assert 0 <= first.kills <= last.kills <= kills
+        assert await bench.cluster.memory_kills(first.counter, node="e" * 56) is None
 
     bench.run(scenario)
 

@@ -45,6 +45,27 @@ def test_a_vertex_of_any_role_may_be_killed(job: Job, vertex: str) -> None:
     assert len(job.world.steps) == 6
 
 
+@pytest.mark.parametrize("at_s", [0.5, SETTLED_S], ids=["in its setup", "at work"])
+def test_a_vertex_that_the_kernel_kills_for_its_memory_is_told_so(job: Job, at_s: float) -> None:
+    job.world.at(at_s, job.world.kill_for_memory, "rollout-0")
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    [incident] = job.incidents
+    assert (incident.vertex, incident.cause, incident.outcome) == ("rollout-0", "out_of_memory", "recovered")
+    assert (
+        "the kernel killed 1 process(es) of its control group for want of memory"
+        in incident.evidence["error"]
+    )
+    assert "SIGKILL" in incident.evidence["error"]
+
+
+def test_an_earlier_kill_for_memory_is_no_cause_of_a_later_death(job: Job) -> None:
+    job.world.at(SETTLED_S, job.world.kill_for_memory, "rollout-0")
+    job.world.at(SETTLED_S + 2.0, job.world.kill, "rollout-1")
+    job.run()
+    assert [one.cause for one in job.incidents] == ["out_of_memory", "process_died"]
+
+
 def test_every_vertex_is_told_how_weights_travel(job: Job) -> None:
     job.run()
     for address in job.world.spawned:

@@ -137,6 +137,9 @@ class InProcessCluster:
     async def activity(self, *, pid: int, node: str, over_s: float) -> None:
         return None  # every vertex is in this process
 
+    async def memory_kills(self, counter: str, *, node: str) -> None:
+        return None  # nobody is killed
+
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
         return thread_stacks()
 

@@ -38,6 +38,7 @@ from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
+from gyre.workloads.vertex.memory_kills import own_memory_kills
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
 from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
@@ -97,7 +98,12 @@ class VertexHost:
     def hello(self, epoch: int) -> dict[str, Any]:
         """Answers at once, whatever the vertex is doing."""
         self._hear(epoch)
-        return {"pid": os.getpid(), "bound": self._workload is not None, "incarnation": self.incarnation}
+        return {
+            "pid": os.getpid(),
+            "bound": self._workload is not None,
+            "incarnation": self.incarnation,
+            "memory_kills": own_memory_kills(),
+        }
 
     def address(self, epoch: int) -> tuple[str, int]:
         """(control) An address and a free port of this host, for a gang's rendezvous. It is always the same, so that a
@@ -135,6 +141,7 @@ class VertexHost:
             version=self._version(),
             unhealthy=self._unhealthy,
             outbox=outbox,
+            memory_kills=own_memory_kills(),
         )
 
     def _version(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from gyre.errors import OUT_OF_MEMORY, ConfigError, GyreError, UserCodeError
 from gyre.workloads.plain_data import plain_text
+from gyre.workloads.vertex.memory_kills import MemoryKills
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -169,6 +170,8 @@ class Report:
     unhealthy: str = ""
     """What the workload's `health()` raised, if it did."""
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    memory_kills: MemoryKills | None = None
+    """How many processes of the vertex's control group the kernel has killed for want of memory, where it tells."""
 
 
 def thread_stacks() -> str:
