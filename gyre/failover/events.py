@@ -279,14 +279,15 @@ class BatchSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class PassesHalved(Event):
-    """The ranks of `role` train in passes of at most `pass_tokens` from now on, half of those of before, because one
-    did not fit into memory: `error` is what the rank said."""
+    """The ranks of `role` train in passes of half the size from now on, because one did not fit into memory: `error` is
+    what the rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`."""
 
     incarnation: int
     role: str
-    pass_tokens: int
-    error: str
+    pass_tokens: int = 0
+    error: str = ""
     report: int = 0
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

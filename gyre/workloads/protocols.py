@@ -168,8 +168,8 @@ class HalvesPasses(Protocol):
     """A learner whose passes can be smaller after one did not fit into memory: `begin` names the parameter."""
 
     def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
-        """As `Learner.begin`. From then on a pass has half as many tokens as it is configured to have, `halved` times.
-        The result tells it as `pass_tokens`."""
+        """As `Learner.begin`. From then on a pass is half as large as it is configured to be, `halved` times. The
+        result tells its size as `pass_tokens`, or as `passes` how many a micro-batch is computed in."""
         ...
 
 

@@ -10,9 +10,11 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+import torch
 
 from gyre.errors import UserCodeError, VertexLost
 from gyre.testing.in_process import InProcessHost, InProcessTransport, InProcessVertex, Killed
+from gyre.workloads.torch.actor import TorchActor
 from tests.workloads.conftest import digests_of
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.scripts import script_spec
@@ -122,6 +124,34 @@ def test_code_that_runs_on_in_a_dead_vertex_ends_where_it_reports_progress():
         vertex.submit(work).result(DEADLINE_S)
     assert vertex.join(DEADLINE_S)
     assert reached == ["dead"]
+
+
+class CrampedActor(TorchActor):
+    """Has memory for passes of two samples."""
+
+    def build(self) -> None:
+        super().build()
+        forward = self.model.forward
+
+        def cramped(tokens, *rest, **named):
+            if torch.is_grad_enabled() and len(tokens) > 2 and self.step == 1:
+                raise torch.OutOfMemoryError(f"no memory for {len(tokens)} samples")
+            return forward(tokens, *rest, **named)
+
+        self.model.forward = cramped
+
+
+@pytest.mark.timeout(240)  # two jobs
+def test_passes_of_plain_torch_that_do_not_fit_are_halved_and_learn_the_same(make_job):
+    with make_job(TORCH) as job:
+        whole = job.result(timeout_s=DEADLINE_S)
+    cramped = {**TORCH, "roles": {**TORCH["roles"], "actor": {"entrypoint": f"{__name__}:CrampedActor"}}}
+    with make_job({**cramped, "failover": {"retry": {"max": 0, "window_s": 60}}}) as job:
+        ended = job.result(timeout_s=DEADLINE_S)
+    assert [told.body["passes"] for told in job.reports_of("PassesHalved")] == [2]
+    assert "no memory for 4 samples" in job.reports_of("PassesHalved")[0].body["error"]
+    assert (ended["steps"], ended["tokens"]) == (whole["steps"], whole["tokens"])
+    assert job.account().lost == job.account().trained_twice == ()
 
 
 def test_a_hanging_vertex_answers_control_calls_and_goes_on_when_woken(cluster):

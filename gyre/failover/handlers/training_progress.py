@@ -47,8 +47,12 @@ def passes_halved(layout: JobLayout, draft: Draft, event: e.PassesHalved, now: f
     """An incident beside that of the failure, so that people hear that training is slower from now on."""
     first = draft.vertices.get(f"{event.role}-0")
     if first is not None:
-        fault = Fault(Cause.OUT_OF_MEMORY, {"error": event.error, "pass_tokens": event.pass_tokens})
-        decision = f"{event.role} trains in passes of at most {event.pass_tokens} tokens from now on"
+        if event.pass_tokens:
+            size, words = {"pass_tokens": event.pass_tokens}, f"passes of at most {event.pass_tokens} tokens"
+        else:
+            size, words = {"passes": event.passes}, f"{event.passes} passes a micro-batch"
+        fault = Fault(Cause.OUT_OF_MEMORY, {"error": event.error, **size})
+        decision = f"{event.role} trains in {words} from now on"
         open_incident(draft, first, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
     return ()
 

@@ -195,8 +195,11 @@ class MegatronLearner(TorchLearner):
             self._memory.prepare()
         else:
             self._writer.prepare()
-        begun = super().begin(step)
-        return begun if "already_applied" in begun else begun | {"pass_tokens": self.pass_tokens}
+        return super().begin(step)
+
+    @property
+    def pass_size(self) -> dict[str, int]:
+        return {"pass_tokens": self.pass_tokens}
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:

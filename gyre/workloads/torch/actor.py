@@ -114,7 +114,7 @@ class TorchActor(TorchLearner):
         return self.settings.optim
 
     def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
-        return policy_gradient(self.model, groups, self.settings)
+        return policy_gradient(self.model, groups, self.settings, passes=self.passes)
 
     def prepared(self, groups: list[Group]) -> list[Group]:
         """The groups, with the policy's own log-probs where the ratio is to those."""

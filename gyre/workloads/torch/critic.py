@@ -69,7 +69,7 @@ class TorchCritic(TorchLearner):
         return self.settings.critic.optim
 
     def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
-        return value_gradient(self.model, groups, self.settings)
+        return value_gradient(self.model, groups, self.settings, passes=self.passes)
 
     def prepared(self, groups: list[Group]) -> list[Group]:
         for group in groups:

@@ -77,6 +77,8 @@ class TorchLearner(BaseWorkload):
         return self.SUMS
 
     model: nn.Module
+    passes = 1
+    """In how many passes a micro-batch is computed."""
 
     def make_model(self) -> nn.Module:
         """The model before any step, from the settings alone: the same on every rank."""
@@ -87,7 +89,8 @@ class TorchLearner(BaseWorkload):
         raise NotImplementedError
 
     def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
-        """The flat gradient of the summed loss, None where there is none, and the tally."""
+        """The flat gradient of the summed loss, None where there is none, and the tally. It is computed in `passes`
+        passes, each of a part of the samples."""
         raise NotImplementedError
 
     def finish_gradient(self, *, refused: bool) -> Tally:
@@ -150,16 +153,23 @@ class TorchLearner(BaseWorkload):
     # -- one optimizer step --------------------------------------------------------------------------
 
     @operator(kind="control")
-    def begin(self, step: int) -> dict[str, Any]:
-        """Forget what was accumulated for `step`: `{"step", "dropped"}`, the number of micro-batches dropped.
+    def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
+        """Forget what was accumulated for `step`: `{"step", "dropped", "passes"}`, the number of micro-batches dropped,
+        and in how many passes each is computed from now on: twice as many for each time that they are `halved`.
 
         A controller calls it before it accumulates, so that what an earlier one left behind does not count.
         """
+        self.passes = 1 << halved
         if self._is_applied(step):
             return {"already_applied": True}
         dropped = len(self._pending.records)
         self._pending = self._accumulation(step)
-        return {"step": step, "dropped": dropped}
+        return {"step": step, "dropped": dropped, **self.pass_size}
+
+    @property
+    def pass_size(self) -> dict[str, int]:
+        """How large a pass is, as `begin` tells it."""
+        return {"passes": self.passes}
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:

@@ -54,6 +54,22 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(groups, mode):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize(("halved", "most"), [(0, 24), (1, 12), (2, 6), (9, 1)])
+def test_smaller_passes_give_the_gradient_of_whole_ones(actor, groups, halved, most):
+    expected, told = policy_gradient(actor.model, groups, actor.settings)
+    assert actor.begin(1, halved)["passes"] == 2**halved
+    rows, forward = [], actor.model.forward
+    actor.model.forward = lambda tokens, *rest, **named: (
+        rows.append(len(tokens)) or forward(tokens, *rest, **named)
+    )
+    found, tally = actor.gradient(groups)
+    samples = sum(rows)
+    assert max(rows) <= -(-samples // 2**halved) <= most
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert (tally.tokens, tally.scored_tokens) == (told.tokens, told.scored_tokens)
+    assert tally.loss == pytest.approx(told.loss, abs=1e-4)
+
+
 def test_the_gradient_is_that_of_the_loss_by_autograd_on_every_sample(actor, groups):
     """Samples without advantage are left out of the forward; with a vanishing KL term they are all in it."""
     lean, lean_tally = policy_gradient(actor.model, groups, actor.settings)
@@ -102,7 +118,7 @@ def test_a_step_out_of_order_is_refused(actor, groups):
 
 def test_begin_forgets_what_an_earlier_controller_accumulated(actor, groups):
     actor.accumulate(groups[:3], step=1, index=0)
-    assert actor.begin(1) == {"step": 1, "dropped": 1}
+    assert actor.begin(1) == {"step": 1, "dropped": 1, "passes": 1}
     fresh = bind(TorchActor())
     assert one_step(actor, groups) == one_step(fresh, groups)
     assert actor.state() == fresh.state()

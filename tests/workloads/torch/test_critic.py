@@ -88,6 +88,15 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(scored):
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+def test_smaller_passes_give_the_gradient_of_whole_ones(critic, scored):
+    groups = critic.values(copy.deepcopy(scored), step=1)
+    expected, told = value_gradient(critic.model, groups, critic.settings)
+    assert critic.begin(1, 2)["passes"] == 4
+    found, tally = critic.gradient(groups)
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert tally.loss == pytest.approx(told.loss, rel=1e-4)
+
+
 def test_the_critic_learns_what_its_samples_return(critic, scored):
     first = stepped(critic, scored)
     for turn in range(1, 40):

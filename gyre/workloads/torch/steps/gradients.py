@@ -7,8 +7,10 @@ This module must not know about ranks, optimizers or steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from gyre.workloads.algorithms.advantages import advantages_of, gae_of, referenc
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
+
+T = TypeVar("T")
 
 OLD_LOGPROBS = "old_logprobs"
 """The key in a sample's extras of the trainer's own log-probs before the first update of the step, float32 `[t]`."""
@@ -90,19 +94,23 @@ def old_logprobs(
 
 
 def policy_gradient(
-    model: Decoder, groups: Sequence[Group], settings: WorkloadSettings
+    model: Decoder, groups: Sequence[Group], settings: WorkloadSettings, *, passes: int = 1
 ) -> tuple[Tensor | None, Tally]:
-    """The flat float32 gradient of the summed loss, or None where it is exactly zero, and the tally.
+    """The flat float32 gradient of the summed loss, or None where it is exactly zero, and the tally. It is computed in
+    so many `passes`, or as many as there are samples.
 
     Samples without a gradient are left out. Raises ValueError as `trained_samples`.
     """
+    found = trained_samples(groups, settings)
+    return _summed((_policy_pass(model, part, settings) for part in _dealt(found, passes)), counted(groups))
+
+
+def _policy_pass(
+    model: Decoder, part: Sequence[tuple[Group, Sample, NDArray[np.float32]]], settings: WorkloadSettings
+) -> tuple[Tensor, Tally]:
     loss = settings.loss
-    found_samples = trained_samples(groups, settings)
-    tally = counted(groups)
-    if not found_samples:
-        return None, tally
-    chosen = [(group, sample) for group, sample, _ in found_samples]
-    advantages = [one for _, _, one in found_samples]
+    chosen = [(group, sample) for group, sample, _ in part]
+    advantages = [one for _, _, one in part]
     batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for group, sample in chosen])
     logprobs, entropies = token_logprobs(
         model, batch, settings.sampling.temperature, entropy_gradient=loss.entropy_coeff != 0
@@ -127,20 +135,23 @@ def policy_gradient(
         rows=None,
         norm_length=settings.norm_length,
     )
-    return _flat_gradient(found, model), tally.plus(loss_tally(found))
+    return _flat_gradient(found, model), loss_tally(found)
 
 
 def value_gradient(
-    model: ValueModel, groups: Sequence[Group], settings: WorkloadSettings
+    model: ValueModel, groups: Sequence[Group], settings: WorkloadSettings, *, passes: int = 1
 ) -> tuple[Tensor | None, Tally]:
     """The same of the critic's loss; every sample with a token has a gradient.
 
     Raises ValueError for a sample without reward or without the values that its advantages are made from.
     """
-    tally = counted(groups)
     chosen = [(group, sample) for group in groups for sample in group.samples if len(sample.token_ids)]
-    if not chosen:
-        return None, tally
+    return _summed((_value_pass(model, part, settings) for part in _dealt(chosen, passes)), counted(groups))
+
+
+def _value_pass(
+    model: ValueModel, chosen: Sequence[tuple[Group, Sample]], settings: WorkloadSettings
+) -> tuple[Tensor, Tally]:
     batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for group, sample in chosen])
     found = value_loss(
         token_values(model, batch),
@@ -150,7 +161,23 @@ def value_gradient(
         settings.loss,
         norm_length=settings.norm_length,
     )
-    return _flat_gradient(found, model), tally.plus(loss_tally(found))
+    return _flat_gradient(found, model), loss_tally(found)
+
+
+def _dealt(samples: Sequence[T], passes: int) -> Iterator[Sequence[T]]:
+    """The samples in at most so many parts of the same size, in order; none of them is empty."""
+    size = max(1, math.ceil(len(samples) / passes))
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
+
+
+def _summed(parts: Iterable[tuple[Tensor, Tally]], tally: Tally) -> tuple[Tensor | None, Tally]:
+    """The sum of what passes find, one after the other."""
+    gradient = None
+    for found, told in parts:
+        gradient = found if gradient is None else gradient.add_(found)
+        tally = tally.plus(told)
+    return gradient, tally
 
 
 def counted(groups: Sequence[Group]) -> Tally:

@@ -41,6 +41,7 @@ class PassSizes:
     def begun(self, role: str, results: Sequence[Any]) -> None:
         """The role's ranks have begun a step, with these results: tell it where their passes are smaller now."""
         first = results[0] if results and isinstance(results[0], dict) else {}
-        if role in self._why and isinstance(first.get("pass_tokens"), int):
-            self._report("PassesHalved", role=role, pass_tokens=first["pass_tokens"], error=self._why[role])
+        told = {key: first[key] for key in ("pass_tokens", "passes") if isinstance(first.get(key), int)}
+        if role in self._why and told:
+            self._report("PassesHalved", role=role, error=self._why[role], **told)
         self._why.pop(role, None)
