@@ -43,6 +43,7 @@ def main() -> int:
         waiting = until(lambda view: view if waits(view) else None, "a job that waits")
         out: dict[str, Any] = {"waits": sorted(waits(waiting)), "says": waiting["job"]["message"]}
         out["phase"] = [waiting["job"]["phase"], waiting["job"]["reason"]]
+        out["begun"] = [one["id"] for one in waiting["vertices"] if one["phase"] == "running"]
         third, third_job, third_gate = job("third", 2, cpu=0.1)
         third_gate.open()
         third_job.until(

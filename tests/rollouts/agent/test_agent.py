@@ -384,6 +384,21 @@ async def test_weights_from_another_machine_are_fetched_and_a_flipped_bit_is_nev
     assert not list((crew.tmp_path / "cache").iterdir())
 
 
+async def test_trouble_names_the_version_that_has_it(crew: Crew, publisher: WeightSource) -> None:
+    """And not the first one that the agent fetched."""
+    trainer = await crew.plane.trainer()
+    await published_far_away(trainer, publisher, 0)
+    agent = crew.start("a")
+    await until(lambda: agent.version == 0)
+    told = publisher.publish({"x": torch.full((999,), 1.0)}, {}, version=1, step=1)
+    publisher.arena.versions[1].views[0][500] ^= 1
+    await trainer.wire.send(
+        Publish(version=1, checksum=told["checksum"], path="", sources=[publisher.address])
+    )
+    await until(lambda: crew.plane.told("WeightsTrouble"))
+    assert {one["version"] for one in crew.plane.told("WeightsTrouble")} == {1}
+
+
 async def test_an_agent_has_the_weights_from_another_agent_when_the_publisher_is_gone(
     crew: Crew, publisher: WeightSource
 ) -> None:
