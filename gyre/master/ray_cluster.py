@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import datetime
 import os
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Mapping
@@ -74,6 +75,12 @@ LOOK_AGAIN_S = 0.2
 LONGEST_PAUSE_S = 0.25
 """Between two looks at a placement group that waits for room."""
 
+STANDS_EVERY_S = 1.0
+"""How often it is looked whether the machine of a process that starts is still there."""
+
+DEAD_NODE = re.compile(r"its node has died\. Node Id: ([0-9a-f]+)")
+"""What Ray says to a call of an actor whose machine died."""
+
 NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives every node; a bundle that selects it stands on that machine."""
 
@@ -100,6 +107,8 @@ class RayCluster:
         """The machines that the waiting placement groups ask for, by sub-graph."""
         self._looking = asyncio.Lock()
         self._seen: tuple[float, list[NodeCapacity]] = (-LOOK_AGAIN_S, [])
+        self._dead: set[str] = set()
+        """Machines whose death a call was told of: Ray's list has them for a while still. No id comes back."""
         self._actors: dict[Address, Any] = {}
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         self._host = remote(
@@ -119,7 +128,7 @@ class RayCluster:
             if now - seen_at > LOOK_AGAIN_S:
                 seen = await asyncio.to_thread(self._look)
                 self._seen = now, seen
-            return seen
+            return self._living(seen)
 
     def _look(self) -> list[NodeCapacity]:
         """The machines without what others have reserved there."""
@@ -150,7 +159,10 @@ class RayCluster:
         ]
 
     async def whole_nodes(self) -> list[NodeCapacity]:
-        return await asyncio.to_thread(living_nodes)
+        return self._living(await asyncio.to_thread(living_nodes))
+
+    def _living(self, nodes: list[NodeCapacity]) -> list[NodeCapacity]:
+        return [node for node in nodes if node.node_id not in self._dead]
 
     async def draining(self) -> dict[str, str]:
         deadlines = await asyncio.to_thread(get_draining_nodes)
@@ -302,9 +314,22 @@ class RayCluster:
         except ValueError as error:  # what Ray says to a bundle or a resource that the group does not have
             raise CannotPlace(f"Ray refused to place {address.vertex}: {error}") from None
         self._actors[address] = actor
-        told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        told = await self._first_word(address, sub_graph, epoch, timeout_s)
         node = await asyncio.to_thread(_node_of, actor)
         return Spawned(told["pid"], node, told["bound"], told["memory_kills"])
+
+    async def _first_word(self, address: Address, sub_graph: SubGraph, epoch: int, timeout_s: float) -> Any:
+        """What `hello` answers. Ray lets an actor whose machine dies before it is up wait for another machine, which
+        its place does not allow."""
+        hello = asyncio.ensure_future(self.call(address, "hello", epoch, timeout_s=timeout_s))
+        try:
+            while not (await asyncio.wait({hello}, timeout=STANDS_EVERY_S))[0]:
+                gone = self._stand[sub_graph.id] - {node.node_id for node in await self.nodes()}
+                if gone:
+                    raise ProcessDied(f"{address.vertex}: its machine {min(gone)} has died", node_lost=True)
+            return hello.result()
+        finally:
+            hello.cancel()
 
     async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
         actor = await self._actor(address)
@@ -337,6 +362,8 @@ class RayCluster:
         except (ActorDiedError, RayActorError) as error:
             self._actors.pop(address, None)
             detail = str(error)
+            if (dead := DEAD_NODE.search(detail)) is not None:
+                self._dead.add(dead[1])
             raise ProcessDied(detail[:2000], node_lost="node has died" in detail) from None
         except OutOfMemoryError as error:  # Ray ends processes of a machine whose memory is nearly full
             self._actors.pop(address, None)

@@ -77,6 +77,8 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     actors = overrides.pop("actors", 2)
     actor = overrides.pop("actor", ())
     reward = overrides.pop("reward", "PacedReward")
+    reward_total = overrides.pop("reward_total", 1)
+    reward_cpu = overrides.pop("reward_cpu", None)
     assert not overrides, overrides
     builder = builder.actor(*actor).total(actors).stall_timeout(stall_s)
     builder = builder.rollouts(**{"max_running": 64, "kv_tokens": 4096, "report_interval_s": 0.1, **rollouts})
@@ -86,4 +88,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
         builder = builder.elastic(**elastic)
     if rollout_cpu is not None:
         builder = builder.resources(cpu=rollout_cpu)
-    return builder.reward("tests.kill.workloads", reward).total(1).stall_timeout(stall_s).end()
+    builder = builder.reward("tests.kill.workloads", reward).total(reward_total).stall_timeout(stall_s)
+    if reward_cpu is not None:
+        builder = builder.resources(cpu=reward_cpu)
+    return builder.end()

@@ -71,6 +71,23 @@ def test_a_machine_that_comes_late_is_used_and_one_that_is_drained_is_left_in_or
 @pytest.mark.kill
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_partners_on_a_host_come_back_together_where_both_have_room() -> None:
+    out = run("tests.kill.host_partners")
+    before, after, pair = out["before"], out["after"], ["reward-1", "rollout-1"]
+    assert {before[name] for name in pair} == {out["killed"]}
+    assert out["waits"] == out["still"] == pair, "not one of them on a machine that holds one"
+    assert {after[name] for name in pair} == {out["whole"]}
+    assert {after["reward-0"], after["rollout-0"]} == {before["rollout-0"]}, "the other pair stays"
+    assert out["used_after_s"] < 20
+    assert out["restarts"] == {"reward-1": 1, "rollout-1": 1}
+    assert out["phase"] == "succeeded"
+    assert (out["result"]["prompts_lost"], out["result"]["trained_twice"]) == (0, 0)
+
+
+@pytest.mark.ray
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_second_job_takes_what_is_free_and_waits_for_the_rest() -> None:
     out = run("tests.kill.two_jobs")
     assert out["waits"] == ["rollout-0"], "nobody stands where the first job does"

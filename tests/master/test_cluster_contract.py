@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RaySystemError
+from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError
 
 from gyre.errors import Fenced
 from gyre.graph import Bundle, SubGraph
@@ -305,6 +305,54 @@ def test_whatever_ray_raises_is_a_death_or_a_suspicion(
         monkeypatch.undo()
         assert str(becomes) in str(error.value)
         assert getattr(error.value, "out_of_memory", False) == isinstance(becomes, ProcessDied)
+
+    bench.run(scenario)
+
+
+@pytest.mark.ray
+def test_a_machine_is_gone_for_all_once_a_call_was_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    """Ray's list has it for a while still, and a process that is started there comes up nowhere."""
+    job_id = f"contract-{os.urandom(4).hex()}"
+    bench = Bench(RayCluster(job_id, device_type="CPU"), None, tmp_path, job_id)
+
+    async def scenario() -> None:
+        spawned = await bench.spawn()
+
+        async def dies(reference: object) -> None:
+            said = f"The actor died because its node has died. Node Id: {spawned.node}, Ip: 10.0.0.1"
+            raise RayActorError(error_msg=said)
+
+        assert [node.node_id for node in await bench.cluster.nodes()] == [spawned.node]
+        monkeypatch.setattr("gyre.master.ray_cluster._as_future", dies)
+        with pytest.raises(ProcessDied) as error:
+            await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+        monkeypatch.undo()
+        assert error.value.node_lost
+        assert await bench.cluster.nodes() == await bench.cluster.whole_nodes() == []
+
+    bench.run(scenario)
+
+
+@pytest.mark.ray
+def test_a_process_whose_machine_dies_before_it_is_up_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    job_id = f"contract-{os.urandom(4).hex()}"
+    bench = Bench(RayCluster(job_id, device_type="CPU"), None, tmp_path, job_id)
+
+    async def nothing(reference: object) -> None:
+        monkeypatch.setattr("gyre.master.ray_cluster.living_nodes", list)
+        await asyncio.sleep(10 * GENEROUS_S)
+
+    async def scenario() -> None:
+        monkeypatch.setattr("gyre.master.ray_cluster._as_future", nothing)
+        async with asyncio.timeout(GENEROUS_S):
+            with pytest.raises(ProcessDied, match=r"its machine .* has died") as error:
+                await bench.cluster.spawn(FIRST, sub_graph=PLACE, bundle=0, epoch=1, timeout_s=5 * GENEROUS_S)
+        monkeypatch.undo()
+        assert error.value.node_lost
 
     bench.run(scenario)
 
