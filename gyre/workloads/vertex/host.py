@@ -48,6 +48,9 @@ OUTBOX_LIMIT = 100_000
 COALESCE_S = 0.02
 """How long a watch call waits for further reports once there is one: halves the calls of a fast job."""
 
+STOOD_STILL_S = 1.0
+"""A thread that wakes up later than that was not let run, with its process."""
+
 HEALTH_EVERY_S = 5.0
 """Interval between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
 
@@ -414,8 +417,16 @@ class VertexHost:
         """Watch for the absence of a master: end one that hangs, and end this process after `orphan_timeout_s`."""
         timeout_s = binding.orphan_timeout_s
         self._guard = MasterWatchdog(binding.master_hung_after_s)
+        pause_s = min(1.0, timeout_s / 4)
         while self._look_for_master(timeout_s):
-            time.sleep(min(1.0, timeout_s / 4))
+            slept_at = self._monotonic()
+            time.sleep(pause_s)
+            self._forgive(self._monotonic() - slept_at - pause_s)
+
+    def _forgive(self, late_s: float) -> None:
+        """This process stood still for `late_s`, and could hear nobody: that is no silence of the master's."""
+        if late_s > STOOD_STILL_S:
+            self._heard_at = min(self._monotonic(), self._heard_at + late_s)
 
     def _look_for_master(self, timeout_s: float) -> bool:
         """One look. Returns False if this process ends."""

@@ -5,7 +5,8 @@ alive but stuck (stopped, deadlocked) is not. Its vertices notice, for no watch 
 vertex then ends the process that the last watch call named, if it is on this machine. A guard on another machine can
 do nothing, and leaves it to those that can.
 
-Killing a master is always safe: everything that it knows is in the journal.
+Killing a master is always safe: everything that it knows is in the journal. But the next one would be no quicker where
+the machine is busy, so a master that its machine does not let run is given more time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.stacks import describe_process
+
+ACTIVITY_OVER_S = 0.2
+"""For so long a silent master is looked at: many turns of a busy machine's scheduler."""
+
+STARVED_SHARE = 0.3
+"""CPUs that the threads of a silent master wait for, on average, from which on its machine is to blame; as the master
+judges vertices (`gyre.failover.suspicions`)."""
+
+PATIENCE = 3.0
+"""Such a master is given so many times as long as another."""
 
 PROCESS_TITLE = "MasterActor"
 """What Ray names the process of a master; a pid that was given to another program meanwhile is not touched."""
@@ -37,6 +49,7 @@ class MasterWatchdog:
         host: str = "",
         kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
         is_master: Callable[[int], bool] | None = None,
+        activity: Callable[[int, float], tuple[str, float, float] | None] = cpu_activity,
     ) -> None:
         self.hung_after_s = hung_after_s
         self.master: Identity | None = None
@@ -44,6 +57,7 @@ class MasterWatchdog:
         self._host = host or socket.gethostname()
         self._kill = kill
         self._is_master = is_master or _is_master
+        self._activity = activity
         self._ended: Identity | None = None
 
     def look(self, silent_s: float) -> dict[str, object] | None:
@@ -54,6 +68,8 @@ class MasterWatchdog:
         pid, host = master
         if host != self._host or not self._is_master(pid):
             return None
+        if silent_s < PATIENCE * self.hung_after_s and self._is_starved(pid):
+            return None
         evidence = {"pid": pid, "silent_s": round(silent_s, 1), "stack": describe_process(pid)}
         print(
             f"the master (pid {pid}) is silent for {silent_s:.0f} s; ending it.", file=sys.stderr, flush=True
@@ -62,6 +78,14 @@ class MasterWatchdog:
             self._kill(pid)
         self._ended = master
         return evidence
+
+    def _is_starved(self, pid: int) -> bool:
+        """Whether the process would go on if its machine let it: it lacks CPUs, or waits for a disk."""
+        seen = self._activity(pid, ACTIVITY_OVER_S)
+        if seen is None:
+            return False
+        state, _, waited = seen
+        return state == "D" or (state in "RS" and waited >= STARVED_SHARE)
 
 
 def _is_master(pid: int) -> bool:

@@ -416,6 +416,23 @@ def test_a_vertex_that_was_told_to_end_does_not_judge_its_master(capsys):
     assert killed == []
 
 
+@pytest.mark.parametrize("stood_still", [True, False])
+def test_a_vertex_that_stood_still_does_not_hold_it_against_its_master(stood_still):
+    """It heard nobody, for it was stopped; the master's calls wait for it."""
+    now, killed, gone = [100.0], [], []
+    made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0], exit_process=gone.append)
+    made.bind(5, binding())
+    made._guard = MasterWatchdog(4.0, host="here", kill=killed.append, is_master=lambda pid: True)
+    made.watch(5, 0, 0.0, (41, "here"))
+    now[0] += 200.0
+    made._forgive(199.0 if stood_still else 0.5)
+    made._look_for_master(250.0)
+    assert killed == [] if stood_still else killed == [41]
+    now[0] += 100.0
+    made._look_for_master(250.0)
+    assert (killed, gone) == (([41], []) if stood_still else ([41], [ORPHANED]))
+
+
 @pytest.mark.parametrize("job_ends", [False, True])
 def test_teardown_knows_whether_the_job_ends(job_ends, capsys):
     made = VertexHost("echo-0", 1, 5)

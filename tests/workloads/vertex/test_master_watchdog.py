@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gyre.workloads.vertex.master_watchdog import MasterWatchdog
+from gyre.failover import suspicions
+from gyre.workloads.vertex.master_watchdog import STARVED_SHARE, MasterWatchdog
 
 Make = Callable[..., MasterWatchdog]
 
@@ -18,8 +19,19 @@ def killed() -> list[int]:
 
 @pytest.fixture
 def make(killed: list[int]) -> Make:
-    def guard(*, master: tuple[int, str] | None = (41, "here"), is_master: bool = True) -> MasterWatchdog:
-        made = MasterWatchdog(10.0, host="here", kill=killed.append, is_master=lambda pid: is_master)
+    def guard(
+        *,
+        master: tuple[int, str] | None = (41, "here"),
+        is_master: bool = True,
+        activity: tuple[str, float, float] | None = ("S", 0.0, 0.0),
+    ) -> MasterWatchdog:
+        made = MasterWatchdog(
+            10.0,
+            host="here",
+            kill=killed.append,
+            is_master=lambda pid: is_master,
+            activity=lambda pid, over_s: activity,
+        )
         made.master = master
         return made
 
@@ -60,6 +72,32 @@ def test_what_is_not_this_machines_master_is_not_touched(
 ) -> None:
     assert make(**other).look(100.0) is None
     assert killed == []
+
+
+@pytest.mark.parametrize(
+    ("activity", "ended_after_s"),
+    [
+        pytest.param(("S", 0.0, 0.0), 10.0, id="it hangs"),
+        pytest.param(("T", 0.0, 0.0), 10.0, id="it is stopped"),
+        pytest.param(("R", 1.0, 0.0), 10.0, id="it runs in circles"),
+        pytest.param(None, 10.0, id="the kernel does not tell"),
+        pytest.param(("R", 0.1, 0.9), 30.0, id="its machine is busy"),
+        pytest.param(("S", 0.1, 0.3), 30.0, id="its machine is rather busy"),
+        pytest.param(("D", 0.0, 0.0), 30.0, id="it waits for a disk"),
+    ],
+)
+def test_a_master_that_its_machine_does_not_let_run_has_more_time(
+    make: Make, killed: list[int], activity: tuple[str, float, float] | None, ended_after_s: float
+) -> None:
+    guard = make(activity=activity)
+    assert guard.look(ended_after_s - 0.1) is None
+    assert killed == []
+    assert guard.look(ended_after_s) is not None
+    assert killed == [41]
+
+
+def test_it_is_judged_as_vertices_are() -> None:
+    assert STARVED_SHARE == suspicions.STARVED_SHARE
 
 
 def test_a_guard_that_comes_second_does_not_mind(make: Make) -> None:
