@@ -220,10 +220,11 @@ def leftovers(folder: Path, before: set[str]) -> set[str]:
 
 
 def report(account: Account, *, command: str) -> str:
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     lines = [
         "# Soak",
         "",
-        f"`{command}`, on {os.cpu_count()} cores ({platform.machine()}, Linux {platform.release()}); "
+        f"`{command}`, on {cores} ({platform.machine()}, Linux {platform.release()}); "
         f"{account.faulty_s:.0f} s under faults.",
         "",
         "| fault | times | processes killed |",
