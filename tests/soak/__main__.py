@@ -138,10 +138,20 @@ def occasions(
 
 
 def pace(handle: Any, seconds: float) -> float:
-    """Steps a second."""
-    began, first = time.monotonic(), step_of(handle.status())
-    time.sleep(seconds)
-    return float(step_of(handle.status()) - first) / (time.monotonic() - began)
+    """Steps a second, from the end of one to the end of another that comes after these seconds."""
+    began, first = next_step(handle)
+    while True:
+        ended, last = next_step(handle)
+        if ended - began > seconds:
+            return (last - first) / (ended - began)
+
+
+def next_step(handle: Any) -> tuple[float, int]:
+    """When the next step ended (monotonic), and its number."""
+    before = step_of(handle.status())
+    while (step := step_of(handle.status())) == before:
+        time.sleep(0.05)
+    return time.monotonic(), step
 
 
 def step_of(view: dict[str, Any]) -> int:
