@@ -2,10 +2,12 @@
 
 Invariants:
 - *every wait has a deadline*: each call ends within its part of `Deadlines`; a stream of tokens has no limit in
-  total, but ends when no new event comes for `stall_s`;
+  total, but ends when no new token comes for `stall_s`;
 - *what was yielded stands*: a stream that breaks raises, and the chunks before it are good (`gyre.engines.
   replies` says what a chunk promises). A stream that ends without a finish is an error, never a short sample. What
   had come but was not yet asked for when the connection broke is lost, so ask at once;
+- *whatever it sends*: an engine runs other people's code. What it answers is read within bounds of time and memory,
+  never decompressed, followed elsewhere or kept as a cookie, and what makes no sense is an EngineError;
 - *leaving aborts*: closing the iterator of `generate` early closes its connection, upon which the engine drops the
   request. SGLang notices within about two seconds; `abort` is faster;
 - *asked once*: nothing is sent a second time by itself. Who calls decides whether an engine is asked again.
@@ -16,7 +18,7 @@ This module must not know about samples' owners, policy versions beyond their te
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +45,7 @@ from gyre.engines.replies import (
     generate_many_body,
     info_of,
     load_of,
+    most_event_bytes,
     said_no,
     words_of,
 )
@@ -50,6 +53,9 @@ from gyre.errors import ConfigError
 
 _IDLE_CONNECTION_S = 2.0
 """Shorter than uvicorn's 5 s: a connection that the server is about to close must not be used for a POST."""
+
+_MOST_REPLY_BYTES = 16 << 20
+"""Largest reply that is no stream. SGLang's checksums of a large model take some megabytes."""
 
 _BUFFER_BYTES = 1 << 20
 """Per stream; past it the engine's socket is no longer read, so a slow consumer holds its own engine back."""
@@ -70,8 +76,8 @@ class Deadlines:
     update_s: float = 600.0
     """Time to load weights: a 70B model in bf16 from a disk of 0.5 GB/s takes 280 s."""
     stall_s: float = 180.0
-    """Longest silence of a stream, from the request or from an event: a request waits in the queue, and while the
-    engine is paused; with a long weight load inside the pause this must be longer than the load."""
+    """Longest time without a token of a stream, from the request or from a token: a request waits in the queue, and
+    while the engine is paused; with a long weight load inside the pause this must be longer than the load."""
 
 
 class EngineClient:
@@ -90,7 +96,7 @@ class EngineClient:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no engine's URL.", hint="It starts with http:// or https://.")
         self.url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._deadlines = deadlines or Deadlines()
@@ -116,8 +122,8 @@ class EngineClient:
         EngineFailed, EngineUnreachable, EngineTimeout, EngineProtocolError.
         """
         self._check([request])
-        reader = StreamReader(request.rid, request.sampling.stops)
-        events = self._events(generate_body(request), f"request {request.rid}", lambda: reader.finished)
+        reader = StreamReader(request, self._vocabulary)
+        events = self._events(generate_body(request), f"request {request.rid}", reader, [request])
         async with aclosing(events):
             async for event in events:
                 yield reader.read(event)
@@ -130,9 +136,9 @@ class EngineClient:
         Cheaper by the connections it saves; what breaks one of them (an error of `generate`) ends the stream for all.
         """
         self._check(requests)
-        reader = ManyReader(requests)
+        reader = ManyReader(requests, self._vocabulary)
         what = f"{len(requests)} requests from {requests[0].rid} on"
-        events = self._events(generate_many_body(requests), what, lambda: reader.finished)
+        events = self._events(generate_many_body(requests), what, reader, requests)
         async with aclosing(events):
             async for event in events:
                 yield reader.read(event)
@@ -142,10 +148,18 @@ class EngineClient:
             for request in requests:
                 self._limits.check(request)
 
+    @property
+    def _vocabulary(self) -> int | None:
+        return None if self._limits is None else self._limits.vocabulary
+
     async def _events(
-        self, body: bytes, what: str, is_finished: Callable[[], bool]
+        self,
+        body: bytes,
+        what: str,
+        reader: StreamReader | ManyReader,
+        requests: Sequence[GenerateRequest],
     ) -> AsyncGenerator[bytes, None]:
-        """The events of one `/generate`, until `is_finished` says that the last one was the last."""
+        """The events of one `/generate`, until `reader`, which the caller gives each of them, has finished."""
         stall_s = self._deadlines.stall_s
         loop = asyncio.get_running_loop()
         async with self._errors(what, stall_s):
@@ -154,20 +168,22 @@ class EngineClient:
             try:
                 if response.status != 200:
                     async with asyncio.timeout(self._deadlines.answer_s):
-                        raise said_no(response.status, words_of(await _read_body(response)), what)
+                        raise said_no(_error_status(response), words_of(await _read_body(response)), what)
                 # asyncio.timeout must not span a yield: it would cancel the consumer.
                 deadline = loop.time() + stall_s
-                events = EventLines()
+                events = EventLines(most_event_bytes(requests))
                 while True:
                     async with asyncio.timeout_at(deadline):
                         data = await response.content.readany()
-                    came = events.feed(data)
-                    for event in came:
+                    seen = reader.seen
+                    for event in events.feed(data):
+                        given = loop.time()
                         yield event
-                        if is_finished():
+                        if reader.finished:
                             await self._drain(response)
                             return
-                    if came:
+                        deadline += loop.time() - given  # the consumer's time is not the engine's
+                    if reader.seen > seen:
                         deadline = loop.time() + stall_s
                     if events.done or not data:
                         raise EngineProtocolError(
@@ -260,6 +276,10 @@ class EngineClient:
         It reads all of its memory, and generates nothing meanwhile.
         """
         reply = await self._post("/weights_checker", {"action": "checksum"}, self._deadlines.update_s)
+        if not isinstance(reply, dict) or "ranks" not in reply:
+            raise EngineProtocolError(
+                f"The engine answered /weights_checker without checksums: {words_of(reply)}"
+            )
         return reply["ranks"]
 
     async def flush_cache(self) -> None:
@@ -331,10 +351,9 @@ class EngineClient:
 
     async def _answer(self, method: str, path: str, body: bytes | None) -> Any:
         async with await self._open(method, path, body) as response:
-            reply = await _read_body(response)
-            if response.status >= 400:
-                raise said_no(response.status, words_of(reply), path)
-            return reply
+            if 200 <= response.status < 300:
+                return await _read_body(response)
+            raise said_no(_error_status(response), words_of(await _read_body(response)), path)
 
     async def _open(self, method: str, path: str, body: bytes | None = None) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -343,6 +362,8 @@ class EngineClient:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_s),
                 headers=self._headers,
                 read_bufsize=_BUFFER_BYTES,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         ask = partial(self._session.request, method, self.url + path, data=body, allow_redirects=False)
         try:
@@ -384,8 +405,31 @@ class EngineClient:
             ) from error
 
 
+def _error_status(response: aiohttp.ClientResponse) -> int:
+    """The status of an answer that refuses. Raises EngineProtocolError for one that neither does nor refuses what was
+    asked, such as a redirection: its body may never end."""
+    if response.status < 400:
+        raise EngineProtocolError(
+            f"The engine answered {response.url.path} with status {response.status}, which means nothing here.",
+            hint="Is this an engine's URL?",
+            details={"status": response.status},
+        )
+    return response.status
+
+
 async def _read_body(response: aiohttp.ClientResponse) -> Any:
-    raw = await response.read()
+    raw = bytearray()
+    if (response.content_length or 0) <= _MOST_REPLY_BYTES:
+        async for part in response.content.iter_any():
+            raw += part
+            if len(raw) > _MOST_REPLY_BYTES:
+                break
+    if (response.content_length or 0) > _MOST_REPLY_BYTES or len(raw) > _MOST_REPLY_BYTES:
+        raise EngineProtocolError(
+            f"The engine answered {response.url.path} with more than {_MOST_REPLY_BYTES} bytes.",
+            hint="Is this an engine's URL?",
+            details={"status": response.status},
+        )
     if not raw:
         return None
     try:

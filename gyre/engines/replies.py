@@ -7,14 +7,17 @@ Invariants:
   the two the server does;
 - *a token has its log-prob*: ids and log-probs come in pairs, of the same token, and every log-prob is a finite
   number; anything else is EngineProtocolError, and no token of that chunk is given;
-- *spans cover*: `spans` is empty or covers all tokens of the request without gap.
+- *spans cover*: `spans` is empty or covers all tokens of the request without gap;
+- *no more than asked for*: no token beyond `max_new_tokens`, none that the model does not have, and no event larger
+  than so many tokens need.
+
+An engine runs other people's code, and may send anything: whatever it is, it is read or raises an EngineError.
 
 This module must not know about sockets or deadlines.
 """
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
@@ -35,6 +38,27 @@ from gyre.engines.errors import EngineError, EngineFailed, EngineProtocolError, 
 
 _QUOTED = 300
 """How many characters of an engine's reply an error quotes."""
+
+_DEEPEST_WORDS = 8
+"""How deep in an error reply its words are looked for."""
+
+_EVENT_BYTES, _EVENT_BYTES_PER_TOKEN = 1 << 20, 256
+"""Largest event of a stream: what SGLang says about a request, and for each token its id, its log-prob and its text."""
+
+_LONGEST_NAME = 4096
+"""Most characters of a path, a version or another name."""
+
+_MOST_RUNNING = 1 << 20
+_MOST_TOKENS = (1 << 40) - 1
+"""Most of what an engine may say it has: as many as the rollout protocol can tell the manager."""
+
+_MOST_RANKS = 1 << 8
+"""Most ranks along one axis. The agent makes a list as long as all of them."""
+
+_LARGEST_LOGPROB = float(np.finfo(np.float32).max)
+
+_UNREADABLE = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
+"""What reading a reply raises if the reply has another shape."""
 
 
 def generate_body(request: GenerateRequest) -> bytes:
@@ -91,23 +115,41 @@ class EventLines:
     `done` after the closing `[DONE]`. Blank lines and comments (which keep a proxy awake) are no events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        """`most_bytes`: length of the longest line."""
         self._partial: list[bytes] = []
+        self._partial_bytes = 0
+        self._most_bytes = most_bytes
         self.done = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that these bytes complete, each without its `data:`."""
+        """The events that these bytes complete, each without its `data:`. Raises EngineProtocolError for a line that is
+        too long."""
         lines = data.split(b"\n")
+        self._partial_bytes += len(lines[0])
+        if max(self._partial_bytes, len(lines[-1])) > self._most_bytes:
+            raise EngineProtocolError(
+                f"The engine's stream holds an event of more than {self._most_bytes} bytes.",
+                hint="No chunk of tokens needs as many. What came before stands; let another engine go on from there.",
+            )
         if len(lines) == 1:
             self._partial.append(data)
             return []
         lines[0] = b"".join([*self._partial, lines[0]])
         self._partial = [lines.pop()]
+        self._partial_bytes = len(self._partial[0])
         events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         if events and events[-1] == b"[DONE]":
             self.done = True
             events.pop()
         return events
+
+
+def most_event_bytes(requests: Sequence[GenerateRequest]) -> int:
+    """Length of the longest event that a stream of these requests may hold."""
+    return _EVENT_BYTES + _EVENT_BYTES_PER_TOKEN * max(
+        request.sampling.max_new_tokens for request in requests
+    )
 
 
 class StreamReader:
@@ -117,12 +159,16 @@ class StreamReader:
     also the last that the request allows; 0.5.23 calls it `stop`.
     """
 
-    def __init__(self, rid: str, stops: Collection[int] = ()) -> None:
-        self._rid = rid
-        self._stops = stops
+    def __init__(self, request: GenerateRequest, vocabulary: int | None = None) -> None:
+        """Token ids are below `vocabulary`; None where it is not known."""
+        self._rid = request.rid
+        self._stops: Collection[int] = request.sampling.stops
+        self._most_tokens = request.sampling.max_new_tokens
+        self._vocabulary = 1 << 31 if vocabulary is None else vocabulary
         self._last: int | None = None
         """The last token."""
-        self._seen = 0
+        self.seen = 0
+        """Tokens that came so far."""
         self.finished = False
 
     def read(self, event: bytes) -> StreamChunk:
@@ -141,7 +187,7 @@ class StreamReader:
         """The same, of an event that was parsed already."""
         try:
             return self._chunk(body)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        except _UNREADABLE as error:
             self._nonsense(f"not a chunk ({type(error).__name__}: {error})", event)
 
     def _chunk(self, body: dict[str, Any]) -> StreamChunk:
@@ -150,30 +196,36 @@ class StreamReader:
         meta = body["meta_info"]
         finish = self._finish(meta["finish_reason"])
         total = meta["completion_tokens"]
+        if type(total) is not int or total > self._most_tokens:
+            raise ValueError(
+                f"{repr(total)[:20]} completion_tokens, where {self._most_tokens} were asked for"
+            )
         ids, logprobs = self._new_tokens(body["output_ids"], meta, total, finish)
         if len(ids):
             self._last = int(ids[-1])
         if finish is not None and finish.kind is FinishKind.LENGTH and self._last in self._stops:
             finish = Finish(FinishKind.STOP, matched=self._last)
         spans = _spans(meta.get("weight_versions") or (), total) if finish is not None else ()
-        self._seen = total
+        version = meta.get("weight_version")
+        chunk = StreamChunk(ids, logprobs, None if version is None else _name(version), finish, spans)
+        self.seen = total
         self.finished = finish is not None
-        return StreamChunk(ids, logprobs, meta.get("weight_version"), finish, spans)
+        return chunk
 
     def _new_tokens(
         self, ids: list[int], meta: dict[str, Any], total: int, finish: Finish | None
     ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.float32]]]:
-        new = total - self._seen
+        new = total - self.seen
         if new <= 0:
             if new < 0:
-                raise ValueError(f"completion_tokens fell from {self._seen} to {total}")
+                raise ValueError(f"completion_tokens fell from {self.seen} to {total}")
             # SGLang repeats the last token when it aborts a request that waits: it is not a new one.
             return np.empty(0, np.int32), np.empty(0, np.float32)
         pairs: list[Sequence[Any]] = meta["output_token_logprobs"]
         came = len(ids)
         if came == total == len(pairs):  # cumulative, or the first chunk of either kind
-            ids = ids[self._seen :]
-            pairs = pairs[self._seen :]
+            ids = ids[self.seen :]
+            pairs = pairs[self.seen :]
         elif finish is not None and finish.kind is FinishKind.ABORT and came == new + 1:
             # The repeated token, behind new ones that the server sends in the same chunk.
             ids, pairs = ids[:new], pairs[:new]
@@ -184,9 +236,13 @@ class StreamReader:
         values = [pair[0] for pair in pairs]
         if [pair[1] for pair in pairs] != ids:
             raise ValueError("the log-probs are those of other tokens than output_ids")
-        if None in values or not math.isfinite(sum(values)):  # SGLang writes NaN as null
-            raise ValueError(f"log-prob {next(v for v in values if v is None or not math.isfinite(v))}")
-        # `array` refuses what is no number or too large, where numpy would cast it.
+        if None in values:  # SGLang writes NaN as null
+            raise ValueError("log-prob None")
+        if max(values) > _LARGEST_LOGPROB or min(values) < -_LARGEST_LOGPROB:
+            raise ValueError(f"log-prob {max(values, key=abs)}")
+        if min(ids) < 0 or max(ids) >= self._vocabulary:
+            raise ValueError(f"a token that the model does not have: it has 0 to {self._vocabulary - 1}")
+        # `array` refuses what is no number, where numpy would cast it.
         return (
             np.frombuffer(array("i", ids), dtype=np.int32),
             np.frombuffer(array("f", values), dtype=np.float32),
@@ -195,8 +251,8 @@ class StreamReader:
     def _finish(self, reason: dict[str, Any] | None) -> Finish | None:
         if reason is None:
             return None
-        kind = FinishKind(reason["type"])
-        message = reason.get("message") or ""
+        kind = FinishKind(_name(reason["type"]))
+        message = words_of(reason.get("message") or "")
         status = reason.get("status_code")
         if kind is FinishKind.ABORT and isinstance(status, int) and status >= 400:
             raise said_no(status, message, f"request {self._rid}")
@@ -205,18 +261,20 @@ class StreamReader:
 
     def _nonsense(self, what: str, event: bytes) -> NoReturn:
         raise EngineProtocolError(
-            f"The engine's stream for request {self._rid} holds {what}.",
+            f"The engine's stream for request {self._rid} holds {what[:_QUOTED]}.",
             hint="What came before stands; let another engine go on from there.",
-            details={"event": event[:_QUOTED].decode(errors="replace"), "tokens_before": self._seen},
+            details={"event": event[:_QUOTED].decode(errors="replace"), "tokens_before": self.seen},
         )
 
 
 class ManyReader:
     """Reads the events of one `/generate` stream of several requests. `finished` when each of them has its finish."""
 
-    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
-        self._readers = [StreamReader(request.rid, request.sampling.stops) for request in requests]
+    def __init__(self, requests: Sequence[GenerateRequest], vocabulary: int | None = None) -> None:
+        self._readers = [StreamReader(request, vocabulary) for request in requests]
         self._left = len(requests)
+        self.seen = 0
+        """Tokens that came so far, of all requests."""
 
     @property
     def finished(self) -> bool:
@@ -234,6 +292,7 @@ class ManyReader:
         reader = self._readers[at]
         before = reader.finished
         chunk = reader.read_body(body, event)
+        self.seen += len(chunk.token_ids)
         if reader.finished and not before:
             self._left -= 1
         return at, chunk
@@ -241,10 +300,12 @@ class ManyReader:
 
 def _spans(rows: Sequence[dict[str, Any]], total: int) -> tuple[VersionSpan, ...]:
     spans = tuple(
-        VersionSpan(str(row["version"]), row["start"], row["end"])
+        VersionSpan(_name(row["version"]), row["start"], row["end"])
         for row in rows
         if row["end"] > row["start"]
     )
+    if not all(type(span.start) is type(span.end) is int for span in spans):
+        raise ValueError("weight_versions that are no whole numbers of tokens")
     if spans:
         edges = [0, *(span.end for span in spans)]
         if [span.start for span in spans] != edges[:-1] or edges[-1] != total:
@@ -252,23 +313,43 @@ def _spans(rows: Sequence[dict[str, Any]], total: int) -> tuple[VersionSpan, ...
     return spans
 
 
+def _name(value: Any) -> str:
+    """Raises ValueError for what is no name, or too long for one."""
+    text = value if isinstance(value, str) else str(value) if type(value) is int else None
+    if text is None or len(text) > _LONGEST_NAME:
+        raise ValueError(f"{_quoted(value)[:40]} is no name")
+    return text
+
+
+def _number(value: Any, least: int, most: int) -> int:
+    """Raises what `_UNREADABLE` has for anything but a number within these bounds."""
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not between {least} and {most}")
+    return number
+
+
 def load_of(body: Any) -> EngineLoad:
     """`GET /v1/loads`, summed over data-parallel ranks. Raises EngineProtocolError."""
     try:
         ranks = body["loads"]
         return EngineLoad(
-            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
-            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-            max_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
-            max_running=sum(int(rank["max_running_requests"]) for rank in ranks),
+            running=_sum(ranks, "num_running_reqs", 0, _MOST_TOKENS),
+            waiting=_sum(ranks, "num_waiting_reqs", 0, _MOST_TOKENS),
+            used_tokens=_sum(ranks, "num_used_tokens", 0, _MOST_TOKENS),
+            max_tokens=_sum(ranks, "max_total_num_tokens", 1, _MOST_TOKENS),
+            max_running=_sum(ranks, "max_running_requests", 1, _MOST_RUNNING),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise EngineProtocolError(
-            f"The engine's load cannot be read ({type(error).__name__}: {error}).",
+            f"The engine's load cannot be read ({type(error).__name__}: {str(error)[:_QUOTED]}).",
             hint="Is it SGLang 0.5.17 or newer?",
-            details={"body": repr(body)[:_QUOTED]},
+            details={"body": _quoted(body)},
         ) from error
+
+
+def _sum(ranks: Any, name: str, least: int, most: int) -> int:
+    return _number(sum(_number(rank[name], -most, most) for rank in ranks), least, most)
 
 
 def info_of(model: Any, server: Any) -> EngineInfo:
@@ -280,22 +361,26 @@ def info_of(model: Any, server: Any) -> EngineInfo:
     try:
         context = server.get("context_length") or server.get("max_req_input_len")
         return EngineInfo(
-            model_path=str(model["model_path"]),
-            weight_version=str(model["weight_version"]),
-            context_length=None if context is None else int(context),
-            engine_version=str(server["version"]),
-            ranks=int(server.get("tp_size") or 1) * int(server.get("pp_size") or 1),
-            replicas=int(server.get("dp_size") or 1),
-            nodes=int(server.get("nnodes") or 1),
+            model_path=_name(model["model_path"]),
+            weight_version=_name(model["weight_version"]),
+            context_length=None if context is None else _number(context, 1, _MOST_TOKENS),
+            engine_version=_name(server["version"]),
+            ranks=_ranks(server, "tp_size") * _ranks(server, "pp_size"),
+            replicas=_ranks(server, "dp_size"),
+            nodes=_ranks(server, "nnodes"),
             drafts=bool(server.get("speculative_algorithm")),
             graphs_up_to=_graphs_up_to(server),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise EngineProtocolError(
-            f"The engine does not say who it is ({type(error).__name__}: {error}).",
+            f"The engine does not say who it is ({type(error).__name__}: {str(error)[:_QUOTED]}).",
             hint="Is it SGLang 0.5.17 or newer?",
-            details={"model_info": repr(model)[:_QUOTED], "server_info": repr(server)[:_QUOTED]},
+            details={"model_info": _quoted(model), "server_info": _quoted(server)},
         ) from error
+
+
+def _ranks(server: Any, name: str) -> int:
+    return _number(server.get(name) or 1, 1, _MOST_RANKS)
 
 
 def _graphs_up_to(server: Any) -> int | None:
@@ -306,7 +391,7 @@ def _graphs_up_to(server: Any) -> int | None:
     if decode.get("backend") == "disabled":
         return None
     size = decode.get("max_bs") or server.get("cuda_graph_max_bs")
-    return None if size is None else int(size)
+    return None if size is None else _number(size, 1, _MOST_RUNNING)
 
 
 def said_no(status: int, words: str, what: str) -> EngineError:
@@ -328,11 +413,22 @@ def said_no(status: int, words: str, what: str) -> EngineError:
 
 def words_of(body: Any) -> str:
     """What an engine's error reply says, in whichever of its shapes."""
-    for key in ("error", "message", "detail"):
-        if isinstance(body, dict) and body.get(key):
-            return words_of(body[key])
-    text = body if isinstance(body, str) else orjson.dumps(body, default=str).decode()
-    return text[:_QUOTED]
+    for _ in range(_DEEPEST_WORDS):
+        said = [
+            body[key] for key in ("error", "message", "detail") if isinstance(body, dict) and body.get(key)
+        ]
+        if not said:
+            break
+        body = said[0]
+    return body[:_QUOTED] if isinstance(body, str) else _quoted(body)
+
+
+def _quoted(body: Any) -> str:
+    """The beginning of what a reply held, for people."""
+    try:
+        return orjson.dumps(body, default=str).decode()[:_QUOTED]
+    except TypeError:  # it is nested deeper than orjson writes, and than repr can
+        return f"a {type(body).__name__} that cannot be shown"
 
 
 def _status_of(error: Any) -> int:

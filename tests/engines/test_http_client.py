@@ -174,7 +174,7 @@ async def test_a_stop_token_that_is_the_last_allowed_stops(
     assert tokens_of(chunks) == TOKENS
     assert chunks[-1].finish == finish
     together = ManyReader([request])
-    read = [together.read(line)[1] for part in parts for line in EventLines().feed(part)]
+    read = [together.read(line)[1] for part in parts for line in EventLines(1 << 20).feed(part)]
     assert read[-1].finish == finish
 
 
@@ -302,7 +302,7 @@ async def test_cancelling_the_consumer_closes_the_connection(fake: FakeEngine, c
 @given(st.lists(st.integers(1, 300), max_size=20), st.booleans())
 def test_events_do_not_depend_on_how_the_bytes_are_cut(sizes: list[int], cumulative: bool) -> None:
     data = b"".join(CUMULATIVE if cumulative else INCREMENTAL) + DONE
-    lines, reader, chunks = EventLines(), StreamReader("r"), []
+    lines, reader, chunks = EventLines(1 << 20), StreamReader(REQUEST), []
     for size in [*sizes, len(data)]:
         piece, data = data[:size], data[size:]
         chunks += [reader.read(line) for line in lines.feed(piece)]

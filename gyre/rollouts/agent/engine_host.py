@@ -82,6 +82,8 @@ class EngineHost:
         self.loader: EngineLoader | None = None
         self.model = "unset"
         """Fingerprint of the engine's model without its weights."""
+        self.given = -1
+        """The newest version that an engine of this agent was given."""
         self.counts_from = -1
         """The version that serves a new request, if the engine counts the tokens of each version; else -1."""
         self.reads_apart = False
@@ -116,6 +118,7 @@ class EngineHost:
 
         Raises what `check` does, EngineNotStarted with the engine's last words, another EngineError if the update
         failed, and EngineRefused if the engine goes on with its earlier version."""
+        self.given = max(self.given, int(version))
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode, check)
         await check()

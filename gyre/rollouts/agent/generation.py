@@ -28,7 +28,13 @@ from gyre.engines.http_client import EngineClient
 from gyre.rollouts.agent.chunk_size import chunk_tokens
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING
-from gyre.rollouts.agent.held_samples import HeldSample, engine_request, request_id, version_runs
+from gyre.rollouts.agent.held_samples import (
+    HeldSample,
+    check_versions,
+    engine_request,
+    request_id,
+    version_runs,
+)
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Assign, Keep, Prompt, Work
@@ -248,6 +254,8 @@ class Generation:
                     held.task = asyncio.create_task(self._generate(held, client))
 
     def _took(self, held: HeldSample, chunk: StreamChunk) -> None:
+        """Add a chunk to its sample. Raises EngineProtocolError for one of a version that the engine cannot have."""
+        check_versions(chunk, self._host.given)
         held.take(chunk, self._version())
         self.tokens += len(chunk.token_ids)
         self.failed_in_a_row = 0

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.engines.dialect import GenerateRequest, SamplingParams, StreamChunk
+from gyre.engines.errors import EngineProtocolError
 from gyre.rollouts.protocol.lineage import lineage
 from gyre.rollouts.protocol.progress import EndKind
 
@@ -162,3 +163,14 @@ def version_runs(chunk: StreamChunk, held: HeldSample) -> tuple[tuple[int, int],
             return ()
         runs.append((int(span.version), span.end - span.start))
     return tuple(runs) if sum(count for _, count in runs) == held.made else ()
+
+
+def check_versions(chunk: StreamChunk, newest: int) -> None:
+    """Raises EngineProtocolError if the engine says that it has a version newer than `newest`, which it was never
+    given. The manager would refuse the agent for it."""
+    for told in (chunk.weight_version, *(span.version for span in chunk.spans)):
+        if told is not None and told.isdecimal() and (len(told) > 18 or int(told) > newest):
+            raise EngineProtocolError(
+                f"The engine says that it serves version {told[:40]}, and the newest that it was given is {newest}.",
+                hint="What came before stands; let another engine go on from there.",
+            )
