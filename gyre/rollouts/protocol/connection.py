@@ -180,8 +180,7 @@ class ManagerConnection:
                     await self._read(socket, url, token, due)
             finally:
                 if link is not None and socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
-                    with contextlib.suppress(OSError):
-                        link.shutdown(sockets.SHUT_RDWR)  # what was not sent keeps nobody waiting
+                    _shut_down(link)  # what was not sent keeps nobody waiting
 
     async def _dial(self, session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWebSocketResponse:
         try:
@@ -250,6 +249,12 @@ def _described(headers: Mapping[str, str] | None) -> str:
     challenge = (headers or {}).get("WWW-Authenticate", "")
     found = re.search(r'error_description="([^"]{1,300})"', challenge)
     return found[1] if found else ""
+
+
+def _shut_down(link: Any) -> None:
+    """`link` is a transport's socket. By another descriptor of it, for uvloop's cannot be shut down themselves."""
+    with contextlib.suppress(OSError), link.dup() as twin:  # closed already
+        twin.shutdown(sockets.SHUT_RDWR)
 
 
 async def _send_quietly(socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:

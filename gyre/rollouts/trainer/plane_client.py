@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import ssl
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,6 +246,11 @@ class RolloutClient:
             self._loop.run_until_complete(self._connection.run())
             if self._tls() is not None:
                 self._loop.run_until_complete(asyncio.sleep(TLS_CLOSES_S))
+        except (
+            Exception
+        ) as error:  # a defect: without this thread the trainer would wait for samples for ever
+            traceback.print_exc()
+            self._on_error(GyreError(f"The connection to the rollout manager broke: {error!r}."))
         finally:
             self._loop.close()
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import uvloop
 
 from gyre.engines.process import EngineCommand
+from gyre.errors import GyreError
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.protocol.connection import ConnectionSettings
 from gyre.rollouts.samples import Group
@@ -80,6 +82,15 @@ async def test_an_agent_dials_again_when_the_network_swallows_everything(
         await until(lambda: agent.connected)
 
 
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's loop is Python's own, or uvloop's: Ray installs that in its processes wherever it finds it, and it
+    comes with SGLang."""
+    if request.param == "uvloop":
+        monkeypatch.setattr(asyncio, "new_event_loop", uvloop.new_event_loop)
+
+
+@pytest.mark.usefixtures("loops")
 async def test_a_trainer_dials_again_and_asks_again(plane: Plane) -> None:
     async with swallowing_proxy(plane.port) as proxy, trainer_behind(proxy, WATCHFUL) as client:
         await until(lambda: client.connected)
@@ -128,3 +139,16 @@ async def test_the_manager_drops_a_trainer_and_an_agent_that_are_silent(plane: P
         session = plane.manager.sessions["a"]
         proxy.swallow(new_too=True)
         await until(lambda: session.connection is None and plane.manager.trainer.connection is None)
+
+
+async def test_a_defect_in_the_clients_thread_is_told() -> None:
+    """Nobody else would see it: the trainer would wait for samples for ever."""
+    told: list[GyreError] = []
+
+    def endpoint() -> tuple[str, str]:
+        raise TypeError("a defect")
+
+    client = RolloutClient(endpoint, term=1, on_groups=lambda purpose, groups: None, on_error=told.append)
+    await until(lambda: len(told) == 1)
+    assert "TypeError('a defect')" in told[0].message
+    await asyncio.to_thread(client.close)
