@@ -66,6 +66,9 @@ ACTIVITY_OVER_S = 0.5
 SLOW_AGAIN_S = 2.0
 """How long a process that was found slow is left alone before it is looked at again: looking costs CPU too."""
 
+HELD_UP_S = 1.0
+"""How long one event waits to be written until it is asked who holds the journal up: a hundred times what it takes."""
+
 EXAMINE_EVERY_S = 1.0
 """Between two looks for machines that are to be examined: one that comes is trusted or not within seconds."""
 
@@ -92,7 +95,8 @@ class DiagnosisManager:
         self._monotonic = monotonic
         self._on_fault = on_fault
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._pulsing: asyncio.Task[None] | None = None
+        self._standing: list[asyncio.Task[None]] = []
+        """What goes on for as long as this manager does."""
         self._slow: dict[Address, float] = {}
         """The silent vertices that are left alone because their machine is busy, with when to look at each again."""
         self._observations: dict[str, Observation] = {}
@@ -117,9 +121,11 @@ class DiagnosisManager:
             for vertex in state.vertices.values()
             if vertex.phase is VertexPhase.RUNNING
         }
-        if self._pulsing is None:
-            self._pulsing = asyncio.get_running_loop().create_task(self._pulse())
-            self._pulsing.add_done_callback(self._ended)
+        if not self._standing:
+            loop = asyncio.get_running_loop()
+            self._standing = [loop.create_task(self._pulse()), loop.create_task(self._keep_journal_free())]
+            for task in self._standing:
+                task.add_done_callback(self._ended)
         for key in [key for key in self._watches if key not in wanted]:
             self._watches.pop(key).cancel()
             if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
@@ -139,8 +145,7 @@ class DiagnosisManager:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        tasks = [*self._watches.values(), *self._examinations]
-        tasks += [self._pulsing] if self._pulsing is not None else []
+        tasks = [*self._watches.values(), *self._examinations, *self._standing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,6 +160,29 @@ class DiagnosisManager:
             if late_s > PULSE_S:
                 for vertex, seen in self._observations.items():
                     self._observations[vertex] = forgiven(seen, late_s, now)
+
+    async def _keep_journal_free(self) -> None:
+        """End a vertex that is silent and holds the lock of the database that this master writes to. That it is lost
+        cannot be written before it is ended, and whoever stands still in the middle of a transaction keeps the lock."""
+        seen = 0
+        while True:
+            await asyncio.sleep(HELD_UP_S)
+            unwritten = self._context.unwritten
+            if unwritten and unwritten == seen:
+                holder = await asyncio.to_thread(self._context.journal.held_by)
+                for suspicion in (
+                    diagnose(self._observations, self._spec, self._monotonic()) if holder else ()
+                ):
+                    address = Address(suspicion.vertex, suspicion.incarnation)
+                    if suspicion.cause is Cause.SILENT and self._scheduler.pid_of(address) == holder:
+                        await self._end_holder(address)
+            seen = unwritten
+
+    async def _end_holder(self, address: Address) -> None:
+        activity = await self._scheduler.activity(address, ACTIVITY_OVER_S)
+        if activity is not None and not activity.is_slow:
+            print(f"{address.vertex} is silent and holds the journal up: ended", file=sys.stderr, flush=True)
+            await self._scheduler.end(address)
 
     async def look(self) -> None:
         """Make one pass of diagnosis over the observations."""

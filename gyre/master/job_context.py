@@ -197,6 +197,11 @@ class JobContext:
             self._write(queued)
         return done
 
+    @property
+    def unwritten(self) -> int:
+        """The number of the first event that is decided and not in the journal; 0 where all are."""
+        return self._queued[0].entry.seq if self._queued else 0
+
     def finished(self, command_id: str) -> None:
         """Note that the command need not be run again. The note is written with the next event; until then a repetition
         is harmless."""

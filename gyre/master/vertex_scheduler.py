@@ -322,6 +322,14 @@ class Scheduler:
         """The node of a vertex that runs; "" if it is not known."""
         return self._last_seen.get((address.vertex, address.incarnation), (0, ""))[1]
 
+    def pid_of(self, address: Address) -> int:
+        """The process of a vertex that runs; 0 if it is not known."""
+        return self._last_seen.get((address.vertex, address.incarnation), (0, ""))[0]
+
+    async def end(self, address: Address) -> None:
+        """End the vertex's process, of which the journal tells later."""
+        await self._cluster.kill(address, pid=self.pid_of(address), node=self.node_of(address))
+
     async def activity(self, address: Address, over_s: float) -> Activity | None:
         """What the vertex's process does for a moment. None where that cannot be told."""
         pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))

@@ -34,6 +34,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gyre.errors import GyreError, SchemaTooNew, StoreCorrupt, StoreError, StoreFull
 from gyre.store.tables import HEAD, KNOWN_REVISIONS, VERSION_TABLE
+from gyre.store.write_lock import described, holder_of
 
 BUSY_TIMEOUT_S = 10.0
 """How long a writer waits for SQLite's one write lock. Our own transactions hold it for milliseconds (81 ms
@@ -352,8 +353,10 @@ def _translate_sqlite(cause: sqlite3.Error, database: Database) -> GyreError:
     if code == sqlite3.SQLITE_CORRUPT:
         return _corrupt(path, str(cause))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        holder = holder_of(database.path) if database.path else None
         return StoreError(
-            f"{path}: another process held the write lock for more than {BUSY_TIMEOUT_S:.0f} s ({cause}).",
+            f"{path}: {described(holder) if holder else 'another process'} held the write lock for more than "
+            f"{BUSY_TIMEOUT_S:.0f} s ({cause}).",
             hint="See who has the file open (fuser, lsof); a backup tool or a stopped process can hold it.",
             details=details | {"busy": True},
         )

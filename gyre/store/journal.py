@@ -26,6 +26,7 @@ from gyre.errors import Fenced, GyreError, NotFound, StoreError
 from gyre.store import tables
 from gyre.store.database import Database, is_unique_violation
 from gyre.store.tables import check_text, decode_body, encode_body
+from gyre.store.write_lock import holder_of
 
 _KEYS_PER_STATEMENT = 200
 
@@ -159,6 +160,12 @@ class Journal:
         self.job_id = job_id
         self._database = database
         self._upsert_snapshot = database.upsert(tables.snapshot)
+
+    def held_by(self) -> int | None:
+        """The process that holds the database's one write lock. None where nobody does, where that cannot be told, and
+        for PostgreSQL, which locks rows: who stands still in a transaction there does not hold up this journal."""
+        path = self._database.path
+        return holder_of(path) if path is not None else None
 
     # -- writing -------------------------------------------------------------------------------------------
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from gyre.store.write_lock import holder_of
 from gyre.testing.processes import Victim
 from tests.kill.conftest import Run
 
@@ -140,6 +145,35 @@ def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_diges
         if name != "master":
             assert 3.0 <= incident["detected_after_s"] < 15.0  # and not by the 20 s of a stall
             assert "host.py" in incident["evidence"]["stack"] or "Thread" in incident["evidence"]["stack"]
+
+
+@pytest.mark.slow
+def test_who_is_stopped_in_the_middle_of_a_write_does_not_hold_up_the_journal(
+    start: Start, kill_home: Path, undisturbed_digest: str
+) -> None:
+    """It has the database's one write lock, without which nothing can be written of its own replacement."""
+    run = start(rollout_total=1)
+    run.faults.reach_step(3)
+    run.gate.open_to(8)
+    trainer = run.faults.find("trainer-0")
+    stop_in_a_write(trainer.pid, kill_home / "gyre.db")
+    run.faults.replaced(trainer)
+    view = run.end()
+    assert view["job"]["result"]["digest"] == undisturbed_digest
+    (incident,) = run.incidents_of(view, "trainer-0")
+    assert incident["cause"] in ("silent", "killed")  # by which of the two it is told first
+
+
+def stop_in_a_write(pid: int, database: Path) -> None:
+    """SIGSTOP the process while it holds the database's write lock."""
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        if holder_of(database) == pid:
+            os.kill(pid, signal.SIGSTOP)
+            if holder_of(database) == pid:
+                return
+            os.kill(pid, signal.SIGCONT)
+    raise TimeoutError(f"process {pid} did not write to {database} within 60 s")
 
 
 @pytest.mark.slow
