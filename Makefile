@@ -31,9 +31,10 @@ demo: install  ## train a small model through the whole system on this machine; 
 	$(BIN)/gyre demo $(ARGS)
 
 # Compiled first: where Python may not write bytecode, each process of a test would compile Gyre again.
+# Ray's processes run Python's own event loop here, and uvloop, which SGLang brings, in the long suite.
 test: install  ## what to run before a commit: the fast tests, and a real job whose processes are killed, each kind once
 	$(BIN)/python -m compileall -q gyre
-	$(PYTEST) -m "not slow and not postgres and not sglang" $(ARGS)
+	RAY_USE_UVLOOP=0 $(PYTEST) -m "not slow and not postgres and not sglang" $(ARGS)
 
 test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
 	$(BIN)/python -m compileall -q gyre
