@@ -1,4 +1,7 @@
-"""Draw what `learning.py` found: `python bench/learning_figure.py bench/results/learning.json docs/learning.svg`.
+"""Draw what `learning.py` found:
+
+    python bench/learning_figure.py bench/results/learning.json bench/results/learning_gpu.json docs/learning.svg
+
 
 Above, the share of held-out problems that are answered rightly, by step: the median of the seeds, and their spread.
 Below, per token, how far the engine's log-probs are from the trainer's. Needs matplotlib: `pip install -e .[figures]`.
@@ -58,10 +61,10 @@ def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def main(source: Path, target: Path) -> None:
-    rows = json.loads(source.read_text())["rows"]
+def main(sources: list[Path], target: Path) -> None:
+    rows = [row for source in sources for row in json.loads(source.read_text())["rows"]]
     places = [on for on in ("cpu", "gpu") if any(row["on"] == on for row in rows)]
-    titles = {"cpu": "CPUs: plain torch, embedded engine", "gpu": "GPUs: Megatron, SGLang"}
+    titles = {"cpu": "CPUs: plain torch, embedded engine", "gpu": "one GPU: Megatron, SGLang"}
     figure, axes = pyplot.subplots(
         2, len(places), figsize=(6.2 * len(places) + 1, 7), squeeze=False, sharex="col"
     )
@@ -97,4 +100,5 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    *files, drawing = (Path(name) for name in sys.argv[1:])
+    main(files, drawing)
