@@ -22,8 +22,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from gyre.testing.contracts.engine import CLAUSES, LONG, EngineUnderTest, check_clause
-from gyre.testing.contracts.engine_calls import listen, listening, prompt_of, request
+from gyre.testing.contracts.engine import CLAUSES, EngineUnderTest, check_clause
+from gyre.testing.contracts.engine_calls import LONG, listen, listening, prompt_of, request
 from tests.engines.tiny_model import VOCAB
 
 __all__ = ["LONG", "EngineConformance", "EngineUnderTest", "listen", "listening", "prompt", "request"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,7 @@ from gyre.engines.errors import EngineError, RequestUnsafe
 from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
-from gyre.testing.contracts.engine import PAUSES
-from gyre.testing.contracts.engine_calls import Heard
+from gyre.testing.contracts.engine_calls import PAUSES, Heard
 from gyre.testing.sglang_cpu import sglang_on_cpu
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.weights.version.model_folder import list_model_folder
@@ -47,10 +47,11 @@ class Bench:
         """Load the second version over the first while these run. Returns what was heard of each, how many tokens of
         each the first version made, and what the loader says. Tried again where one had ended before the pause: on a
         busy machine whoever loads may be held up for as long as that takes."""
-        for attempt in range(PAUSES):
+        for _ in range(PAUSES):
             await self.loader.load("1", self.first)
             counts: list[Any] = []
-            again = [replace(each, rid=f"{attempt}{number:031d}") for number, each in enumerate(asked)]
+            # Each id once: SGLang aborts whatever has an id of which a stream ended two seconds before.
+            again = [replace(each, rid=uuid.uuid4().hex) for each in asked]
             async with listening(self.client, again) as running:
                 report = await self.loader.load("2", self.second, keep=keep, changed=counts.append)
                 heard = await running.end()

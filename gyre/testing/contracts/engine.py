@@ -23,22 +23,23 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode, VersionSpan
+from gyre.engines.dialect import FinishKind, GenerateRequest, PauseMode, VersionSpan
 from gyre.engines.errors import EngineRefused
 from gyre.engines.http_client import Deadlines, EngineClient
 from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand, EngineProcess
 from gyre.testing.contracts.broken import ContractBroken, broken
-from gyre.testing.contracts.engine_calls import listen, listening, prompt_of, request
-
-LONG = 600
-"""More tokens than an engine generates while a clause watches it run."""
-
-LOAD_WITHIN_S = 20.0
-"""How long an engine may take to report its true load: a few steps, which a busy machine makes slowly."""
-
-PAUSES = 4
-"""How often a pause is tried that comes too late to hold anything."""
+from gyre.testing.contracts.engine_calls import (
+    LONG,
+    PAUSES,
+    NotKept,
+    ended_by,
+    listen,
+    listening,
+    prompt_of,
+    request,
+    until_busy_with,
+)
 
 HOLD_S = 0.5
 """How long a paused engine is watched for a token that it must not draw."""
@@ -93,13 +94,9 @@ CLAUSES: dict[str, Clause] = {}
 """The clauses by name, in the order in which they run."""
 
 
-class _NotKept(Exception):
-    """A clause's condition does not hold; the text says what was seen instead."""
-
-
 def expect(kept: bool, came: object) -> None:
     if not kept:
-        raise _NotKept(came if isinstance(came, str) else repr(came))
+        raise NotKept(came if isinstance(came, str) else repr(came))
 
 
 def clause(*cases: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
@@ -111,7 +108,7 @@ def clause(*cases: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[.
             async def run(client: EngineClient, engine: EngineUnderTest) -> None:
                 try:
                     await function(client, engine, *case)
-                except (_NotKept, TimeoutError) as error:
+                except (NotKept, TimeoutError) as error:
                     promised = " ".join((function.__doc__ or "").split()).rstrip(".")
                     came = str(error) or "nothing came in time"
                     raise broken(f"An engine ({name})", promised[:1].lower() + promised[1:], came) from error
@@ -332,11 +329,13 @@ async def abort_ends_one_request_with_what_it_has(client: EngineClient, engine: 
 @clause()
 async def abort_all_ends_every_request(client: EngineClient, engine: EngineUnderTest) -> None:
     """End every request with what it has."""
-    async with listening(client, [request(engine.prompt(30 + i), LONG) for i in range(4)]) as running:
+
+    async def abort(asked: Sequence[GenerateRequest]) -> None:
         await client.abort_all()
-        for heard in await running.end():
-            expect(heard.finish.kind is FinishKind.ABORT, heard.finish)
-            expect(0 < len(heard.tokens) < LONG, f"{len(heard.tokens)} tokens came")
+
+    for heard in await ended_by(abort, client, [engine.prompt(30 + i) for i in range(4)]):
+        expect(heard.finish.kind is FinishKind.ABORT, heard.finish)
+        expect(0 < len(heard.tokens) < LONG, f"{len(heard.tokens)} tokens came")
 
 
 @clause()
@@ -389,7 +388,7 @@ async def a_pause_holds_requests_which_then_go_on(
             expect(len((await late).tokens) == 4, "the new request has other than its 4 tokens")
             break
     else:
-        raise _NotKept(f"all had ended before the pause, {PAUSES} times")
+        raise NotKept(f"all had ended before the pause, {PAUSES} times")
     for heard in ended:
         expect(heard.finish.kind is FinishKind.LENGTH, heard.finish)
         expect(len(heard.tokens) == LONG, f"{len(heard.tokens)} tokens came of {LONG}")
@@ -402,11 +401,14 @@ async def a_pause_by_abort_ends_requests_and_holds_new_ones(
     client: EngineClient, engine: EngineUnderTest
 ) -> None:
     """End what runs when it is paused by `abort`, and hold new requests until it is resumed."""
-    async with listening(client, [request(engine.prompt(60 + i), LONG) for i in range(3)]) as running:
+
+    async def pause(asked: Sequence[GenerateRequest]) -> None:
         await client.pause(PauseMode.ABORT)
-        for heard in await running.end():
-            expect(heard.finish.kind is FinishKind.ABORT, heard.finish)
-            expect(0 < len(heard.tokens) < LONG, f"{len(heard.tokens)} tokens came")
+
+    prompts = [engine.prompt(60 + i) for i in range(3)]
+    for heard in await ended_by(pause, client, prompts, undo=client.resume):
+        expect(heard.finish.kind is FinishKind.ABORT, heard.finish)
+        expect(0 < len(heard.tokens) < LONG, f"{len(heard.tokens)} tokens came")
     late = asyncio.create_task(listen(client, request(engine.prompt(63), 4)))
     await asyncio.sleep(HOLD_S)
     expect(not late.done(), "a new request was answered during the pause")
@@ -419,12 +421,13 @@ async def abort_during_a_pause_loses_and_repeats_no_token(
     client: EngineClient, engine: EngineUnderTest, mode: PauseMode
 ) -> None:
     """Tell of a request that is aborted during a pause every token that it drew, once."""
-    asked = request(engine.prompt(65), LONG, temperature=0.0)
-    async with listening(client, [asked]) as running:
+
+    async def abort(asked: Sequence[GenerateRequest]) -> None:
         await client.pause(mode)
-        await client.abort(asked.rid)
+        await client.abort(asked[0].rid)
         await client.resume()
-        (heard,) = await running.end()
+
+    (heard,) = await ended_by(abort, client, [engine.prompt(65)], temperature=0.0)
     expect(heard.finish.kind is FinishKind.ABORT, heard.finish)
     undisturbed = await listen(client, request(engine.prompt(65), len(heard.tokens), temperature=0.0))
     expect(heard.tokens == undisturbed.tokens, heard.tokens)
@@ -467,7 +470,7 @@ async def weights_change_under_a_running_sample(client: EngineClient, engine: En
             (heard,) = await running.end()
             break
     else:
-        raise _NotKept(f"it had ended before the pause, {PAUSES} times")
+        raise NotKept(f"it had ended before the pause, {PAUSES} times")
     expect(len(heard.tokens) == LONG, f"{len(heard.tokens)} tokens came of {LONG}")
     expect(len(heard.spans) == 2, heard.spans)
     first, second = heard.spans
@@ -516,11 +519,20 @@ async def an_engine_says_who_it_is(client: EngineClient, engine: EngineUnderTest
 @clause()
 async def an_engine_says_how_full_it_is(client: EngineClient, engine: EngineUnderTest) -> None:
     """Say how many requests it has, and how many it can have."""
-    await until_busy_with(0, client)
-    async with listening(client, [request(engine.prompt(80 + i), LONG) for i in range(3)]) as running:
-        load = await until_busy_with(3, client)
-        await client.abort_all()
-        await running.end()
+    for _ in range(PAUSES):
+        await until_busy_with(0, client)
+        async with listening(client, [request(engine.prompt(80 + i), LONG) for i in range(3)]) as running:
+            busy = asyncio.create_task(until_busy_with(3, client))
+            await asyncio.wait([busy, *running.tasks], return_when=asyncio.FIRST_COMPLETED)
+            if busy.done():
+                load = await busy
+                await client.abort_all()
+                await running.end()
+                break
+            busy.cancel()  # whoever asks was held up for as long as one took
+            await running.end()
+    else:
+        raise NotKept(f"one had ended before it was asked, {PAUSES} times")
     expect(load.max_running > 0, load)
     expect(load.max_tokens > 0, load)
     await until_busy_with(0, client)
@@ -587,17 +599,3 @@ async def _refuses(call: Awaitable[Any]) -> None:
     except EngineRefused:
         return
     expect(False, "it was accepted")
-
-
-async def until_busy_with(requests: int, client: EngineClient) -> EngineLoad:
-    """Wait until the engine reports this many requests, which it may do some steps late."""
-    load = None
-    try:
-        async with asyncio.timeout(LOAD_WITHIN_S):
-            while True:
-                load = await client.load()
-                if load.running + load.waiting == requests:
-                    return load
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise _NotKept(f"it says {load} where {requests} requests are open") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +12,33 @@ from typing import Any
 import numpy as np
 
 from gyre.engines.contract import Engine
-from gyre.engines.dialect import Finish, GenerateRequest, SamplingParams, StreamChunk, VersionSpan
+from gyre.engines.dialect import (
+    EngineLoad,
+    Finish,
+    FinishKind,
+    GenerateRequest,
+    SamplingParams,
+    StreamChunk,
+    VersionSpan,
+)
 
 BEGIN_WITHIN_S = 60.0
 END_WITHIN_S = 60.0
 STILL_WITHIN_S = 20.0
 """Generous: an engine on a busy machine's CPU makes a few tokens a second."""
+
+LONG = 600
+"""More tokens than an engine generates while a clause watches it run."""
+
+LOAD_WITHIN_S = 20.0
+"""How long an engine may take to report its true load: a few steps, which a busy machine makes slowly."""
+
+PAUSES = 4
+"""How often a pause is tried that comes too late to hold anything."""
+
+
+class NotKept(Exception):
+    """A clause's condition does not hold; the text says what was seen instead."""
 
 
 @dataclass
@@ -114,3 +135,39 @@ async def listening(client: Engine, asked: Sequence[GenerateRequest]) -> AsyncIt
         for task in running.tasks:
             task.cancel()
         await asyncio.gather(*running.tasks, return_exceptions=True)
+
+
+async def ended_by(
+    stop: Callable[[Sequence[GenerateRequest]], Awaitable[None]],
+    client: Engine,
+    prompts: Sequence[list[int]],
+    *,
+    undo: Callable[[], Awaitable[None]] | None = None,
+    **sampling: Any,
+) -> list[Heard]:
+    """What was heard of requests that ran when `stop` was called. Tried again, after `undo`, where one had all its
+    tokens before: on a busy machine whoever asks is held up for as long as that takes."""
+    for _ in range(PAUSES):
+        asked = [request(prompt, LONG, **sampling) for prompt in prompts]
+        async with listening(client, asked) as running:
+            await stop(asked)
+            ended = await running.end()
+        if all(heard.finish.kind is not FinishKind.LENGTH for heard in ended):
+            return ended
+        if undo is not None:
+            await undo()
+    raise NotKept(f"one had all its {LONG} tokens, {PAUSES} times")
+
+
+async def until_busy_with(requests: int, client: Engine) -> EngineLoad:
+    """Wait until the engine reports this many requests, which it may do some steps late."""
+    load = None
+    try:
+        async with asyncio.timeout(LOAD_WITHIN_S):
+            while True:
+                load = await client.load()
+                if load.running + load.waiting == requests:
+                    return load
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise NotKept(f"it says {load} where {requests} requests are open") from None

@@ -200,7 +200,7 @@ async def test_an_engine_that_breaks_a_promise_is_told_which(
     engine: EngineUnderTest, doctored: type[EngineClient], clause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine is sound; what is wrong with it is put between it and the clause."""
-    monkeypatch.setattr("gyre.testing.contracts.engine.LOAD_WITHIN_S", 1.0)
+    monkeypatch.setattr("gyre.testing.contracts.engine_calls.LOAD_WITHIN_S", 1.0)
     async with engine.client(), doctored(engine.url) as client:
         with pytest.raises(ContractBroken) as caught:
             await CLAUSES[clause](client, engine)
