@@ -148,19 +148,20 @@ def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_diges
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["trainer-0", "master"])
 def test_who_is_stopped_in_the_middle_of_a_write_does_not_hold_up_the_journal(
-    start: Start, kill_home: Path, undisturbed_digest: str
+    start: Start, kill_home: Path, undisturbed_digest: str, name: str
 ) -> None:
     """It has the database's one write lock, without which nothing can be written of its own replacement."""
     run = start(rollout_total=1)
     run.faults.reach_step(3)
     run.gate.open_to(8)
-    trainer = run.faults.find("trainer-0")
-    stop_in_a_write(trainer.pid, kill_home / "gyre.db")
-    run.faults.replaced(trainer)
+    victim = run.faults.find(name)
+    stop_in_a_write(victim.pid, kill_home / "gyre.db")
+    run.faults.replaced(victim)
     view = run.end()
     assert view["job"]["result"]["digest"] == undisturbed_digest
-    (incident,) = run.incidents_of(view, "trainer-0")
+    (incident,) = run.incidents_of(view, name)
     assert incident["cause"] in ("silent", "killed")  # by which of the two it is told first
 
 
