@@ -18,6 +18,7 @@ from gyre.errors import Unauthorized
 from gyre.weights.codecs.encoding import CODECS, Codec, decode, encode
 from gyre.weights.transfer.chunk_transports import Source, TcpTransport, Want
 from gyre.weights.transfer.fetch import Fetch, _Stream
+from gyre.weights.transfer.mooncake import remote_memory
 from gyre.weights.transfer.protocol import MAGIC, Abandoned, PeerConnection, Stalled, dial
 from gyre.weights.transfer.receiver import Receiver
 from gyre.weights.transfer.server import ChunkServer
@@ -342,6 +343,29 @@ class Handshakes(Target):
             with contextlib.suppress(OSError):
                 while link.recv(1 << 12):
                     pass
+
+
+class MemoryReplies(Target):
+    """Where a source says that Mooncake finds a chunk: what is taken for true is given to a native engine."""
+
+    name = "memory replies"
+    _source = "10.0.0.7:9000"
+
+    def feed(self, draw: Random, sent: list[bytes]) -> bool:
+        nbytes = draw.choice((1, CHUNK, 1 << 30))
+        good = {"peer": f"10.0.0.7:{draw.randrange(1, 2**16)}", "address": draw.randrange(1, 2**47)}
+        reply = twisted({"status": "ok", **good}, draw, wide=True) if draw.random() < 0.9 else hostile(draw)
+        sent.append(as_json(reply) if isinstance(reply, dict) else b"no mapping")
+        if not isinstance(reply, dict):
+            return False  # whoever reads replies takes mappings alone
+        try:
+            peer, address = remote_memory(reply, self._source, nbytes)
+        except ConnectionAbortedError:
+            return False
+        host, _, port = peer.rpartition(":")
+        if host != "10.0.0.7" or not 0 < int(port) < 2**16 or not 0 < address <= 2**64 - nbytes:
+            raise Broken(f"the engine is told to read {nbytes} bytes from {peer} at {address}")
+        return True
 
 
 class ChunkCodecs(Target):

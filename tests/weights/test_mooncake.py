@@ -16,7 +16,14 @@ import pytest
 from gyre.weights.codecs.adaptive import CodecChoice, choose_transport
 from gyre.weights.codecs.link_rate import MEASURED_BYTES
 from gyre.weights.transfer.fetch import WeightsUnreachable
-from gyre.weights.transfer.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
+from gyre.weights.transfer.mooncake import (
+    MooncakeEngine,
+    MooncakeMissing,
+    load,
+    memory_of,
+    remote_memory,
+    self_test,
+)
 from gyre.weights.transfer.protocol import Stalled
 from tests.weights.plane import CHUNK, MEASURED, content, memory_folder
 
@@ -128,6 +135,46 @@ def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(peer):
     assert fetched.way == "mooncake+tcp"
     assert able.server.sent_bytes == 0
     assert fetched.by[able.address] > 0
+
+
+SAID = {"peer": "10.0.0.7:15000", "address": 1 << 40}
+
+LIES = {
+    "another machine": {"peer": "10.0.0.8:15000"},
+    "a name": {"peer": "elsewhere:15000"},
+    "nobody": {"peer": None},
+    "no port": {"peer": "10.0.0.7"},
+    "port 0": {"peer": "10.0.0.7:0"},
+    "port 65536": {"peer": "10.0.0.7:65536"},
+    "digits of another script": {"peer": "10.0.0.7:\u0661\u0665"},
+    "no address": {"address": None},
+    "true": {"address": True},
+    "a float": {"address": float(1 << 40)},
+    "address 0": {"address": 0},
+    "below 0": {"address": -1},
+    "over the end": {"address": 2**64 - CHUNK + 1},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_source_is_not_believed_that_its_memory_is_where_it_cannot_be(lie):
+    """The native engine dials whom it is told to, and takes any number for an address."""
+    assert remote_memory(SAID, "10.0.0.7:9000", CHUNK) == ("10.0.0.7:15000", 1 << 40)
+    with pytest.raises(ConnectionAbortedError):
+        remote_memory(SAID | lie, "10.0.0.7:9000", CHUNK)
+
+
+def test_whoever_names_another_machine_is_not_read_from(peer):
+    liar, engine = with_engine(peer)
+    honest = liar.server.memory
+    liar.server.memory = lambda files, chunk: honest(files, chunk) | {"peer": "10.0.0.8:15000"}
+    able, _ = with_engine(peer)
+    for one in (liar, able):
+        manifest = one.publish(1)
+    receiver = peer(mooncake=engine, transports=["mooncake"], streams=1)
+    fetched = receiver.fetch(manifest, liar, able)
+    assert content(fetched.files) == content(able.arena.versions[1])
+    assert set(fetched.by) == {able.address}
 
 
 def test_mooncake_alone_is_never_replaced(peer):

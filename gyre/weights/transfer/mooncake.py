@@ -174,6 +174,22 @@ def memory_of(engine: MooncakeEngine, arena: Arena) -> Callable[[VersionFiles, C
     return where
 
 
+def remote_memory(reply: dict[str, Any], source: str, nbytes: int) -> tuple[str, int]:
+    """Where the source at `source` says that so many bytes lie: its engine's `host:port`, and their address. Raises
+    ConnectionAbortedError for what cannot be. The engine would dial whatever machine a source names."""
+    peer, address = reply.get("peer"), reply.get("address")
+    if type(peer) is not str or type(address) is not int:
+        raise ConnectionAbortedError("the source does not say where its memory is")
+    host, _, port = peer.rpartition(":")
+    if host != source.rpartition(":")[0]:
+        raise ConnectionAbortedError(f"the source names the memory of another machine: {peer[:100]!r}")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16):
+        raise ConnectionAbortedError(f"the source names no port: {peer[:100]!r}")
+    if not 0 < address <= 2**64 - nbytes:
+        raise ConnectionAbortedError(f"the source names memory that cannot be: {nbytes} bytes at {address}")
+    return peer, address
+
+
 class MooncakeTransport:
     """Reads chunks from the memory of the source whose ChunkServer is at `address` into `files`."""
 
@@ -194,6 +210,7 @@ class MooncakeTransport:
         self._line = TcpTransport(
             address, token, relay=relay, stall_s=stall_s, abandoned=abandoned, pool=pool
         )
+        self._source = address
         self._engine = engine
         self._files = files
 
@@ -219,13 +236,11 @@ class MooncakeTransport:
                     f"the source has none: {str(reply.get('why') or 'nobody said why')[:300]}"
                 )
             return Pulled(str(reply.get("status")), told=reply)
-        theirs = reply.get("address")
-        if not isinstance(theirs, int):
-            raise ConnectionAbortedError("no such reply")
+        peer, theirs = remote_memory(reply, self._source, chunk.nbytes)
         ours = self._engine.register(self._files.views[chunk.file]) + chunk.offset
         began = time.monotonic()
         try:
-            self._engine.read(str(reply.get("peer")), theirs, ours, chunk.nbytes)
+            self._engine.read(peer, theirs, ours, chunk.nbytes)
         except (OSError, Stalled) as error:
             self._line.ask({"op": "have", "checksum": want.manifest.checksum})  # raises if the source is gone
             raise MooncakeFailed(f"{error}.") from error
