@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gyre.api.checks import data, learning, models, rewards
 from gyre.config import JobSpec
 from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import ADVANTAGE, CODEC, ENGINE, LOSS, TASK
@@ -35,11 +36,13 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     if not reads_sections(spec):
         return []
     check_complete(spec)
-    notes = []
+    notes, here = [], runs_here(spec, ray_address)
     for error in _missing_files(spec):
-        if runs_here(spec, ray_address):
+        if here:
             raise error
         notes.append(f"{error.message} The machines that run the job must have it.")
+    for subject in (data, models, rewards, learning):
+        notes += subject.check(spec, here=here)
     return notes
 
 
