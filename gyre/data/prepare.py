@@ -15,7 +15,7 @@ from typing import Any
 from gyre.data.folder import FolderWriter
 from gyre.data.layouts import Layout, Problem, layout_for
 from gyre.data.sources import Row, read_rows
-from gyre.data.tokenizer import FILES, TextTokenizer
+from gyre.data.tokenizer import FILES, TextTokenizer, tokenizer_identity
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import OWN_LIMIT, checked_limit
 
@@ -87,6 +87,7 @@ def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe())
             "left_out": dict(sorted(left_out.items())),
             "source": source.name,
             "recipe": asdict(recipe),
+            "tokenizer": tokenizer_identity(tokenizer),
             "vocab_size": text.vocab_size,
             "stop_token_ids": list(text.stop_token_ids),
         }

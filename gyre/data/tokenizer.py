@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from gyre.data.extras import needed
 from gyre.data.templates import ChatTemplate
 from gyre.errors import ConfigError
@@ -85,8 +87,64 @@ class TextTokenizer:
         return ChatTemplate(source, self.special) if source else None
 
 
+def tokenizer_identity(folder: Path | str) -> str:
+    """A digest of what the numbers of this folder's tokenizer stand for: vocabulary, merges, added and special tokens,
+    normaliser and pre-tokeniser. Two folders with the same digest cut a text into the same tokens. "" where there is no
+    `tokenizer.json`, so that nothing can be compared. Raises ConfigError if the file cannot be read.
+
+    What does not change a token is not in it: the file's form, padding and truncation, the chat template, and which of
+    the special tokens ends an answer.
+    """
+    file = Path(folder) / "tokenizer.json"
+    if not file.exists():
+        return ""
+    found = _json(file)
+    model = dict(found.get("model") or {})
+    # Older files write a merge as one text, newer ones as a pair.
+    model["merges"] = [
+        merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()
+    ]
+    content = {
+        "vocab": model.pop("vocab", None),
+        "model": _without_defaults(model),
+        "added": sorted((token["id"], _without_defaults(token)) for token in found.get("added_tokens") or ()),
+        "normalizer": _without_defaults(found.get("normalizer")),
+        "pre_tokenizer": _without_defaults(found.get("pre_tokenizer")),
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+_IMMATERIAL = frozenset({"trim_offsets"})
+"""Keys of a tokenizer's parts that change where a token stands in the text, and not which token it is."""
+
+
+def _without_defaults(part: Any) -> Any:
+    """A part of a tokenizer without what says nothing. Files of different ages write a default or leave it out."""
+    if isinstance(part, Mapping):
+        return {
+            key: _without_defaults(value)
+            for key, value in part.items()
+            if key not in _IMMATERIAL
+            and value not in (None, False, "")
+            and not (key == "use_regex" and value is True)
+        }
+    if isinstance(part, list):
+        return [_without_defaults(one) for one in part]
+    return part
+
+
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    """The file's mapping; an absent file is an empty one. Raises ConfigError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}.",
+            hint="The file may be incomplete; a clone without Git LFS has small text files in place of the data.",
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds a {type(found).__name__}, not a mapping.")
     return found
 
 
