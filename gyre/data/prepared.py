@@ -32,18 +32,14 @@ class PreparedData:
         self.settings = read_section(DataSettings, config, "data")
         self._folder = PreparedFolder(Path(self.settings.path))
         manifest = self._folder.manifest
-        if self.settings.digest and manifest["digest"] != self.settings.digest:
-            raise ConfigError(
-                f"{self._folder.path} has the digest {manifest['digest']}, config.data.digest says "
-                f"{self.settings.digest}.",
-                hint="It is another data set than the job was made for.",
-            )
+        if self.settings.digest:
+            self._folder.check_digest(self.settings.digest)
         self._held_out_folder = (
             PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
         )
         if (
             self._held_out_folder is not None
-            and self._held_out_folder.manifest["vocab_size"] != manifest["vocab_size"]
+            and self._held_out_folder.manifest["tokenizer"] != manifest["tokenizer"]
         ):
             raise ConfigError(
                 f"{self._held_out_folder.path} was prepared with another tokenizer than {self._folder.path}."
