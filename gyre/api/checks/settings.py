@@ -26,7 +26,6 @@ from gyre.graph.integrations import check_complete, reads_sections
 from gyre.graph.rollout_roles import check_context
 from gyre.workloads.algorithms.options import with_options
 
-_PREPARED = "gyre.data.prepared:PreparedData"
 _REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
 
 
@@ -94,21 +93,6 @@ def check_plugins(spec: JobSpec) -> None:
 def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
     """An error for each file that is not on this machine; other mistakes in files are raised."""
     settings = WorkloadSettings.read(spec.config)
-    if settings.data is not None and spec.run.data in (None, _PREPARED):
-        folders = {"config.data.path": settings.data.path, "config.data.held_out": settings.data.held_out}
-        missing = [
-            ConfigError(
-                f"{key}: {folder} is no prepared data set on this machine.",
-                hint="Make one with `gyre data prepare`.",
-            )
-            for key, folder in folders.items()
-            if folder and not Path(folder).is_dir()
-        ]
-        yield from missing
-        if not missing:
-            from gyre.data.prepared import PreparedData
-
-            PreparedData(spec.config)  # its manifests are read: digest, format, tokenizers
     if settings.megatron.model_path:
         yield from _missing_model("config.megatron.model_path", settings.megatron.model_path)
         _check_context(spec, Path(settings.megatron.model_path) / "config.json")
