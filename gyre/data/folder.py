@@ -307,7 +307,8 @@ def _close_all(descriptors: dict[str, int]) -> None:
 
 
 def _not_prepared(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is no prepared data set.", hint="Make one with `gyre data prepare`.")
+    what = "is a tokenizer's folder, and" if (path / "tokenizer.json").exists() else "is"
+    return ConfigError(f"{path} {what} no prepared data set.", hint="Make one with `gyre data prepare`.")
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -33,7 +33,11 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         return
     from gyre.data.prepared import PreparedData
 
-    data = PreparedData(spec.config)  # format, digest, one tokenizer
+    try:
+        data = PreparedData(spec.config)  # format, digest, one tokenizer
+    except ConfigError as error:
+        key = "" if error.message.startswith("config.") else "config.data: "
+        raise ConfigError(f"{key}{error.message}", hint=error.hint) from error
     _check_model(spec, data)
     yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
