@@ -11,13 +11,14 @@ from typing import Literal
 
 from gyre.data.readers import kind_of
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_ADDRESS = re.compile(r"(?:https?:/+huggingface\.co/|hf:/+)(?:datasets/)?")
 
 
 def download_hint(path: Path | str, kind: Literal["dataset", "model"]) -> str:
     """The command that downloads what looks like a name on the Hugging Face Hub; "" for any other path."""
-    name = str(path)
-    if not _HUB_NAME.fullmatch(name) or kind_of(Path(name)) or Path(name).parent.exists():
+    name = _ADDRESS.sub("", str(path))
+    if not _NAME.fullmatch(name) or kind_of(Path(name)) or Path(name).parent.exists():
         return ""
     folder = name.partition("/")[2]
     repo_type = "--repo-type dataset " if kind == "dataset" else ""

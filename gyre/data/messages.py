@@ -73,6 +73,8 @@ def without_last_answer(messages: Messages) -> tuple[Messages, str | None]:
         end -= 1
     if not end:
         raise Unsupported("no question", "every message is the assistant's, so nothing is asked")
+    if not messages[end - 1]["content"].strip():
+        raise Unsupported("an empty prompt", f"message {end}, which asks, is empty")
     said = [one["content"] for one in messages[end:]]
     return messages[:end], "\n".join(said) if said else None
 

@@ -136,6 +136,12 @@ class _Preparation:
         self._kept: Counter[str] = Counter()
         """Of the rows that are kept, how many have a column, and in how many something is not as in the file."""
         self._meta_columns: dict[str, None] = {}
+        self._has_system = False
+        """Whether it was seen that the template writes the recipe's system message."""
+        if recipe.keep_unanswered and not self._layout.answer:
+            raise ConfigError(
+                "--keep-unanswered: no column has answers, so every row is kept.", hint="Leave it out."
+            )
 
     def prompts(self, block: list[Row]) -> Iterator[tuple[list[int], bytes]]:
         """The tokens of each prompt, and what goes with it."""
@@ -199,7 +205,9 @@ class _Preparation:
         try:
             answer = self._layout.answer_of(row)
         except Unholdable as error:
-            raise ConfigError(f"column {self._layout.answer}: the answer holds {error}.") from None
+            raise Unsupported(
+                "a broken text", f"column {self._layout.answer}: the answer holds {error}"
+            ) from None
         if answer is None and self._layout.answer and not self._recipe.keep_unanswered:
             self._left_out[_NO_ANSWER] += 1
             return None
@@ -208,7 +216,9 @@ class _Preparation:
         except KeyError:
             raise ConfigError(f"it has no column {self._layout.prompt!r}, which others have.") from None
         except Unholdable as error:
-            raise ConfigError(f"column {self._layout.prompt}: the prompt holds {error}.") from None
+            raise Unsupported(
+                "a broken text", f"column {self._layout.prompt}: the prompt holds {error}"
+            ) from None
         except Unsupported as error:
             raise Unsupported(error.reason, f"column {self._layout.prompt}: {error.sentence}") from None
         return _Problem(
@@ -238,6 +248,13 @@ class _Preparation:
             return "\n".join(one["content"] for one in problem.messages)
         assert self._text.template is not None
         prompt = self._text.template.render(problem.messages, **self._recipe.template)
+        if self._recipe.system and not self._has_system:
+            asked = problem.messages[1:]
+            self._has_system = prompt != self._text.template.render(asked, **self._recipe.template)
+            if not self._has_system:
+                raise ConfigError(
+                    "the chat template does not write system messages.", hint="Leave --system out."
+                )
         try:
             return whole_text(prompt)
         except Unholdable as error:

@@ -158,6 +158,7 @@ def _check_header(file: Path, columns: list[str]) -> None:
 def _parquet(file: Path, split: str) -> Iterator[Row]:
     parquet = needed("pyarrow.parquet", "Parquet")
     with _arrow_errors(file), parquet.ParquetFile(_bytes(file)) as opened:
+        _check_names(file, opened.schema_arrow.names)
         for batch in opened.iter_batches(batch_size=1024):
             yield from batch.to_pylist(maps_as_pydicts="strict")
 
@@ -173,13 +174,19 @@ def _arrow(file: Path, split: str) -> Iterator[Row]:
         ):
             is_file = opened.read(6) == b"ARROW1"
             opened.seek(0)
-            if is_file:
-                stored = arrow.ipc.open_file(opened)
-                batches = (stored.get_batch(number) for number in range(stored.num_record_batches))
-            else:
-                batches = iter(arrow.ipc.open_stream(opened))
+            stored = arrow.ipc.open_file(opened) if is_file else arrow.ipc.open_stream(opened)
+            _check_names(file, stored.schema.names)
+            batches = map(stored.get_batch, range(stored.num_record_batches)) if is_file else stored
             for batch in batches:
                 yield from batch.to_pylist(maps_as_pydicts="strict")
+
+
+def _check_names(file: Path, columns: list[str]) -> None:
+    for column in columns:
+        if columns.count(column) > 1:
+            raise ConfigError(
+                f"{file}: the column {column!r} is there twice.", hint="Give each column its own name."
+            )
 
 
 @contextmanager
@@ -217,10 +224,10 @@ def _text(file: Path, newline: str = "\n") -> Iterator[IO[str]]:
 
 def unreadable(file: Path, error: BaseException) -> ConfigError:
     lines = str(error).splitlines()
-    return ConfigError(
-        f"{file} cannot be read: {lines[0] if lines else type(error).__name__}.",
-        hint="The file may be incomplete; a clone without Git LFS has small text files in place of the data.",
-    )
+    hint = "The file may be incomplete; a clone without Git LFS has small text files in place of the data."
+    if isinstance(error, UnicodeDecodeError):
+        hint = "Text must be UTF-8."
+    return ConfigError(f"{file} cannot be read: {lines[0] if lines else type(error).__name__}.", hint=hint)
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {

@@ -12,14 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gyre.data.hub import download_hint
-from gyre.data.readers import Row, kind_of, rows_of
+from gyre.data.readers import Row, kind_of, rows_of, unreadable
 from gyre.data.subsets import has_split, listed_files, one_of_several
 from gyre.errors import ConfigError
 
 _ABOUT = ("dataset_info.json", "state.json", "dataset_dict.json", "dataset_infos.json")
 """Files of a data set's folder that hold no rows."""
+_DEFAULT_SPLIT = "train"
+_OTHER_SPLITS = ("test", "validation", "valid", "val", "dev", "eval")
+"""Words that say that a folder's only file is not for training."""
 
 
 def read_rows(path: Path, split: str = "train", subset: str = "") -> Iterator[Row]:
@@ -35,6 +39,8 @@ def files_of(path: Path, split: str = "train", subset: str = "") -> list[Path]:
         _refuse_unknown(path)
         if subset:
             raise ConfigError(f"{path} is a file, and has no subset {subset!r}.", hint="Leave --subset out.")
+        if kind_of(path) != ".json" and split != _DEFAULT_SPLIT and not has_split(Path(path.name), split):
+            raise ConfigError(f"{path} is a file, and has no split {split!r}.", hint="Leave --split out.")
         return [path]
     if not path.is_dir():
         raise _not_there(path)
@@ -48,20 +54,34 @@ def files_of(path: Path, split: str = "train", subset: str = "") -> list[Path]:
         if not path.is_dir():
             raise ConfigError(f"{path} does not exist.", hint="--subset names a folder in the data set's.")
     if (path / "dataset_dict.json").exists():
-        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        splits = _saved(path / "dataset_dict.json")["splits"]
         if split not in splits:
             raise _no_split(path, split, splits)
         path = path / split
+    elif split != _DEFAULT_SPLIT and (path / "state.json").exists():
+        raise ConfigError(f"{path} is one split, and has no split {split!r}.", hint="Leave --split out.")
     if (path / "state.json").exists():
-        named = json.loads((path / "state.json").read_text())["_data_files"]
+        named = _saved(path / "state.json")["_data_files"]
         return [path / one["filename"] for one in named]
     found = sorted(file for file in path.rglob("*") if _holds_rows(file.relative_to(path)))
     if not found:
         raise ConfigError(f"{path} holds no JSONL, JSON, CSV, TSV, Parquet or Arrow file.")
     of_split = [file for file in found if has_split(file.relative_to(path), split)]
-    if not of_split and len(found) > 1:
+    is_another = split != _DEFAULT_SPLIT or any(
+        has_split(found[0].relative_to(path), one) for one in _OTHER_SPLITS
+    )
+    if not of_split and (len(found) > 1 or is_another):
         raise _no_split(path, split, [file.relative_to(path).as_posix() for file in found[:8]])
     return _of_one_kind(path, one_of_several(path, of_split, split), split) if of_split else found
+
+
+def _saved(file: Path) -> dict[str, Any]:
+    """What `save_to_disk` wrote of a data set."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    return found
 
 
 def _holds_rows(file: Path) -> bool:

@@ -106,3 +106,5 @@ def test_the_assistant_s_last_turn_is_no_part_of_the_prompt():
     assert without_last_answer([*user("q"), answer]) == (user("q"), "a")
     with pytest.raises(Unsupported, match="nothing is asked"):
         without_last_answer([answer])
+    with pytest.raises(Unsupported, match="message 2, which asks, is empty"):
+        without_last_answer([{"role": "system", "content": "s"}, *user(" "), answer])

@@ -97,6 +97,13 @@ def test_what_cannot_be_read_is_named(tmp_path, name, text, sentence):
         list(rows_of(tmp_path / name))
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pyarrow.table([["x"], ["y"]], names=["q", "q"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: the column 'q' is there twice"):
+        list(rows_of(tmp_path / "a.parquet"))
+
+
 def test_parquet_and_arrow_keep_structure(tmp_path):
     table = pyarrow.table(
         {

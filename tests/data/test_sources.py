@@ -160,6 +160,29 @@ def test_nothing_there_is_told(tmp_path):
         files_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "split", "sentence"),
+    [
+        ("test.jsonl", "train", "has no split 'train'; there are test"),
+        ("data/val.csv", "train", "has no split 'train'"),
+        ("rows.jsonl", "test", "has no split 'test'"),
+        ("rows.jsonl", "train", None),
+        ("test.jsonl", "test", None),
+    ],
+)
+def test_a_folder_s_only_file_is_not_taken_for_another_split(tmp_path, file, split, sentence):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    write_lines(tmp_path / file, [{"a": 1}])
+    if sentence is None:
+        assert files_of(tmp_path, split) == [tmp_path / file] == files_of(tmp_path / file, split)
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        files_of(tmp_path, split)
+    if split != "train":
+        with pytest.raises(ConfigError, match="is a file, and has no split 'test'"):
+            files_of(tmp_path / file, split)
+
+
 def test_one_split_in_two_kinds_is_not_read_twice(tmp_path):
     write_lines(tmp_path / "train.jsonl", [{"a": "1"}])
     (tmp_path / "train.csv").write_text("a\n1\n")
@@ -178,6 +201,7 @@ def test_what_the_hub_s_client_leaves_in_a_folder_is_no_data(tmp_path):
     ("path", "command"),
     [
         ("openai/gsm8k", "hf download --repo-type dataset openai/gsm8k --local-dir gsm8k"),
+        ("https://huggingface.co/datasets/openai/gsm8k", "hf download --repo-type dataset openai/gsm8k "),
         ("data/train.jsonl", None),
         ("gsm8k", None),
         ("/openai/gsm8k", None),

@@ -182,12 +182,20 @@ def test_a_template_that_fails_is_one_sentence(template, sentence):
         ({"template": {"enable_thinkin": False}}, "did you mean 'enable_thinking'"),
         ({"suffix": "\udcff"}, "--suffix holds half a character"),
         ({"system": "\udcff"}, "--system holds half a character"),
+        ({"keep_unanswered": True}, "--keep-unanswered: no column has answers"),
     ],
 )
 def test_options_of_prepare_that_would_do_nothing(tmp_path, how, sentence):
     source = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     with pytest.raises(ConfigError, match=sentence):
         prepare(source, tmp_path / "out", write_tokenizer(tmp_path / "model"), Recipe(**how))
+
+
+def test_a_system_message_that_the_template_does_not_write(tmp_path):
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    source = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    with pytest.raises(ConfigError, match="does not write system messages"):
+        prepare(source, tmp_path / "out", folder_of(tmp_path / "model", template), Recipe(system="S"))
 
 
 def test_the_system_message_of_the_recipe_is_the_only_one(tmp_path):
