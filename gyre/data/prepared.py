@@ -2,7 +2,9 @@
 
 Invariants:
 - *endless and resumable*: prompt `i` is a function of the folders, the seed and `i` alone; see `gyre.data.order`;
-- *held out stays out*: a prompt with the same tokens as a held-out prompt is never drawn for training.
+- *held out stays out*: a prompt with the same tokens as a held-out prompt is never drawn for training;
+- *room for an answer*: a prompt and its longest answer together fit into the model. Where the job's `max_new_tokens` do
+  not, the prompt has a lower limit of its own.
 
 This module must not know how answers are produced or rewarded.
 """
@@ -17,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.config.sections import DataSettings, read_section
+from gyre.config.sections import DataSettings, SamplingSettings, read_section
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
+from gyre.data.positions import positions_of
 from gyre.data.tokenizer import TextTokenizer, tokenizer_identity
 from gyre.errors import ConfigError
-from gyre.rollouts.samples import Group, Sample
+from gyre.rollouts.samples import OWN_LIMIT, Group, Sample, checked_limit
 
 
 class PreparedData:
@@ -32,24 +35,23 @@ class PreparedData:
         self.settings = read_section(DataSettings, config, "data")
         self._folder = PreparedFolder(Path(self.settings.path))
         manifest = self._folder.manifest
-        if self.settings.digest and manifest["digest"] != self.settings.digest:
-            raise ConfigError(
-                f"{self._folder.path} has the digest {manifest['digest']}, config.data.digest says "
-                f"{self.settings.digest}.",
-                hint="It is another data set than the job was made for.",
-            )
+        if self.settings.digest:
+            self._folder.check_digest(self.settings.digest)
         self._held_out_folder = (
             PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
         )
         if (
             self._held_out_folder is not None
-            and self._held_out_folder.manifest["vocab_size"] != manifest["vocab_size"]
+            and self._held_out_folder.manifest["tokenizer"] != manifest["tokenizer"]
         ):
             raise ConfigError(
                 f"{self._held_out_folder.path} was prepared with another tokenizer than {self._folder.path}."
             )
         self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
         self._seed = int(config.get("seed", 0))
+        self._positions = positions_of(config)
+        sampling = config.get("sampling") or {}
+        self._longest = int(sampling.get("max_new_tokens", SamplingSettings().max_new_tokens))
 
     @property
     def identity(self) -> str:
@@ -68,10 +70,7 @@ class PreparedData:
 
     def held_out(self, count: int) -> list[Group]:
         """The first `count` held-out prompts, with ids -1, -2, … Raises ConfigError if there are fewer."""
-        folder = self._held_out_folder or self._folder
-        rows = (
-            np.arange(folder.rows) if self._held_out_folder is not None else np.flatnonzero(self._is_held_out)
-        )
+        folder, rows = self._held_out_folder or self._folder, self._held_out_rows
         if len(rows) < count:
             raise ConfigError(
                 f"{len(rows)} prompts are held out, fewer than the {count} of run.held_out.",
@@ -81,9 +80,42 @@ class PreparedData:
             self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows[:count])
         ]
 
-    @staticmethod
-    def _group(group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any]) -> Group:
-        return Group(group_id, folder.prompt_ids(row), folder.meta(row) | meta)
+    def _group(self, group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any]) -> Group:
+        tokens, meta = folder.prompt_ids(row), folder.meta(row) | meta
+        if self._positions is not None:
+            room = self._positions.count - len(tokens)
+            if room < 1:
+                raise ConfigError(
+                    f"row {row} of {folder.path} has {len(tokens)} tokens, which leave no room for an answer in "
+                    f"{self._positions.where} ({self._positions.count}).",
+                    hint="Prepare the data set with --max-prompt-tokens.",
+                )
+            if room < self._limit_of(meta):
+                meta[OWN_LIMIT] = room
+        return Group(group_id, tokens, meta)
+
+    def _limit_of(self, meta: Mapping[str, Any]) -> int:
+        """The longest answer that a prompt may have, in tokens, by the job and the row."""
+        own = meta.get(OWN_LIMIT)
+        return self._longest if own is None else min(self._longest, checked_limit(own, "the row"))
+
+    # -- counts -------------------------------------------------------------------------------------
+
+    @property
+    def folders(self) -> list[PreparedFolder]:
+        """The folders that prompts come from."""
+        return [self._folder] if self._held_out_folder is None else [self._folder, self._held_out_folder]
+
+    @property
+    def held_out_count(self) -> int:
+        """How many prompts are held out."""
+        return len(self._held_out_rows)
+
+    @cached_property
+    def _held_out_rows(self) -> NDArray[np.int64]:
+        if self._held_out_folder is not None:
+            return np.arange(self._held_out_folder.rows)
+        return np.flatnonzero(self._is_held_out)
 
     @cached_property
     def _is_held_out(self) -> NDArray[np.bool_]:
@@ -108,11 +140,8 @@ class PreparedData:
 
     @cached_property
     def largest_token(self) -> int:
-        """The largest token of all prompts, held-out ones included, which the model's vocabulary must have. Reads every
-        token once."""
-        return max(
-            folder.largest_token for folder in (self._folder, self._held_out_folder) if folder is not None
-        )
+        """The largest token of all prompts, held-out ones included, which the model's vocabulary must have."""
+        return max(folder.largest_token for folder in self.folders)
 
     @property
     def tokenizer_identity(self) -> str:

@@ -6,6 +6,7 @@ This module must not know of data sets.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,24 @@ from typing import Any
 import xxhash
 
 from gyre.data.extras import needed
+from gyre.data.hub import download_hint
 from gyre.data.templates import ChatTemplate
 from gyre.errors import ConfigError
 
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
     "generation_config.json",
     "config.json",
 )
 """The files that are read from a model's folder; all but the first are optional."""
 
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OF_LAST_CALL = ("padding", "truncation")
+"""Parts of `tokenizer.json` that transformers writes of the last call before a model is saved, and ignores when it
+reads the file."""
 
 
 class TextTokenizer:
@@ -33,14 +39,17 @@ class TextTokenizer:
 
     def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
+        if not folder.exists():
+            raise ConfigError(f"{folder} does not exist.", hint=download_hint(folder, "model"))
         if not file.exists():
             raise ConfigError(
                 f"{folder} has no tokenizer.json.",
                 hint="Give the folder of a Hugging Face model with a fast tokenizer.",
             )
-        self._tokenizer = needed("tokenizers", "a tokenizer").Tokenizer.from_file(str(file))
+        self._tokenizer = _tokenizer(file)
         config = _json(folder / "tokenizer_config.json")
-        self.special = {name: _text(config[name]) for name in _SPECIAL if config.get(name)}
+        self.special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
+        """The texts of the special tokens by the names that chat templates use: `bos_token`, `eos_token`, …"""
         self.stop_token_ids = self._stops(
             _json(folder / "generation_config.json"), _json(folder / "config.json")
         )
@@ -80,11 +89,62 @@ class TextTokenizer:
 
     def _template(self, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
         source = config.get("chat_template")
-        if (folder / "chat_template.jinja").exists():
-            source = (folder / "chat_template.jinja").read_text()
+        file = folder / "chat_template.jinja"
+        if file.exists():
+            try:
+                source = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{file} cannot be read: {error}.") from error
         if isinstance(source, list):  # several, by name
-            source = next((one["template"] for one in source if one["name"] == "default"), None)
+            source = {one["name"]: one["template"] for one in source}
+        if isinstance(source, Mapping):
+            if "default" not in source:
+                raise ConfigError(
+                    f"{folder} has the chat templates {', '.join(sorted(source))}, and none of them is the default.",
+                    hint="Put the one to use into chat_template.jinja.",
+                )
+            source = source["default"]
         return ChatTemplate(source, self.special) if source else None
+
+
+def copy_tokenizer(folder: Path, to: Path) -> None:
+    """Copy the files of a folder's tokenizer, without the padding and truncation that its last user had."""
+    for name in FILES:
+        if not (folder / name).exists():
+            continue
+        shutil.copyfile(folder / name, to / name)
+    found = _json(folder / "tokenizer.json")
+    if any(found.get(key) is not None for key in _OF_LAST_CALL):
+        text = json.dumps(found | dict.fromkeys(_OF_LAST_CALL), ensure_ascii=False, indent=2)
+        (to / "tokenizer.json").write_text(text, encoding="utf-8")
+
+
+def _tokenizer(file: Path) -> Any:
+    tokenizers = needed("tokenizers", "a tokenizer")
+    try:
+        found = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(
+            f"{file} cannot be read: {error}.",
+            hint="The file may be incomplete; a clone without Git LFS has small text files in place of the data.",
+        ) from error
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
+def _special_tokens(config: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, str]:
+    """As transformers reads them: a folder without `added_tokens_decoder` is an older one, whose
+    `special_tokens_map.json` counts; models add names of their own, such as `image_token`."""
+    told = dict(config) if "added_tokens_decoder" in config else {**config, **older}
+    found = {name: value for name, value in told.items() if name in _SPECIAL or name.endswith("_token")}
+    for key in ("extra_special_tokens", "model_specific_special_tokens"):
+        found |= told[key] if isinstance(told.get(key), Mapping) else {}
+    return {
+        name: _text(value)
+        for name, value in found.items()
+        if (isinstance(value, str) and value) or (isinstance(value, Mapping) and "content" in value)
+    }
 
 
 def tokenizer_identity(folder: Path | str) -> str:

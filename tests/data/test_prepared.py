@@ -129,16 +129,30 @@ def test_what_is_left_out_is_counted(tmp_path, model):
     told = prepare(rows, tmp_path / "out", model, Recipe(max_prompt_tokens=40, chat=False))
     assert (told["read"], told["rows"]) == (4, 3 - told["left_out"].get("too long", 0))
     assert told["left_out"]["without an answer"] == 1
-    with pytest.raises(ConfigError, match="no row is left"):
+    with pytest.raises(
+        ConfigError, match=r"no row is left of the 4 .*: 3 too long, 1 without an answer"
+    ) as raised:
         prepare(rows, tmp_path / "none", model, Recipe(max_prompt_tokens=1))
+    assert "--keep-unanswered" in raised.value.hint
+    assert "--max-prompt-tokens, which is 1" in raised.value.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({"question": "why"}, "row 3 lacks the column 'answer'"),
-        ({"question": None, "answer": "#### 1"}, "row 3: a prompt is None, neither text nor a list"),
+        ({"answer": "#### 1"}, "row 3: it has no column 'question', which others have"),
+        ({"question": None, "answer": "#### 1"}, "row 3, column question: the prompt is None"),
+        ({"question": " ", "answer": "#### 1"}, "row 3, column question: the prompt is empty"),
+        ({"question": "\ud83d", "answer": "#### 1"}, r"row 3, column question: .* half a character, \\ud83d"),
+        ({"question": "why", "answer": "#### \ud83d"}, "row 3, column answer: .* half a character"),
+        (
+            {"question": "why", "answer": "#### 1", "x": [{"\ud83d": 1}]},
+            "row 3, column 'x' holds half a char",
+        ),
+        ({"question": "why", "answer": "#### 1", "\ud83d": 1}, r"row 3, column '\\ud83d' holds half a char"),
+        ({"question": "why", "answer": "#### 1", "x": 1e999}, "row 3, column 'x' holds an infinite number"),
+        ({"question": "why", "answer": "#### 1", "x": "y" * 70000}, "row 3: .* the largest is x .*--drop x"),
         ({"question": "why", "answer": "#### 1", "max_new_tokens": -1}, "row 3: max_new_tokens is -1"),
     ],
 )
@@ -159,11 +173,14 @@ def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source):
     command = ["data", "prepare", str(source), str(out), "--tokenizer", str(model), "--json"]
     run = CliRunner().invoke(main, [*command, "--template", "enable_thinking"])
     assert (run.exit_code, "is not KEY=VALUE" in run.stderr) == (2, True)
-    options = ["--template", "enable_thinking=false", "--template", "date=2026-01-31"]
+    options = ["--template", "enable_thinking=false", "--template", "eos_token=2026-01-31"]
     run = CliRunner().invoke(main, [*command, *options])
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["rows"] == 40
-    assert json.loads(run.stdout)["recipe"]["template"] == {"enable_thinking": False, "date": "2026-01-31"}
+    assert json.loads(run.stdout)["recipe"]["template"] == {
+        "enable_thinking": False,
+        "eos_token": "2026-01-31",
+    }
     shown = CliRunner().invoke(main, ["data", "show", str(out), "--rows", "1", "--verify"])
     assert shown.exit_code == 0, shown.output
     assert "40 prompts of 40 rows, 40 distinct" in shown.stdout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gyre.data.layouts import layout_for
 from gyre.data.sources import files_of, read_rows
 from gyre.errors import ConfigError
 from tests.data.small import gsm8k_rows, openr1_rows, write_lines
@@ -139,7 +139,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9
     [
         ("a.jsonl", '{"a": 1}\nnonsense\n', r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", "[1]\n", r"line 1: a list"),
-        ("a.csv", "a,b\n", "unknown kind"),
+        ("a.xlsx", "a,b\n", "unknown kind"),
         ("a.jsonl", b'{"a": "\xff"}\n', r"a\.jsonl cannot be read: .*utf-8"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-9], r"cannot be read.*incomplete"),
         ("a.jsonl.gz", b'{"a": 1}\n', r"cannot be read: Not a gzipped file"),
@@ -160,32 +160,58 @@ def test_nothing_there_is_told(tmp_path):
         files_of(tmp_path)
 
 
-def test_layouts_go_by_the_columns():
-    def asked(rows, name="auto", **columns):
-        layout = layout_for(name, list(rows[0]), **columns)
-        return [layout(row) for row in rows]
+@pytest.mark.parametrize(
+    ("file", "split", "sentence"),
+    [
+        ("test.jsonl", "train", "has no split 'train'; there are test"),
+        ("data/val.csv", "train", "has no split 'train'"),
+        ("rows.jsonl", "test", "has no split 'test'"),
+        ("rows.jsonl", "train", None),
+        ("test.jsonl", "test", None),
+    ],
+)
+def test_a_folder_s_only_file_is_not_taken_for_another_split(tmp_path, file, split, sentence):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    write_lines(tmp_path / file, [{"a": 1}])
+    if sentence is None:
+        assert files_of(tmp_path, split) == [tmp_path / file] == files_of(tmp_path / file, split)
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        files_of(tmp_path, split)
+    if split != "train":
+        with pytest.raises(ConfigError, match="is a file, and has no split 'test'"):
+            files_of(tmp_path / file, split)
 
-    gsm = asked(gsm8k_rows())
-    assert [problem and problem.answer for problem in gsm] == ["48", "3", "1000", None]
-    assert gsm[0].messages == [{"role": "user", "content": gsm8k_rows()[0]["question"]}]
-    openr1 = asked(openr1_rows())
-    assert [problem and problem.answer for problem in openr1] == ["-0", "-1", None, "-3"]
-    assert openr1[1].meta == {"uuid": "u1", "source": "olympiads"}
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    (verl,) = asked([{"prompt": messages, "reward_model": {"ground_truth": "7"}, "data_source": "d"}])
-    assert (verl.messages, verl.answer, verl.meta) == (messages, "7", {"data_source": "d"})
-    (plain,) = asked([{"q": "why", "a": 3}], prompt="q", answer="a")
-    assert (plain.messages[0]["content"], plain.answer) == ("why", "3")
+
+def test_one_split_in_two_kinds_is_not_read_twice(tmp_path):
+    write_lines(tmp_path / "train.jsonl", [{"a": "1"}])
+    (tmp_path / "train.csv").write_text("a\n1\n")
+    with pytest.raises(ConfigError, match=r"holds 'train' as \.csv and as \.jsonl"):
+        files_of(tmp_path)
+
+
+def test_what_the_hub_s_client_leaves_in_a_folder_is_no_data(tmp_path):
+    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
+    write_lines(tmp_path / ".cache" / "huggingface" / "train.json", [{"a": 2}])
+    write_lines(tmp_path / "train.jsonl", [{"a": 1}])
+    assert list(read_rows(tmp_path)) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(
-    ("name", "columns", "sentence"),
+    ("path", "command"),
     [
-        ("auto", ["a", "b"], "no column 'prompt'.*there are a, b"),
-        ("gsm8k", ["problem", "answer"], "needs the columns answer, question"),
-        ("gsm", ["question"], "not one of auto, plain"),
+        ("openai/gsm8k", "hf download --repo-type dataset openai/gsm8k --local-dir gsm8k"),
+        ("https://huggingface.co/datasets/openai/gsm8k", "hf download --repo-type dataset openai/gsm8k "),
+        ("data/train.jsonl", None),
+        ("gsm8k", None),
+        ("/openai/gsm8k", None),
+        ("here/gsm8k", None),
     ],
 )
-def test_a_layout_that_does_not_fit_is_named(name, columns, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        layout_for(name, columns)
+def test_a_name_on_the_hub_comes_with_the_command_that_downloads_it(tmp_path, monkeypatch, path, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ConfigError, match="does not exist") as raised:
+        files_of(Path(path))
+    assert (command or "") in raised.value.hint
+    assert bool(command) == ("hf download" in raised.value.hint)

@@ -2,11 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gyre.config import JobSpec
+from gyre.config.sections import DataSettings, WorkloadSettings
+from gyre.errors import ConfigError
+from gyre.graph.rollout_roles import is_instance, rollouts_of
+
+if TYPE_CHECKING:
+    from gyre.data.prepared import PreparedData
+
+_PREPARED = "gyre.data.prepared:PreparedData"
+_NEED_AN_ANSWER = ("exact_match", "math_verify")
+_EXACT_MATCH = "ExactMatchReward"
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
-    yield from ()
+    settings = WorkloadSettings.read(spec.config)
+    if settings.data is None or spec.run.data not in (None, _PREPARED):
+        return
+    missing = list(_missing_folders(settings.data))
+    for error in missing:
+        if here:
+            raise error
+        yield f"{error.message} The machines that run the job must have it."
+    if missing:
+        return
+    from gyre.data.prepared import PreparedData
+
+    try:
+        data = PreparedData(spec.config)  # format, digest, one tokenizer
+    except ConfigError as error:
+        key = "" if error.message.startswith("config.") else "config.data: "
+        raise ConfigError(f"{key}{error.message}", hint=error.hint) from error
+    _check_model(spec, data)
+    yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
+    _check_held_out(spec, data)
+    _check_answers(spec, data, settings.reward.function)
+
+
+def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
+    from gyre.data.hub import download_hint
+
+    held_out = data.held_out
+    named = (
+        {f"config.data.held_out.{name}": folder for name, folder in held_out.items()}
+        if isinstance(held_out, Mapping)
+        else {"config.data.held_out": held_out}
+    )
+    for key, folder in {"config.data.path": data.path, **named}.items():
+        if folder and not Path(folder).is_dir():
+            where = "" if Path(folder).is_absolute() else f", in {Path.cwd()}"
+            yield ConfigError(
+                f"{key}: {folder} is no prepared data set on this machine{where}.",
+                hint=f"Make one with `gyre data prepare`. {download_hint(folder, 'dataset')}".strip(),
+            )
+
+
+def _check_model(spec: JobSpec, data: PreparedData) -> None:
+    """Whether the prompts are in the tokens of the model's folder, where it is here."""
+    from gyre.data.positions import model_config, model_folder
+    from gyre.data.tokenizer import tokenizer_identity
+
+    key, folder = model_folder(spec.config)
+    if not folder:
+        return
+    theirs = tokenizer_identity(folder)
+    for prepared in data.folders:
+        ours = prepared.manifest["tokenizer"]
+        if theirs and ours and theirs != ours:
+            raise ConfigError(
+                f"config.data: {prepared.path} was prepared with another tokenizer than that of {key} ({folder}).",
+                hint=f"Prepare it with --tokenizer {folder}.",
+            )
+    vocab = model_config(Path(folder) / "config.json").get("vocab_size")
+    if isinstance(vocab, int) and data.largest_token >= vocab:
+        raise ConfigError(
+            f"config.data: the prompts hold token {data.largest_token}, but {key} ({folder}) has {vocab} tokens.",
+            hint=f"Prepare the data set with --tokenizer {folder}.",
+        )
+
+
+def _check_lengths(spec: JobSpec, data: PreparedData, longest_answer: int) -> Iterator[str]:
+    """Whether each prompt leaves room for an answer: in the model some, in an engine's own limit all of it."""
+    from gyre.data.positions import positions_of
+
+    positions = positions_of(spec.config)
+    for prepared in data.folders:
+        lengths = prepared.lengths
+        row, longest = int(lengths.argmax()), int(lengths.max())
+        if positions is not None and longest >= positions.count:
+            raise ConfigError(
+                f"config.data: row {row} of {prepared.path} has {longest} tokens, which leave no room for an answer in "
+                f"{positions.where} ({positions.count}).",
+                hint=f"Prepare it with --max-prompt-tokens {max(positions.count - longest_answer, 1)}.",
+            )
+        shortened = 0 if positions is None else int((lengths + longest_answer > positions.count).sum())
+        if positions is not None and shortened:
+            yield (
+                f"config.sampling.max_new_tokens: {shortened} of {prepared.rows} prompts of {prepared.path} leave less "
+                f"than {longest_answer} tokens of {positions.where} ({positions.count}); their answers are cut off "
+                "there."
+            )
+        for role in spec.roles:
+            context = rollouts_of(spec, role).context_length
+            if is_instance(spec, role) and context is not None and longest + longest_answer > context:
+                raise ConfigError(
+                    f"config.data: row {row} of {prepared.path} has {longest} tokens, and with the {longest_answer} of "
+                    f"config.sampling.max_new_tokens that is more than rollouts.context_length of {role} ({context}).",
+                    hint=f"Raise it, lower max_new_tokens, or prepare with --max-prompt-tokens "
+                    f"{max(context - longest_answer, 1)}.",
+                )
+
+
+def _check_held_out(spec: JobSpec, data: PreparedData) -> None:
+    trainer = spec.roles["trainer"].entrypoint if "trainer" in spec.roles else None
+    if trainer is not None and not trainer.module.startswith("gyre."):
+        return  # it may hold prompts out by itself
+    run, there = spec.run, data.held_out_count
+    if spec.recipe is not None and run.evaluate_every and there < run.held_out:
+        raise ConfigError(
+            f"run.held_out: {run.held_out} prompts are to be evaluated every {run.evaluate_every} steps, and "
+            f"config.data holds {there} out.",
+            hint="Give config.data.held_out or config.data.held_out_every, lower run.held_out, or set "
+            "run.evaluate_every to 0.",
+        )
+
+
+def _check_answers(spec: JobSpec, data: PreparedData, function: str) -> None:
+    """Whether each prompt has the answer that the job's reward compares with."""
+    reward = spec.roles["reward"].entrypoint if "reward" in spec.roles else None
+    if reward is None or not reward.module.startswith("gyre.workloads."):
+        return
+    by_function = reward.name == "PythonReward" and function in _NEED_AN_ANSWER
+    if not by_function and reward.name != _EXACT_MATCH:
+        return
+    who = f"config.reward.function {function}" if by_function else f"roles.reward ({_EXACT_MATCH})"
+    for prepared in data.folders:
+        without = prepared.manifest["without_answer"]
+        if without:
+            raise ConfigError(
+                f"config.data: {without} of {prepared.rows} prompts of {prepared.path} have no answer, with which "
+                f"{who} compares.",
+                hint="Name the answer's column with `gyre data prepare --answer`, leave such rows out, or take another "
+                "reward.",
+            )

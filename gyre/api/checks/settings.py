@@ -24,7 +24,6 @@ from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
 from gyre.workloads.algorithms.options import with_options
 
-_PREPARED = "gyre.data.prepared:PreparedData"
 
 
 def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
@@ -34,10 +33,6 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
         return []
     check_complete(spec)
     notes, here = [], runs_here(spec, ray_address)
-    for error in _missing_files(spec):
-        if here:
-            raise error
-        notes.append(f"{error.message} The machines that run the job must have it.")
     for subject in (data, models, rewards, learning):
         notes += subject.check(spec, here=here)
     return notes
@@ -86,23 +81,3 @@ def check_plugins(spec: JobSpec) -> None:
         for method in methods.get(kind, ()):
             if not callable(getattr(found, method, None)):
                 raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
-
-
-def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
-    """An error for each file that is not on this machine; other mistakes in files are raised."""
-    settings = WorkloadSettings.read(spec.config)
-    if settings.data is not None and spec.run.data in (None, _PREPARED):
-        folders = {"config.data.path": settings.data.path, "config.data.held_out": settings.data.held_out}
-        missing = [
-            ConfigError(
-                f"{key}: {folder} is no prepared data set on this machine.",
-                hint="Make one with `gyre data prepare`.",
-            )
-            for key, folder in folders.items()
-            if folder and not Path(folder).is_dir()
-        ]
-        yield from missing
-        if not missing:
-            from gyre.data.prepared import PreparedData
-
-            PreparedData(spec.config)  # its manifests are read: digest, format, tokenizers

@@ -22,7 +22,7 @@ def data() -> None:
 @data.command()
 @click.argument("source", type=_ONE_PLACE)
 @click.argument("out", type=_ONE_PLACE)
-@click.option("--tokenizer", type=_A_FOLDER, required=True, help="Model folder with tokenizer.json.")
+@click.option("--tokenizer", type=_ONE_PLACE, required=True, help="Model folder with tokenizer.json.")
 @click.option("--split", default="train", show_default=True)
 @click.option(
     "--subset",
@@ -34,11 +34,32 @@ def data() -> None:
     "--layout",
     default="auto",
     show_default=True,
-    help="gsm8k, openr1-math, verl or plain; auto chooses by the columns.",
+    metavar="NAME",
+    help="verl, openr1-math, math, gsm8k, qa, search-r1, instruction, messages or plain; auto chooses by the columns.",
 )
-@click.option("--prompt", default="", metavar="COLUMN", help="Column of the question, for another layout.")
+@click.option(
+    "--prompt", default="", metavar="COLUMN", help="Column of the question; dots lead into mappings."
+)
 @click.option("--answer", default="", metavar="COLUMN", help="Of the answer.")
-@click.option("--system", default="", metavar="TEXT", help="System message to put before every question.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="Give the reward this column and no others.")
+@click.option("--drop", multiple=True, metavar="COLUMN", help="Do not give the reward this column.")
+@click.option(
+    "--rename", multiple=True, metavar="COLUMN=NAME", help="Give the reward a column by another name."
+)
+@click.option(
+    "--keep-unanswered", is_flag=True, help="Keep rows without an answer, for a reward that needs none."
+)
+@click.option(
+    "--skip-unsupported", is_flag=True, help="Leave out rows that cannot be a prompt of text, and count them."
+)
+@click.option(
+    "--max-meta-bytes",
+    type=click.IntRange(1),
+    default=65536,
+    show_default=True,
+    help="Most that goes with a prompt to the reward.",
+)
+@click.option("--system", default="", metavar="TEXT", help="System message, in the place of a row's own.")
 @click.option(
     "--suffix", default="", metavar="TEXT", help="Text to put after every question: how to answer it."
 )
@@ -57,16 +78,25 @@ def data() -> None:
 @click.option("--limit", type=click.IntRange(0), default=0, help="Rows to read.")
 @click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
 def prepare(
-    source: Path, out: Path, tokenizer: Path, template: tuple[str, ...], as_json: bool, **how: Any
+    source: Path,
+    out: Path,
+    tokenizer: Path,
+    template: tuple[str, ...],
+    rename: tuple[str, ...],
+    as_json: bool,
+    **how: Any,
 ) -> None:
-    """Read SOURCE (JSONL, Parquet or a Hugging Face folder) and write the folder OUT.
+    """Read SOURCE (JSONL, JSON, CSV, Parquet or a Hugging Face folder) and write the folder OUT.
 
-    OUT holds tokens, answers, hashes and the tokenizer; `config.data.path` of a job names it.
+    OUT holds tokens, what the reward is given, hashes and the tokenizer; `config.data.path` of a job names it.
     """
     from gyre.data.prepare import Recipe
     from gyre.data.prepare import prepare as write
 
-    manifest = write(source, out, tokenizer, Recipe(**how, template=_options(template)))
+    source, out, tokenizer = (path.expanduser() for path in (source, out, tokenizer))
+    named = {column: str(name) for column, name in _pairs(rename, "--rename").items()}
+    recipe = Recipe(**how, rename=named, template=_options(template))
+    manifest = write(source, out, tokenizer, recipe)
     if as_json:
         write_json(manifest)
         return
@@ -104,11 +134,8 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:
     """Returns the options given as `KEY=VALUE`; a value that is not JSON is a text."""
-    found = {}
-    for one in given:
-        key, equals, value = one.partition("=")
-        if not key or not equals:
-            raise click.BadParameter(f"{one!r} is not KEY=VALUE.", param_hint="--template")
+    found: dict[str, Any] = {}
+    for key, value in _pairs(given, "--template").items():
         try:
             found[key] = json.loads(value)
         except ValueError:  # a text, as a date is
@@ -116,12 +143,39 @@ def _options(given: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+def _pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not key or not equals or not value:
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE.", param_hint=option)
+        if key in found:
+            raise click.BadParameter(f"{key!r} is given twice.", param_hint=option)
+        found[key] = value
+    return found
+
+
 def _tell(manifest: dict[str, Any]) -> None:
-    tokens = manifest["prompt_tokens"]
+    layout, tokens = manifest["layout"], manifest["prompt_tokens"]
+    click.echo(
+        f"layout {layout['name']}: prompt from {layout['prompt']}, "
+        f"{'answer from ' + layout['answer'] if layout['answer'] else 'no answers'}"
+    )
     click.echo(
         f"{manifest['rows']} prompts of {manifest['read']} rows, {manifest['distinct_prompts']} distinct"
     )
     for why, count in manifest["left_out"].items():
         click.echo(f"{count} left out: {why}")
+    for key, what in (
+        ("without_answer", "without an answer, so no reward can compare with one"),
+        (
+            "ended_with_an_answer",
+            "ended with the assistant's turn, which is not in the prompt: see reference",
+        ),
+        ("system_replaced", "with another system message than in the file, by --system"),
+    ):
+        if manifest[key]:
+            click.echo(f"{manifest[key]} {what}")
+    click.echo(f"the reward is given {', '.join(manifest['columns']) or 'no columns'}")
     click.echo(f"{tokens['total']} tokens, {tokens['mean']} a prompt, {tokens['longest']} at most")
     click.echo(f"digest {manifest['digest']}")

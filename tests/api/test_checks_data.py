@@ -1,0 +1,146 @@
+"""What `gyre plan` says of a job's data set: its tokenizer, its lengths, its held-out prompts and its answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.api.checks.data import check
+from gyre.config import parse_job
+from gyre.data.prepare import Recipe, prepare
+from gyre.errors import ConfigError
+from gyre.graph import compile_job
+from tests.data.small import write_lines, write_tokenizer
+
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "max_positions": 96}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Any:
+    """Prepares rows, by default eight short ones."""
+
+    def of(rows: list[dict[str, Any]] | None = None, **how: Any) -> str:
+        folder = tmp_path_factory.mktemp("data")
+        rows = rows or [{"prompt": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(8)]
+        prepare(write_lines(folder / "rows.jsonl", rows), folder / "data", tokenizer, Recipe(**how))
+        return str(folder / "data")
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def data(made: Any) -> str:
+    return str(made())
+
+
+def checked(config: dict[str, Any], *, here: bool = True, **keys: Any) -> list[str]:
+    job = {
+        "recipe": "grpo",
+        "roles": {"actor": {}, "rollout": {}, "reward": keys.pop("reward", {})},
+        "config": {"model": SHAPE, "optim": {"lr": 1e-3}, "sampling": {"max_new_tokens": 8}} | config,
+        "run": {"evaluate_every": 0} | keys.pop("run", {}),
+        **keys,
+    }
+    return list(check(compile_job(parse_job(job)).spec, here=here))
+
+
+def test_a_data_set_in_order_needs_no_word(data: str) -> None:
+    assert checked({"data": {"path": data}}) == []
+
+
+def test_a_folder_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"config\.data\.path: openai/gsm8k .*, in /.*hf download --repo-type"
+    ):
+        checked({"data": {"path": "openai/gsm8k"}})
+    (note,) = checked({"data": {"path": "/no/data"}}, here=False)
+    assert note.endswith("The machines that run the job must have it.")
+    with pytest.raises(
+        ConfigError, match=r"config\.data: .* is a tokenizer's folder, and no prepared data set"
+    ):
+        checked({"data": {"path": str(tokenizer)}})
+
+
+def test_a_prompt_without_room_is_an_error_and_a_shorter_answer_a_note(made: Any) -> None:
+    rows = [{"prompt": "word " * 12, "answer": "1"}, {"prompt": "a", "answer": "1"}]
+    path = made(rows)
+    longest = json.loads((Path(path) / "manifest.json").read_text())["prompt_tokens"]["longest"]
+
+    def with_positions(count: int) -> list[str]:
+        return checked({"data": {"path": path}, "model": {**SHAPE, "max_positions": count}})
+
+    assert with_positions(longest + 8) == []
+    (note,) = with_positions(longest + 1)
+    assert "1 of 2 prompts" in note
+    assert "max_new_tokens" in note
+    with pytest.raises(
+        ConfigError, match=r"row 0 .* no room .* config\.model\.max_positions .*--max-prompt-tokens"
+    ):
+        with_positions(longest)
+
+
+def test_engines_that_read_less_than_a_prompt_and_its_answer(data: str) -> None:
+    plane = {"rollouts": {"context_length": 30}, "node_num": 2}
+    with pytest.raises(ConfigError, match=r"rollouts\.context_length of rollout \(30\)"):
+        checked({"data": {"path": data}, "sampling": {"max_new_tokens": 20}}, **plane)
+
+
+@pytest.mark.parametrize("section", [{}, {"held_out_every": 1000}])
+def test_too_few_held_out_prompts(data: str, section: dict[str, Any]) -> None:
+    config = {"data": {"path": data, **section}}
+    with pytest.raises(
+        ConfigError, match=r"run\.held_out: 256 prompts .* every 5 steps, .*evaluate_every to 0"
+    ):
+        checked(config, run={"evaluate_every": 5})
+    assert checked({"data": {"path": data, "held_out": data}}, run={"evaluate_every": 5, "held_out": 8}) == []
+
+
+def test_the_model_s_tokenizer_is_that_of_the_data(data: str, tokenizer: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tokenizer, tmp_path / "model"))
+    config = {"data": {"path": data}, "megatron": {"model_path": str(model)}}
+    actor = {"actor": {"entrypoint": "gyre.workloads.megatron:MegatronActor"}, "rollout": {}, "reward": {}}
+    (model / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 4096}))
+    assert checked(config, roles=actor) == []
+    (model / "config.json").write_text(json.dumps({"vocab_size": 40}))
+    with pytest.raises(
+        ConfigError, match=r"hold token \d+, but config\.megatron\.model_path .* has 40 tokens"
+    ):
+        checked(config, roles=actor)
+    saved = json.loads((model / "tokenizer.json").read_text())
+    vocab = saved["model"]["vocab"]
+    saved["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
+    (model / "tokenizer.json").write_text(json.dumps(saved))
+    with pytest.raises(
+        ConfigError, match=r"another tokenizer than that of config\.megatron\.model_path .*--tokenizer"
+    ):
+        checked(config, roles=actor)
+
+
+@pytest.mark.parametrize(
+    ("reward", "function", "needs"),
+    [
+        ({}, "", True),
+        ({"entrypoint": "gyre.workloads.rewards:PythonReward"}, "math_verify", True),
+        ({"entrypoint": "gyre.workloads.rewards:PythonReward"}, "mine.py:score", False),
+        ({"entrypoint": "gyre.workloads.torch:TorchRewardModel"}, "", False),
+        ({"entrypoint": "mine:Reward"}, "", False),
+    ],
+)
+def test_answers_that_a_reward_needs(made: Any, reward: dict[str, Any], function: str, needs: bool) -> None:
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b"}]
+    config = {"data": {"path": made(rows, keep_unanswered=True)}, "reward": {"function": function}}
+    if needs:
+        with pytest.raises(ConfigError, match=r"1 of 2 prompts of .* have no answer, with which .* compares"):
+            checked(config, reward=reward)
+    else:
+        assert checked(config, reward=reward) == []

@@ -1,0 +1,137 @@
+"""Files of rows of every kind give the same rows; what cannot be read is named with its file and line."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from gyre.data.readers import rows_of
+from gyre.errors import ConfigError
+
+ROWS = [{"q": "a,b", "a": "1"}, {"q": 'say "é"\nagain', "a": ""}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+CSV = 'q,a\r\n"a,b",1\r\n"say ""é""\nagain",\r\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", LINES),
+        ("a.jsonl", LINES.replace("\n", "\r\n") + "\r\n"),
+        ("a.json", LINES),
+        ("a.json", json.dumps(ROWS)),
+        ("a.json", json.dumps(ROWS, indent=2)),
+        ("a.json", json.dumps({"data": ROWS, "version": "1"})),
+        ("a.json", json.dumps({"train": ROWS, "data": []})),
+        (
+            "a.json",
+            json.dumps({"features": [], "rows": [{"row_idx": n, "row": row} for n, row in enumerate(ROWS)]}),
+        ),
+        ("a.csv", CSV),
+        ("A.CSV", CSV),
+        (
+            "a.tsv",
+            CSV.replace('"a,b"', "a,b")
+            .replace("q,a", "q\ta")
+            .replace("b,1", "b\t1")
+            .replace('again",', 'again"\t'),
+        ),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_every_kind_gives_the_same_rows(tmp_path, name, text, packed, mark):
+    data = mark + text.encode()
+    file = tmp_path / (name + (".gz" if packed else ""))
+    file.write_bytes(gzip.compress(data) if packed else data)
+    assert list(rows_of(file)) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("a.json", '{"prompt": [{"role": "user"}]}', [{"prompt": [{"role": "user"}]}]),
+        ("a.json", '{"prompt": "x",\n "answer": "1"}', [{"prompt": "x", "answer": "1"}]),
+        ("a.json", "", []),
+        ("a.csv", "", []),
+        ("a.csv", "q,a\n\n", []),
+        ("a.csv", "q,a\n" + "x" * 200_000 + ",1\n", [{"q": "x" * 200_000, "a": "1"}]),
+        ("a.csv", "q\nx\n", [{"q": "x"}]),
+        ("a.jsonl", '{"a": "\\u2028\u2028\u0085"}\n', [{"a": "\u2028\u2028\u0085"}]),
+    ],
+)
+def test_files_at_the_edges(tmp_path, name, text, rows):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert list(rows_of(tmp_path / name)) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', r"line 2: the key 'a' stands twice"),
+        (
+            "a.jsonl",
+            '{"a": ' + "[" * 200_000 + "\n",
+            "line 1: (lists and mappings are nested too deeply|not JSON)",
+        ),
+        ("a.json", '[{"a": 1}, 2]', r"a\.json, row 2: a int, not a mapping"),
+        ("a.json", '[{"a": 1}', r"a\.json: not JSON"),
+        ("a.json", "3", r"a\.json: a int, neither rows nor an array"),
+        ("a.csv", "q,a\nx\n", "line 2: 1 cells for 2 columns"),
+        ("a.csv", "q,a\nx,1,2\n", "line 2: 3 cells for 2 columns"),
+        ("a.csv", 'q,a\n"x,1\n', "line 2: unexpected end of data"),
+        ("a.csv", "q;a\nx;1\n", "is one column.*commas"),
+        ("a.tsv", "q,a\nx,1\n", "is one column.*tabs"),
+        ("a.csv", "q,q\nx,1\n", "the column 'q' stands twice"),
+        ("a.csv", ",q\n0,x\n", "has no name.*index=False"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, text, sentence):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s){sentence}"):
+        list(rows_of(tmp_path / name))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pyarrow.table([["x"], ["y"]], names=["q", "q"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: the column 'q' is there twice"):
+        list(rows_of(tmp_path / "a.parquet"))
+
+
+def test_parquet_and_arrow_keep_structure(tmp_path):
+    table = pyarrow.table(
+        {
+            "q": ["x"],
+            "info": pyarrow.array([{"index": 7, "tags": ["a"]}]),
+            "map": pyarrow.array([[("k", 1)]], type=pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+            "when": pyarrow.array([datetime.datetime(2026, 1, 31, 12)]),
+        }
+    )
+    rows = [
+        {
+            "q": "x",
+            "info": {"index": 7, "tags": ["a"]},
+            "map": {"k": 1},
+            "when": datetime.datetime(2026, 1, 31, 12),
+        }
+    ]
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "b.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    with (
+        pyarrow.OSFile(str(tmp_path / "c.arrow"), "wb") as file,
+        pyarrow.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    with (
+        pyarrow.OSFile(str(tmp_path / "d.arrow"), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    for file in sorted(tmp_path.iterdir()):
+        assert list(rows_of(file)) == rows, file.name
