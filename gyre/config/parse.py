@@ -40,10 +40,16 @@ def parse_job(data: Mapping[str, Any]) -> JobSpec:
 
 
 def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
-    """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job."""
-    sentences = [_sentence(item, model, prefix) for item in error.errors(include_url=False)]
+    """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job. The details have them
+    as `mistakes`, and as `keys` the parts of each one's key."""
+    items = error.errors(include_url=False)
+    sentences = [_sentence(item, model, prefix) for item in items]
+    above = [part for part in prefix.split(".") if part]
+    keys = [above + [str(part) for part in item["loc"] if part != "[key]"] for item in items]
     text = "; ".join(sentences)
-    return ConfigError(text if text.endswith("?") else f"{text}.", details={"mistakes": sentences})
+    return ConfigError(
+        text if text.endswith("?") else f"{text}.", details={"mistakes": sentences, "keys": keys}
+    )
 
 
 def plain_config(value: Any) -> dict[str, Any]:

@@ -139,7 +139,11 @@ def test_overrides_go_over_the_file(name: str, folder: Path) -> None:
             ["a.py, line ", "node_num: 0"],
         ),
         ("a.py", "x = 1\n", ["a.py: defines no job.", "Name it `job`"]),
-        ("a.py", "from gyre.api import RLJobBuilder\nmine = RLJobBuilder()\n", ["defines no job, but mine."]),
+        (
+            "a.py",
+            "from gyre.api import RLJobBuilder\nmine = RLJobBuilder()\n",
+            ["a.py, line 2: defines no job"],
+        ),
         ("a.py", "job = {}\n", ["`job` is a mapping, expected an RLJob"]),
         ("a.py", "def job(): return 3\n", ["`job` is of type int, expected an RLJob"]),
     ],

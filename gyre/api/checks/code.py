@@ -61,9 +61,10 @@ def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
 def check_graphs_code(spec: JobSpec) -> None:
     """See that a recipe and a back end of the user's own import, before the job is compiled: which imports them in this
     process. Raises ConfigError."""
-    named = [name for kind, name in plugins_of(spec) if kind in (RECIPE, BACKEND)]
-    if any(name.partition(":")[0] not in sys.modules for name in named):
-        _examined_apart(spec, graph_alone=True)
+    for kind, name in plugins_of(spec):
+        if kind in (RECIPE, BACKEND) and ":" in name and name.partition(":")[0] not in sys.modules:
+            _examined_apart(spec, graph_alone=True)
+            return
 
 
 def check_code(spec: JobSpec, *, here: bool, must_import: bool = False) -> Iterator[str]:

@@ -17,6 +17,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         return
     run, sampling, loss, optim = spec.run, settings.sampling, settings.loss, settings.optim
     _check_lengths(spec, settings)
+    _check_held_out(spec, settings)
     if run.evaluate_every == 0:
         yield "no held-out evaluation: run.evaluate_every is 0, so only the training reward shows whether it learns."
     elif run.evaluate_every > run.steps:
@@ -41,7 +42,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         yield problem
     if loss.clip_ratio_low == 0 and loss.clip_ratio_high == 0 and optim.updates > 1:
         yield "config.loss.clip_ratio_low, clip_ratio_high: both are 0, so that only the first update of a step learns."
-    if optim.warmup_steps > run.steps:
+    if "warmup_steps" in optim.model_fields_set and optim.warmup_steps > run.steps:
         yield (
             f"config.optim.warmup_steps: {optim.warmup_steps} given, but the job has {run.steps} steps (run.steps), so "
             "that its learning rate never comes to config.optim.lr."
@@ -57,6 +58,27 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
 
 
 _LARGEST_USUAL_RATE = 0.1
+_CERTAINLY_THERE = 0.5
+"""Share of the held-out problems that are expected, below which it is not counted how many there are."""
+
+
+def _check_held_out(spec: JobSpec, settings: WorkloadSettings) -> None:
+    """Raises ConfigError if the arithmetic task has fewer held-out problems than an evaluation asks for."""
+    task, run = settings.task, spec.run
+    if task is None or task.name != "arithmetic" or settings.data or run.data or not run.evaluate_every:
+        return
+    about = len(set(task.operators)) * 100**task.digits / task.held_out_every
+    if run.held_out < _CERTAINLY_THERE * about:
+        return
+    from gyre.workloads.tasks.arithmetic import ArithmeticTask
+
+    try:
+        ArithmeticTask(spec.config).held_out(run.held_out)
+    except ConfigError as error:
+        raise ConfigError(
+            f"run.held_out: {run.held_out} given, but config.task holds out about {about:.0f} problems.",
+            hint="Lower run.held_out or config.task.held_out_every, or raise config.task.digits.",
+        ) from error
 
 
 def _check_lengths(spec: JobSpec, settings: WorkloadSettings) -> None:

@@ -244,11 +244,13 @@ def load_class(entrypoint: Entrypoint, python_path: Iterable[str] = (), path: st
     at = entrypoint.file or entrypoint.module
     for part in entrypoint.name.split("."):
         if not hasattr(found, part):
-            known = [key for key, value in vars(found).items() if isinstance(value, type)]
+            known = getattr(found, "__all__", None) or [
+                key for key, value in vars(found).items() if isinstance(value, type)
+            ]
             raise ConfigError(f"{path}: {at} has no {entrypoint.name!r}; {nearest(part, known)}".rstrip("; "))
         found = getattr(found, part)
     if not isinstance(found, type):
-        raise ConfigError(f"{path}: {entrypoint} is a {type(found).__name__}, expected a class.")
+        raise ConfigError(f"{path}: {entrypoint} is of type {type(found).__name__}, expected a class.")
     return found
 
 

@@ -8,6 +8,7 @@ must not start anything.
 
 from __future__ import annotations
 
+import ast
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -139,14 +140,24 @@ def _from_python(file: Path) -> tuple[JobSpec, JobSource]:
             for key, value in vars(module).items()
             if isinstance(value, RLJob | RLJobBuilder | RoleBuilder)
         ]
+        where = f"{file}, line {_line_of_name(file, jobs[0])}" if jobs else str(file)
         raise ConfigError(
-            f"{file}: defines no job" + (f", but {', '.join(jobs)}." if jobs else "."),
+            f"{where}: defines no job" + (f", but {', '.join(jobs)}." if jobs else "."),
             hint="Name it `job`: an RLJob, an RLJobBuilder, or a function that returns one.",
         )
     kind = "a mapping" if isinstance(found, Mapping) else f"of type {type(found).__name__}"
     raise ConfigError(
         f"{file}: `job` is {kind}, expected an RLJob, an RLJobBuilder, or a function that returns one."
     )
+
+
+def _line_of_name(file: Path, name: str) -> int:
+    """The line in which a file gives this name a value at its top level."""
+    for node in ast.parse(file.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return node.lineno
+    return 1
 
 
 def _at_line(file: Path, error: BaseException) -> ConfigError:

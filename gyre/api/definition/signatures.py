@@ -6,6 +6,7 @@ Invariant *certain or silent*: what has no signature that Python can read is let
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from gyre.workloads.protocols import Learner
 
 _OFFERED = frozenset({"step", "index"})
 """Keywords that a method is called without where its signature does not name them; those of `Learner` must."""
+
+_FIRED = frozenset({"generate", "evaluate", "score", "logprobs", "values"})
+"""Methods of the graph's operators, which are offered them."""
 
 
 def check_made_without_arguments(key: str, cls: type) -> None:
@@ -47,7 +51,7 @@ def check_method(key: str, cls: type, protocol: type, method: str) -> None:
         f"{cls.__name__}.{method}",
         (*before, *positional),
         must,
-        offered=_OFFERED & set(keywords),
+        offered=_OFFERED if method in _FIRED else (),
         shown=f"{method}({', '.join([*positional, *(['*'] if keywords else []), *keywords])})",
     )
 
@@ -82,7 +86,7 @@ def check_call(
         except TypeError as error:
             problem = str(error)
     if problem:
-        call = shown or f"{name.rpartition('.')[2]}({', '.join([*positional, *given])})"
+        call = shown or f"{re.split('[.:]', name)[-1]}({', '.join([*positional, *given])})"
         raise ConfigError(
             f"{key}: {name}{signature_shown(signature)}{_at(function)} cannot be called as {call}: {problem}.",
             hint=hint or "Give it these parameters; docs/writing-workloads.md has the protocols.",

@@ -79,9 +79,9 @@ class JobSource:
             return error
         mistakes = error.details.get("mistakes")
         sentences = [error.message] if not mistakes or len(mistakes) == 1 else list(map(str, mistakes))
+        keys = error.details.get("keys") or map(_key_of, sentences)
         shown, before = [], ""
-        for sentence in sentences:
-            key = _key_of(sentence)
+        for sentence, key in zip(sentences, keys, strict=False):
             if not always and key[:1] not in _KEYS:
                 return error
             place = self.place_of(key) or self.file
