@@ -160,7 +160,7 @@ IN_YAML = {
                                    "rollouts", "/no/python is no program"),
     "a pool's engine": ("  reward:", "  rollout_spot: {pool: {engine: sglang}}\n  reward:", "rollout_spot",
                         "roles.rollout_spot.pool.engine: sglang given"),
-    "data that are not there": ("digits: 1}", "digits: 1}\n  data: {path: nowhere}", "data:", "looked up in"),
+    "data that are not there": ("digits: 1}", "digits: 1}\n  data: {path: nowhere}", "data:", "is no prepared data"),
     "a home that has it not": ("digits: 1}", "digits: 1}\n  data: {path: ~/nowhere-at-all}", "data:",
                                f"config.data.path: {Path.home()}/nowhere-at-all is no prepared"),
     "a configuration that is not there": (YAML[YAML.index("config:"):YAML.index("run:")], "config: none.yaml\n", "",

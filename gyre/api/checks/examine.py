@@ -8,7 +8,7 @@ from typing import Any
 
 from gyre.api.checks.code import TRYING
 from gyre.api.definition.entrypoints import check_entrypoints, is_own, load_class
-from gyre.api.definition.signatures import BROUGHT, check_call
+from gyre.api.definition.signatures import BROUGHT, CALLS_OF_A_CODEC, check_call
 from gyre.api.definition.users_code import said_where
 from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.config.job_plugins import plugins_of
@@ -20,7 +20,6 @@ from gyre.graph.integrations import reads_sections
 from gyre.workloads.algorithms.options import with_options
 
 _TASK = {"prompt": ("index",), "held_out": ("count",), "prompt_text": ("group",), "answer_of": ("sample",)}
-_CODEC = {"encode": (("raw",), ("word",)), "decode": (("data", "into"), ("word",))}
 
 
 def examine(spec: JobSpec, doing: Callable[[str], None] = lambda text: None) -> list[str]:
@@ -86,7 +85,7 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
             check_call(
                 kind.setting, found, name, positional, [*keywords, *more], hint="See docs/bring-your-own.md."
             )
-        methods = _TASK if kind is TASK else _CODEC if kind is CODEC else {}
+        methods = _TASK if kind is TASK else CALLS_OF_A_CODEC if kind is CODEC else {}
         for method in methods:
             if not callable(getattr(found, method, None)):
                 raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
@@ -94,7 +93,7 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
             check_call(kind.setting, found, name, ("config",), task, hint="See docs/bring-your-own.md.")
             _check_methods(kind.setting, found, _TASK)
         if kind is CODEC:
-            for method, (positional, keywords) in _CODEC.items():
+            for method, (positional, keywords) in CALLS_OF_A_CODEC.items():
                 check_call(kind.setting, getattr(found, method), f"{name}.{method}", positional, keywords)
 
 

@@ -22,14 +22,22 @@ class JobWarning(str):
     __slots__ = ()
 
 
-def as_warnings(found: Iterable[str]) -> Iterator[str]:
-    """What a subject's check yields, where a text that is no note is a warning."""
-    return (each if isinstance(each, Note | JobWarning) else JobWarning(each) for each in found)
+ELSEWHERE = "The machines that run the job must have it."
+"""How a note ends of what is wrong on this machine alone, for a job that runs on others."""
+
+
+def as_findings(found: Iterable[str]) -> Iterator[str]:
+    """What a subject's check yields: a plain text is a note if it ends with `ELSEWHERE`, else a warning."""
+    for each in found:
+        if isinstance(each, Note | JobWarning):
+            yield each
+        else:
+            yield Note(each) if each.endswith(ELSEWHERE) else JobWarning(each)
 
 
 def elsewhere(problem: str) -> Note:
     """A note of what is wrong on this machine alone, for a job that runs on others."""
-    return Note(f"{problem} The machines that run the job must have it.")
+    return Note(f"{problem} {ELSEWHERE}")
 
 
 def line_of(finding: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyre.api.checks import data, learning, machine, models, rewards
-from gyre.api.checks.findings import as_warnings, elsewhere
+from gyre.api.checks.findings import as_findings, elsewhere
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
@@ -31,7 +31,7 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
     and warnings. Raises ConfigError, one sentence, for the first mistake."""
     here = runs_here(spec, ray_address)
-    found = list(as_warnings(machine.check(spec, here=here)))
+    found = list(as_findings(machine.check(spec, here=here)))
     if not reads_sections(spec):
         return found
     check_complete(spec)
@@ -45,7 +45,7 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
         rewards,
         learning,
     ):  # what a later one says of, an earlier one has found in order
-        found += as_warnings(subject.check(spec, here=here))
+        found += as_findings(subject.check(spec, here=here))
     return found
 
 

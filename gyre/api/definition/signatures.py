@@ -129,3 +129,9 @@ BROUGHT: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gyre.engines": (("folder",), ("version", "max_running", "kv_tokens", "python", "extra")),
 }
 """By a plug-in's group, how its function is called: positional arguments, and keywords (docs/bring-your-own.md)."""
+
+CALLS_OF_A_CODEC: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "encode": (("raw",), ("word",)),
+    "decode": (("data", "into"), ("word",)),
+}
+"""By a codec's method, how it is called."""
