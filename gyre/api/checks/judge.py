@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gyre.api.checks.code import check_code, check_graphs_code
 from gyre.api.checks.findings import JobWarning, Note
+from gyre.api.checks.machine import check_room
 from gyre.api.checks.settings import check_settings, runs_here
 from gyre.config import JobSpec
 from gyre.graph.compile import CompiledJob, compile_job
@@ -49,9 +50,11 @@ def judge(
     """
     check_graphs_code(spec)
     compiled = compile_job(spec)
+    here = runs_here(compiled.spec, ray_address)
     found = check_settings(compiled.spec, ray_address)
+    check_room(compiled, here=here)
     before_code(compiled)
-    found += check_code(compiled.spec, here=runs_here(compiled.spec, ray_address), must_import=must_import)
+    found += check_code(compiled.spec, here=here, must_import=must_import)
     found += map(Note, compiled.plan.notes)
     warnings = [each for each in found if isinstance(each, JobWarning)]
     return Judged(compiled, tuple(warnings + [each for each in found if not isinstance(each, JobWarning)]))

@@ -6,7 +6,10 @@ have it.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gyre.api.checks.findings import elsewhere
-from gyre.config import JobSpec
+from gyre.config import JobSpec, port_range
 from gyre.config.sections import WorkloadSettings
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, GraphError
+from gyre.graph import NodeCapacity, can_come_later, fit_to_cluster
+from gyre.graph.compile import CompiledJob
 from gyre.graph.integrations import reads_sections
 from gyre.graph.rollout_roles import is_instance, rollouts_of
 
@@ -42,6 +47,45 @@ def _missing(spec: JobSpec) -> Iterator[ConfigError]:
         )
     yield from _packages(spec)
     yield from _engines(spec)
+    yield from _network(spec)
+
+
+def check_room(compiled: CompiledJob, *, here: bool) -> None:
+    """Raises GraphError where the job runs `here` and this machine has not the cores, the memory or the GPUs that it
+    reserves. Resources and labels of the user's own naming are Ray's to know."""
+    spec = compiled.spec
+    if not here or any(role.resources.custom or role.resources.labels for role in spec.roles.values()):
+        return
+    gpus = gpu_count()
+    if spec.device_type == "GPU" and gpus is not None and (spec.device_per_node or 0) > gpus:
+        raise GraphError(
+            f"device_per_node: {spec.device_per_node} given, but this machine has {gpus} GPU{'s' * (gpus != 1)}.",
+            hint="Lower it, or leave it out.",
+        )
+    machine = NodeCapacity(
+        node_id="this machine",
+        ip="127.0.0.1",
+        cpu=float(os.cpu_count() or 1),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpu=float("inf") if gpus is None else float(gpus),
+    )
+    try:
+        fit_to_cluster(compiled.plan, [machine], can_come_later(spec))
+    except GraphError as error:
+        found = re.match(r"cluster: (\w+)", error.message)
+        if found is None or found[1] not in spec.roles:
+            raise
+        message = error.message.replace("cluster:", f"roles.{found[1]}.resources:", 1)
+        raise GraphError(message, hint=error.hint, details=error.details) from None
+
+
+def gpu_count() -> int | None:
+    """How many GPUs this process may use; None where that cannot be seen without their driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip()])
+    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return found if found or not has_gpu() else None
 
 
 def has_gpu() -> bool:
@@ -73,6 +117,11 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     if not reads_sections(spec):
         return
     settings = WorkloadSettings.read(spec.config)
+    if settings.megatron.device == "cuda" and not has_gpu() and _is_megatron(spec):
+        yield ConfigError(
+            "config.megatron.device: cuda given, but this machine has no GPU.",
+            hint='Give "auto" or "cpu".',
+        )
     reward = spec.roles.get("reward")
     is_python = (
         reward is not None and reward.entrypoint is not None and reward.entrypoint.name == "PythonReward"
@@ -83,8 +132,49 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
         yield _extra("config.data", "a prepared data set needs tokenizers", "data")
 
 
+def _is_megatron(spec: JobSpec) -> bool:
+    given = [role.entrypoint.module for role in spec.roles.values() if role.entrypoint is not None]
+    return any(module.startswith("gyre.workloads.megatron") for module in given)
+
+
 def _extra(key: str, what: str, extra: str) -> ConfigError:
     return ConfigError(f"{key}: {what}, which is not installed.", hint=f"pip install 'gyre-rl[{extra}]'")
+
+
+def _network(spec: JobSpec) -> Iterator[ConfigError]:
+    """Certificates that are none, and addresses and ports that the weight plane cannot have."""
+    rollouts, weights = spec.rollouts, spec.weights
+    if rollouts.tls_cert and rollouts.tls_key:
+        from gyre.rollouts.protocol.tls import server_context
+
+        try:
+            server_context(Path(rollouts.tls_cert), Path(rollouts.tls_key))
+        except ConfigError as error:
+            problem = error.message.replace("rollouts.tls_cert ", "rollouts.tls_cert: ", 1)
+            yield ConfigError(problem, hint=error.hint)
+    if weights.bind and not weights.bind.startswith(("0.0.0.0", "::")):
+        from gyre.rollouts.weight_peer import where_to_listen
+
+        try:
+            host, _ = where_to_listen(weights.bind, "http://127.0.0.1")
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.bind((host, 0))
+        except ConfigError as error:
+            yield error
+        except OSError as error:
+            yield ConfigError(
+                f"weights.bind: this machine has not the address {weights.bind} ({error.strerror}).",
+                hint="Give a network in CIDR notation, or leave it out.",
+            )
+    instances = sum(role.total for name, role in spec.roles.items() if is_instance(spec, name))
+    if weights.ports and instances and spec.node_num == 1:
+        first, last = port_range(weights.ports)
+        if last - first + 1 < instances + 1:
+            yield ConfigError(
+                f"weights.ports: {weights.ports} given, which is {last - first + 1} for the actor and {instances} "
+                "instances on one machine.",
+                hint=f"Each takes one: give {instances + 1} or more.",
+            )
 
 
 def _engines(spec: JobSpec) -> Iterator[ConfigError]:
