@@ -121,19 +121,19 @@ class LazyGroup(click.Group):
             except BaseException as error:
                 if self.debug and not isinstance(error, click.ClickException | click.exceptions.Exit):
                     traceback.print_exception(error)
-                code = _code_of(interrupts.raised or error)
+                code = _code_of(interrupts.raised or error, debug=self.debug)
                 if code is None:
                     raise
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _code_of(error: BaseException) -> int | None:
+def _code_of(error: BaseException, *, debug: bool = False) -> int | None:
     """The exit code of an error, which is told where it is one of ours. None for anything else."""
     if (interrupt := _interrupt_behind(error)) is not None:
         # Also of an import that a signal cut short, and that failed with an error of its own.
         return INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
     if isinstance(error, GyreError):
-        return _say(error)
+        return _say(error, debug=debug)
     if isinstance(error, click.Abort):
         return INTERRUPTED if isinstance(error.__cause__, EOFError) else TERMINATED
     if isinstance(error, click.ClickException):
@@ -166,7 +166,7 @@ def _meant(word: str) -> str:
     return nearest(word, VERBS)
 
 
-def _say(error: GyreError) -> int:
+def _say(error: GyreError, *, debug: bool) -> int:
     """Print the error as one sentence on stderr, after the frames of the user's own code that raised it, if any did."""
     for frame in error.details.get("frames", ()):
         click.echo(f"  {frame}", err=True)
@@ -174,7 +174,7 @@ def _say(error: GyreError) -> int:
     if text and not isinstance(error, ConfigError):
         from gyre.api.definition.users_code import users_traceback
 
-        click.echo(users_traceback(text), err=True)
+        click.echo(text if debug else users_traceback(text), err=True)
     click.echo(f"error: {error.message}", err=True)
     if error.hint:
         click.echo(f"       {error.hint}", err=True)

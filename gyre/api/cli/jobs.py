@@ -103,7 +103,7 @@ def run(
 ) -> None:
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job gracefully."""
     _load()
-    job = _job(session, file, overrides)
+    job = _job(session, file, overrides, name)
     _in_foreground(
         name or job.spec.name, lambda: _start(session, job, name, start_local=True, **where), as_json=as_json
     )
@@ -217,7 +217,7 @@ def submit(
     """Submit a job file to a cluster, and return when its master answers. Prints the job's id."""
     from gyre.api.checks import line_of
 
-    handle = _start(session, _job(session, file, overrides), name, start_local=False, **where)
+    handle = _start(session, _job(session, file, overrides, name), name, start_local=False, **where)
     for note in handle.notes:
         remark(line_of(note))
     certificate = session.home.rest_certificate(handle.job_id)
@@ -256,11 +256,18 @@ _LOADED = (
 )
 
 
-def _job(session: Session, file: str, overrides: tuple[str, ...]) -> RLJob:
+def _job(session: Session, file: str, overrides: tuple[str, ...], name: str | None = None) -> RLJob:
     """Returns the job of a file, and reports its mistakes before anything that takes time."""
     from gyre.api.definition.jobfile import load_job_file
+    from gyre.config import parse_job
+    from gyre.errors import ConfigError
 
     job = load_job_file(file, overrides)
+    if name is not None:
+        try:
+            parse_job({"name": name})
+        except ConfigError as error:
+            raise ConfigError(f"--{error.message}", hint=error.hint) from None
     if session.store is not None:
         job.spec.store.url = session.store
     return job

@@ -1,4 +1,4 @@
-"""Which frames of a traceback are the user's own: not Gyre's, Python's, or an installed package's."""
+"""Which frames of a traceback are Gyre's, and which are the user's own: neither Gyre's, Python's, nor a library's."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-_GYRE = str(Path(__file__).resolve().parents[2])
-_OTHERS = tuple(
-    f"{folder}/" for folder in (_GYRE, *{sysconfig.get_path(key) for key in ("stdlib", "platstdlib")})
-)
+_GYRE = f"{Path(__file__).resolve().parents[2]}/"
+_PYTHON = tuple(f"{sysconfig.get_path(key)}/" for key in ("stdlib", "platstdlib"))
 
 _FRAME = re.compile(r'^  File "([^"]*)", line \d+')
 
 
+def is_gyres(file: str) -> bool:
+    """Whether a frame's file is Gyre's, or the import machinery's."""
+    return file.startswith(("<frozen ", _GYRE)) or file.endswith("/importlib/__init__.py")
+
+
 def is_users(file: str) -> bool:
-    """Whether a frame's file is the user's own."""
-    if file.startswith(("<frozen ", *_OTHERS)):
+    """Whether a frame's file is the user's own, and no library's."""
+    if is_gyres(file) or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return False
-    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not file.startswith(_PYTHON)
 
 
 def said_where(error: BaseException) -> str:
@@ -28,21 +31,24 @@ def said_where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}, line {error.lineno}: "
     else:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+        others = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if not is_gyres(frame.filename)
+        ]
+        frames = [frame for frame in others if is_users(frame.filename)] or others
         where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{where}{type(error).__name__}: {text}".rstrip(": .")
 
 
 def users_traceback(text: str) -> str:
-    """A traceback's text without the frames that are not the user's."""
+    """A traceback's text without Gyre's frames."""
     kept: list[str] = []
-    users = True
+    gyres = False
     for line in text.splitlines():
         if found := _FRAME.match(line):
-            users = is_users(found[1])
+            gyres = is_gyres(found[1])
         elif not line.startswith("    "):
-            users = True
-        if users:
+            gyres = False
+        if not gyres:
             kept.append(line)
     return "\n".join(kept)
