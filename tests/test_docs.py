@@ -6,9 +6,13 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
+import os
 import re
 import shlex
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +20,17 @@ from typing import Any
 
 import click
 import pytest
+import yaml
+from click.testing import CliRunner
 from pydantic import BaseModel
 
 from gyre import errors
 from gyre.api.cli import INTERRUPTED, TERMINATED, VERBS, main
-from gyre.api.definition.builder import RLJobBuilder, RoleBuilder
+from gyre.api.definition.builder import RLJobBuilder
+from gyre.api.definition.entrypoints import load_file
 from gyre.api.definition.rl_job import RLJob
+from gyre.api.definition.signatures import BROUGHT, CALLS_OF_A_CODEC, check_call
+from gyre.api.handle import JobHandle
 from gyre.api.rest.app import create_app
 from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec, WeightsSpec
 from gyre.config.plugins import KINDS
@@ -45,12 +54,14 @@ SHELLS = ("bash", "console", "sh")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `name` is the file that its first line names, as `# word_job.py`; else empty."""
+    """A fenced block. `kind` is the word behind its language, which pages do not show: what the block is. `name` is the
+    file that its first line names, as `# word_job.py`; else empty."""
 
     page: Path
     line: int
     language: str
     text: str
+    kind: str = ""
 
     @property
     def name(self) -> str:
@@ -63,14 +74,14 @@ class Block:
 
 def blocks_of(page: Path) -> Iterator[Block]:
     lines = page.read_text().splitlines()
-    start, language = None, ""
+    start, language, kind = None, "", ""
     for number, line in enumerate(lines):
         if not line.startswith("```"):
             continue
         if start is None:
-            start, language = number, line[3:].strip()
+            start, (language, _, kind) = number, line[3:].strip().partition(" ")
         else:
-            yield Block(page, start + 2, language, "\n".join(lines[start + 1 : number]) + "\n")
+            yield Block(page, start + 2, language, "\n".join(lines[start + 1 : number]) + "\n", kind)
             start = None
     assert start is None, f"{page.name}:{start}: a block is not closed"
 
@@ -136,17 +147,179 @@ def test_a_snippet_compiles_and_its_imports_resolve(block: Block, shown_files: P
                 assert hasattr(module, alias.name), f"{block}: {node.module} has no {alias.name}"
 
 
-@pytest.mark.parametrize("block", [block for block in SNIPPETS if "RLJobBuilder()" in block.text], ids=str)
-def test_a_job_that_is_shown_can_be_planned(block: Block, shown_files: Path) -> None:
-    if block.name:
-        names = vars(importlib.import_module(block.name.removesuffix(".py")))
+KINDS_OF_BLOCKS = {
+    "python": ("job", "driver", "module", "test", "graph", "signature"),
+    "yaml": ("plan", "part"),
+    **dict.fromkeys((*SHELLS, "text", "mermaid", "toml", "json"), ("",)),
+}
+"""By language, what a block may be: a `job` file, which is planned; a `driver` that goes on with its page's job; a
+`module`, which is imported; a `test`, which passes; a `graph`, a job without its `config`; the `signature` of what a
+user brings; a whole job to `plan`, or a `part` of one. The rest is read by its language alone."""
+
+
+def of_kind(language: str, *kinds: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language and block.kind in kinds]
+
+
+def test_every_block_says_what_it_is() -> None:
+    for block in BLOCKS:
+        if "CHANGELOG" not in block.page.name:
+            assert block.kind in KINDS_OF_BLOCKS[block.language], f"{block}: {block.language} {block.kind!r}"
+
+
+@pytest.fixture
+def on_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("GYRE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+
+
+def planned(file: Path, *options: str) -> None:
+    result = CliRunner().invoke(main, ["plan", str(file), *options])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("block", of_kind("python", "job"), ids=str)
+def test_a_job_that_is_shown_is_planned_as_it_stands_without_a_warning(
+    block: Block, shown_files: Path, on_no_cluster: None
+) -> None:
+    file = shown_files / (block.name or "shown_job.py")
+    file.write_text(block.text)
+    planned(file, "--strict")
+
+
+@pytest.mark.parametrize("block", of_kind("python", "graph"), ids=str)
+def test_a_graph_that_is_shown_compiles(block: Block) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), names)
+    assert names["job"].plan().plan.placements
+
+
+@pytest.mark.parametrize("block", of_kind("python", "module"), ids=str)
+def test_a_module_that_is_shown_can_be_imported(block: Block, shown_files: Path) -> None:
+    file = shown_files / (block.name or "shown_module.py")
+    file.write_text(block.text)
+    load_file(file)
+
+
+@pytest.mark.parametrize("block", of_kind("python", "signature"), ids=str)
+def test_a_signature_that_is_shown_is_that_by_which_it_is_called(block: Block) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(f"from __future__ import annotations\n{block.text}", str(block), "exec"), names)
+    groups = {"loss": "gyre.losses", "advantage": "gyre.advantages", "command": "gyre.engines"}
+    found = [name for name in names if inspect.isfunction(names[name])]
+    assert found
+    for name in found:
+        positional, keywords = BROUGHT[groups[name]] if name in groups else CALLS_OF_A_CODEC[name]
+        check_call("shown", names[name], name, positional, keywords)
+
+
+@pytest.mark.parametrize("block", of_kind("python", "driver"), ids=str)
+def test_a_driver_that_is_shown_goes_on_with_its_pages_job(block: Block) -> None:
+    """Its calls are of the job's and the handle's own. The slow tests run it."""
+    assert any(job.page == block.page and job.line < block.line for job in of_kind("python", "job"))
+    kinds = {"job": RLJob, "handle": JobHandle}
+    called = [
+        (node.value.id, node.attr)
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in kinds
+    ]
+    assert called
+    for name, attribute in called:
+        assert hasattr(kinds[name], attribute), f"{block}: {name}.{attribute}"
+
+
+SHORT = {r"\bsteps=\d+": "steps=2", r'"max_steps": \d+': '"max_steps": 2'}
+"""By what they stand instead of, the numbers with which a shown job is short."""
+
+
+def short(text: str) -> str:
+    for pattern, replacement in SHORT.items():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def ran(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GYRE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("block", [block for block in of_kind("python", "job") if not block.name], ids=str)
+def test_a_job_that_is_shown_runs(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(block.text)
+    changes = ["run.steps=2", *(["config.warm_start.max_steps=2"] if "warm_start" in block.text else [])]
+    options = [word for change in changes for word in ("--set", change)]
+    done = ran(["-m", "gyre.api", "run", "job.py", *options], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "succeeded" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("block", of_kind("python", "driver"), ids=str)
+def test_a_driver_that_is_shown_runs(block: Block, tmp_path: Path) -> None:
+    *_, job = (job for job in of_kind("python", "job") if job.page == block.page and job.line < block.line)
+    (tmp_path / "driver.py").write_text(f"{short(job.text)}\n{block.text}")
+    done = ran(["driver.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+WHOLE: dict[str, Any] = {
+    "recipe": "grpo",
+    "config": {
+        "task": {},
+        "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
+        "optim": {"lr": 1e-3},
+    },
+    "roles": {"actor": {}, "rollout": {}, "reward": {}},
+}
+"""What a part is laid over."""
+
+
+@pytest.mark.parametrize("block", of_kind("yaml", "plan", "part"), ids=str)
+def test_yaml_that_is_shown_is_planned(block: Block, tmp_path: Path, on_no_cluster: None) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(block.text)
+    if block.kind == "part":
+        file.write_text(json.dumps(laid_over(WHOLE, yaml.safe_load(block.text))))
+    planned(file, "--ray-address", "head:6379", "--strict")  # its files are on other machines
+
+
+def laid_over(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: laid_over(whole[key], value)
+        if isinstance(value, dict) and isinstance(whole.get(key), dict)
+        else value
+        for key, value in part.items()
+    }
+    return {**whole, **inner}
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language in ("toml", "json")], ids=str)
+def test_other_data_that_are_shown_can_be_read(block: Block) -> None:
+    if block.language == "toml":
+        tomllib.loads(block.text)
     else:
-        names = {}
-        exec(compile(block.text, str(block), "exec"), names)
-    jobs = [value for value in names.values() if isinstance(value, RLJob | RLJobBuilder | RoleBuilder)]
-    assert jobs
-    for job in jobs:
-        assert job.plan().plan.placements
+        json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language in ("bash", "sh")], ids=str)
+def test_a_script_that_is_shown_is_bash(block: Block) -> None:
+    read = subprocess.run(
+        ["bash", "-n"], input=block.text, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert read.returncode == 0, read.stderr
 
 
 TESTS_SHOWN = [

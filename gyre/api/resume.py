@@ -89,7 +89,13 @@ def resume_job(
                 give_back(store, row)
                 take_back(store, row.job_id, error)
             raise
-    return JobHandle(row.job_id, store_url, token, home_path=str(place.path), notes=(*plan.notes, *notes))
+    return JobHandle(
+        row.job_id,
+        store_url,
+        token,
+        home_path=str(place.path),
+        notes=(*notes, *(note for note in plan.notes if note not in notes)),
+    )
 
 
 def _ended(store: Store, job: str, place: Home) -> JobRow:

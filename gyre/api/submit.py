@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre.api.checks import check_class_sections, check_plugins, check_settings
-from gyre.api.definition.entrypoints import check_entrypoints
+from gyre.api.checks import judge
 from gyre.api.first_weights import first_weights
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
@@ -31,6 +30,7 @@ from gyre.config import JobSpec, parse_job
 from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
 from gyre.graph import can_come_later, compile_job, fit_to_cluster
+from gyre.graph.compile import CompiledJob
 from gyre.store import Store, open_store
 
 _WITH_TORCH = ("gyre.workloads.torch", "gyre.workloads.megatron")
@@ -99,22 +99,23 @@ def submit_job(
                 with signals_held():
                     take_back(store, job_id, error)
                 raise
-    notes = [*plan.notes, *notes, *taken]
+    placed = [note for note in plan.notes if note not in notes]
+    notes = [*notes, *placed, *taken]
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=tuple(notes))
 
 
 def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tuple[JobSpec, list[str]]:
-    """The resolved job and notes on it, after everything that can be checked without its store and its cluster. Raises
-    ConfigError and GraphError."""
-    spec = compile_job(spec).spec
-    notes = check_settings(spec, ray_address)
-    if start_local:  # it loads modules beside the checks
-        prepare_local(ray_address, _loaded_by(spec))
+    """The resolved job, and warnings and notes on it, after everything that can be checked without its store and its
+    cluster. Raises ConfigError and GraphError."""
+
+    def begin(compiled: CompiledJob) -> None:
+        if start_local:  # it loads modules beside the checks
+            prepare_local(ray_address, _loaded_by(compiled.spec))
+
     with interrupts_kept():
-        check_plugins(spec)
-        check_class_sections(spec, check_entrypoints(spec, own=False))
-    _check_transports(spec, ray_address)
-    return spec, notes
+        judged = judge(spec, ray_address, must_import=True, before_code=begin)
+    _check_transports(judged.compiled.spec, ray_address)
+    return judged.compiled.spec, list(judged.findings)
 
 
 def _loaded_by(spec: JobSpec) -> list[str]:

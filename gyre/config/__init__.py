@@ -1,6 +1,6 @@
 """Typed configuration: the job as data, and how what users write becomes it."""
 
-from gyre.config.parse import apply_overrides, config_error, load_yaml, parse_job, plain_config
+from gyre.config.parse import apply_overrides, config_error, parse_job, plain_config
 from gyre.config.spec import (
     BUILTIN_ROLES,
     DEFAULT_TOKEN,
@@ -26,6 +26,7 @@ from gyre.config.spec import (
     parse_size,
     port_range,
 )
+from gyre.config.yaml_text import load_yaml
 
 __all__ = [
     "BUILTIN_ROLES",

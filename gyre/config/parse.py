@@ -1,23 +1,34 @@
 """From what the user wrote to a `JobSpec`, with every mistake as one sentence.
 
-The sentence names the path, what was given, what was expected, and the nearest known key. Sources are
-mappings, OmegaConf objects, YAML files, and `a.b=c` overrides from the command line.
+The sentence names the path, what was given, what was expected, and the nearest known key: one of the same mapping, or
+where a key of that name stands in a job. Sources are mappings, OmegaConf objects, YAML files (`yaml_text`), and `a.b=c`
+overrides from the command line.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gyre.config.spec import JobSpec
+from gyre.config.spec import PATTERNS, JobSpec
+from gyre.config.yaml_text import load_yaml, read_yaml
 from gyre.errors import ConfigError, nearest
+
+_ALIKE = 0.75
+"""How similar two keys must be for one to be taken for a typo of the other (`difflib`'s ratio)."""
+
+_MOST_PLACES = 3
+"""Of one key, that a sentence lists."""
 
 
 def parse_job(data: Mapping[str, Any]) -> JobSpec:
@@ -29,77 +40,16 @@ def parse_job(data: Mapping[str, Any]) -> JobSpec:
 
 
 def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
-    """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job."""
-    sentences = [_sentence(item, model, prefix) for item in error.errors(include_url=False)]
+    """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job. The details have them
+    as `mistakes`, and as `keys` the parts of each one's key."""
+    items = error.errors(include_url=False)
+    sentences = [_sentence(item, model, prefix) for item in items]
+    above = [part for part in prefix.split(".") if part]
+    keys = [above + [str(part) for part in item["loc"] if part != "[key]"] for item in items]
     text = "; ".join(sentences)
-    return ConfigError(text if text.endswith("?") else f"{text}.", details={"mistakes": sentences})
-
-
-MOST_VALUES = 1_000_000
-"""Of one YAML file. A few lines of aliases of aliases would otherwise be more than any memory holds."""
-
-_BEGUN = -1
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as 1.2 reads numbers: `1e-6` is a number, which YAML 1.1 takes for text because it has no point."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def read_yaml(text: str) -> Any:
-    """YAML as plain data. Raises yaml.YAMLError."""
-    try:
-        data = yaml.load(text, _Loader)  # a SafeLoader: it constructs plain data alone
-        if _size(data, {}) > MOST_VALUES:
-            raise yaml.YAMLError(f"with its aliases written out it has more than {MOST_VALUES} values")
-        return data
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # A value that its tag or its form promises and that is none: the 45th of May, say.
-        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
-
-
-def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values there are with every alias written out. Raises ValueError for one that is inside itself."""
-    if not isinstance(value, dict | list):
-        return 1
-    found = known.get(id(value))
-    if found == _BEGUN:
-        raise ValueError("an alias stands inside what it names")
-    if found is None:
-        known[id(value)] = _BEGUN
-        inner = value.values() if isinstance(value, dict) else value
-        found = known[id(value)] = 1 + sum(_size(each, known) for each in inner)
-    return found
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file as a mapping. Raises ConfigError where it is missing, unreadable or not a mapping."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}).", hint="Give a path to a YAML file."
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not text.", hint="Give a path to a YAML file.") from None
-    try:
-        data = read_yaml(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" in line {where.line + 1}" if where else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{path}: is not YAML{line}: {problem}.") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: holds a {type(data).__name__}, expected a mapping of keys to values.")
-    return data
+    return ConfigError(
+        text if text.endswith("?") else f"{text}.", details={"mistakes": sentences, "keys": keys}
+    )
 
 
 def plain_config(value: Any) -> dict[str, Any]:
@@ -118,6 +68,15 @@ def plain_config(value: Any) -> dict[str, Any]:
             "expected a mapping, an OmegaConf object or a path to YAML."
         )
     return {str(key): item for key, item in value.items()}
+
+
+def with_home(value: Any) -> Any:
+    """`value` with texts that begin with `~/`, in whatever depth, in the user's home."""
+    if isinstance(value, dict):
+        return {key: with_home(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_home(item) for item in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -155,12 +114,17 @@ def _sentence(item: Any, model: type[BaseModel], prefix: str) -> str:
     path = ".".join(filter(None, (prefix.rstrip("."), *map(str, location)))) or "the job"
     given = item.get("input")
     if item["type"] == "extra_forbidden":
-        known = _keys_at(model, location[:-1])
-        return f"{path}: unknown key; {nearest(str(location[-1]), known)}".rstrip(".")
+        return f"{path}: unknown key; {_meant(str(location[-1]), _keys_at(model, location[:-1]))}".rstrip(".")
     if item["type"] == "missing":
         return f"{path}: is missing"
     if item["type"] == "model_type":
         return f"{path}: {_shown(given)} given, expected a mapping of keys to values"
+    if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] in PATTERNS:
+        expected, usable = PATTERNS[item["ctx"]["pattern"]]
+        near = re.sub(usable, "-", str(given)).strip("-") if usable else ""
+        return f"{path}: {_shown(given)} given, expected {expected}" + (
+            f"; did you mean {near!r}?" if near and near != given else ""
+        )
     message = item["msg"]
     message = message.removeprefix("Value error, ").removeprefix("Input ")
     message = message[0].lower() + message[1:]
@@ -189,6 +153,41 @@ def _keys_at(model: Any, location: list[Any]) -> list[str]:
             named = False
     fields = getattr(model, "model_fields", None)
     return list(fields) if fields else []
+
+
+@cache
+def _places() -> dict[str, list[str]]:
+    """Where each key of a job and of Gyre's own sections below `config` stands, by its last part."""
+    from gyre.config.sections import WorkloadSettings  # it imports this module
+
+    found: dict[str, list[str]] = {}
+
+    def walk(kind: type[BaseModel], above: str) -> None:
+        for key, field in kind.model_fields.items():
+            found.setdefault(key, []).append(f"{above}{key}")
+            inner = _inner(field.annotation)
+            many = "<name>." if _is_mapping(field.annotation) else ""
+            if inner is not None and above.count(".") < 3:
+                walk(inner, f"{above}{key}.{many}")
+
+    walk(JobSpec, "")
+    walk(WorkloadSettings, "config.")
+    return found
+
+
+def _meant(key: str, known: list[str]) -> str:
+    """What an unknown key may be meant for: one of the `known` that is much alike, or a key of that name, or nearly
+    that name, that stands elsewhere in a job."""
+    alike = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
+    name = key if key in _places() else next(iter(difflib.get_close_matches(key, _places(), 1, _ALIKE)), "")
+    paths = _places().get(name, [])
+    if (alike and name != key) or not 0 < len(paths) <= _MOST_PLACES:
+        return nearest(key, known)
+    return f"did you mean {' or '.join(map(repr, paths))}?"
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (dict, list)
 
 
 def _inner(annotation: Any) -> Any:

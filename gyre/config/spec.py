@@ -35,10 +35,24 @@ TransportName = Literal["auto", "shm", "tcp", "mooncake"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
-RoleName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 
-
+_JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_ROLE_NAME = r"^[a-z][a-z0-9_]{0,31}$"
 _DOTTED = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+_POLICY = r"^(in_order|wait|drop|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+
+PATTERNS = {
+    _JOB_NAME: (
+        'at most 63 letters, digits, ".", "_" and "-", the first a letter or a digit',
+        r"[^A-Za-z0-9._-]+",
+    ),
+    _ROLE_NAME: ('at most 32 lower-case letters, digits and "_", the first a letter', ""),
+    _DOTTED: ('names joined by dots, such as "package.module"', ""),
+    _POLICY: ('"in_order", "wait", "drop", or a function as "module:function"', ""),
+}
+"""What a text of each form consists of, in words, and which characters to replace to make one of it."""
+
+RoleName = Annotated[str, Field(pattern=_ROLE_NAME)]
 
 _SIZES = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
@@ -318,7 +332,7 @@ class RunSpec(Model):
 class StalenessSpec(Model):
     """Which groups make up a step if generation runs ahead of training."""
 
-    policy: Annotated[str, Field(pattern=r"^(in_order|wait|drop|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "in_order"
+    policy: Annotated[str, Field(pattern=_POLICY)] = "in_order"
     """`in_order`: a step takes the groups that were drawn for it, and the trainer waits for all of them. The other
     policies take the groups that are complete first (fully asynchronous): `wait` keeps places for groups that would
     become older than `max_staleness`; `drop` gives up groups that became older; `module:function` asks that function,
@@ -487,7 +501,7 @@ class StoreSpec(Model):
 class JobSpec(Model):
     """A whole job, before it is placed."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = "job"
+    name: Annotated[str, Field(pattern=_JOB_NAME)] = "job"
     node_num: PositiveInt | None = None
     """The most machines that the job uses; None for as many as it takes."""
     device_per_node: PositiveInt | None = None

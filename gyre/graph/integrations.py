@@ -111,6 +111,7 @@ def check_integrations(spec: JobSpec) -> None:
                 hint=f"Take {-(-total // replica) * replica}.",
             )
     _check_losses(spec, settings.loss)
+    _check_groups(spec, settings)
     _check_mini_batches(spec, settings)
 
 
@@ -129,6 +130,22 @@ def _check_losses(spec: JobSpec, loss: LossSettings) -> None:
                     "log-probs the KL divergence is taken to.",
                     hint=f"Add the role reference, or set {key} to 0.",
                 )
+
+
+def trains_by_section(spec: JobSpec) -> bool:
+    """Whether the actor is one of Gyre's, which trains as `config.loss` and `config.optim` say."""
+    return _is(spec, "actor", _TORCH, "TorchActor") or _is(spec, "actor", _MEGATRON, "MegatronActor")
+
+
+def _check_groups(spec: JobSpec, settings: WorkloadSettings) -> None:
+    """Check that the samples of a group can differ in their advantage."""
+    estimator = settings.loss.adv_estimator
+    if settings.sampling.n == 1 and estimator in ("grpo", "dr_grpo") and trains_by_section(spec):
+        raise GraphError(
+            f"config.sampling.n: 1 given, but {estimator} compares the samples of a group: with one sample every "
+            "advantage is 0, and nothing is learnt.",
+            hint="Give 2 or more, 8 for example; or take the recipe ppo, whose baseline is a critic.",
+        )
 
 
 def _check_mini_batches(spec: JobSpec, settings: WorkloadSettings) -> None:

@@ -29,9 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gyre.rollouts.samples import Group
+if TYPE_CHECKING:
+    from gyre.rollouts.samples import Group
 
 # -- gangs that are trained -------------------------------------------------------------------------
 

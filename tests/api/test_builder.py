@@ -215,13 +215,19 @@ MISTAKES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: builder().rollout(pool="spot", price_per_hour=-1),
         ["roles.rollout_spot.pool.price_per_hour: -1"],
     ),
-    "a pool's name": (lambda: builder().rollout(pool="Spot!"), ["roles.rollout_Spot!", "pattern"]),
+    "a pool's name": (
+        lambda: builder().rollout(pool="Spot!"),
+        ["roles.rollout_Spot!", "at most 32 lower-case"],
+    ),
     "stall timeout": (
         lambda: builder().rollout("m", "R").stall_timeout(0),
         ["roles.rollout.stall_timeout_s: 0"],
     ),
     "role twice": (lambda: builder().actor("m", "A").actor("m", "A"), ["roles.actor: is declared twice"]),
-    "role's name": (lambda: builder().role("Bad-Name", "m", "A"), ["roles.Bad-Name: 'Bad-Name'", "pattern"]),
+    "role's name": (
+        lambda: builder().role("Bad-Name", "m", "A"),
+        ["roles.Bad-Name: 'Bad-Name'", "at most 32 lower-case"],
+    ),
     "role without a name": (lambda: builder().role(3), ["roles: 3 given"]),  # type: ignore[arg-type]
     "module alone": (
         lambda: builder().actor("m"),
@@ -455,7 +461,7 @@ def test_classes_are_imported_at_submit(workers: str, tmp_path: Path) -> None:
         ("actor", "broken_workers:X", ["roles.actor.entrypoint", "No module named 'no_such_library'"]),
         ("actor", "leaving_workers:X", ["SystemExit: 3"]),
         ("actor", "{workers}:Lzy", ["has no 'Lzy'; did you mean 'Lazy'?"]),
-        ("actor", "{workers}:function", ["is a builtin_function_or_method, expected a class"]),
+        ("actor", "{workers}:function", ["is of type builtin_function_or_method, expected a class"]),
         ("trainer", "{workers}:Lazy", ["roles.trainer.entrypoint", "has no fit(), which its role needs"]),
         ("trainer", "{workers}:Unfinished", ["has no fit()"]),
     ],

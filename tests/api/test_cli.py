@@ -48,9 +48,15 @@ HEAVY = (
 JOB_FILE = """
 name: planned
 device_per_node: 4
+recipe: grpo
+config:
+  task: {}
+  model: {layers: 1, hidden: 16, heads: 2, kv_heads: 1, mlp: 16}
+  optim: {lr: 0.001}
 roles:
-  trainer: {entrypoint: {module: gyre.workloads, name: BaseTrainer}}
-  rollout: {entrypoint: {module: gyre.workloads, name: BaseWorkload}, total: 2}
+  actor: {}
+  rollout: {total: 2}
+  reward: {}
 """
 
 

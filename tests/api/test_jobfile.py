@@ -102,7 +102,7 @@ def test_overrides_go_over_the_file(name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("a.yaml", "roels: {}", ["a.yaml: roels: unknown key; did you mean 'roles'?"]),
+        ("a.yaml", "roels: {}", ["a.yaml, line 1: roels: unknown key; did you mean 'roles'?"]),
         ("a.yaml", "roles: {actor: {totl: 2}}", ["roles.actor.totl: unknown key; did you mean 'total'?"]),
         ("a.yaml", "roles: {env: {totl: 2}}", ["roles.env.totl: unknown key; did you mean 'total'?"]),
         (
@@ -121,8 +121,8 @@ def test_overrides_go_over_the_file(name: str, folder: Path) -> None:
             "roles: {actor: {total: 0}, rollout: {total: x}}",
             ["roles.actor.total: 0", "roles.rollout.total: 'x'"],
         ),
-        ("a.yaml", "a: [", ["a.yaml: is not YAML in line 1"]),
-        ("a.yaml", "- 1", ["a.yaml: holds a list"]),
+        ("a.yaml", "a: [", ["a.yaml, line 1: is not YAML: "]),
+        ("a.yaml", "- 1", ["a.yaml, line 1: holds a list"]),
         ("a.yaml", "config: none.yaml", ["none.yaml: cannot be read"]),
         ("a.toml", "", ["a.toml: ends in '.toml', expected .yaml"]),
         ("a.py", "x = 1\njob = 1 / 0\n", ["a.py, line 2: ZeroDivisionError: division by zero"]),
@@ -139,7 +139,11 @@ def test_overrides_go_over_the_file(name: str, folder: Path) -> None:
             ["a.py, line ", "node_num: 0"],
         ),
         ("a.py", "x = 1\n", ["a.py: defines no job.", "Name it `job`"]),
-        ("a.py", "from gyre.api import RLJobBuilder\nmine = RLJobBuilder()\n", ["defines no job, but mine."]),
+        (
+            "a.py",
+            "from gyre.api import RLJobBuilder\nmine = RLJobBuilder()\n",
+            ["a.py, line 2: defines no job"],
+        ),
         ("a.py", "job = {}\n", ["`job` is a mapping, expected an RLJob"]),
         ("a.py", "def job(): return 3\n", ["`job` is of type int, expected an RLJob"]),
     ],

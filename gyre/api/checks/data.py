@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gyre.api.checks.findings import elsewhere, looked_up
 from gyre.config import JobSpec
 from gyre.config.sections import DataSettings, WorkloadSettings
 from gyre.errors import ConfigError
@@ -28,7 +29,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     for error in missing:
         if here:
             raise error
-        yield f"{error.message} The machines that run the job must have it."
+        yield elsewhere(error.message)
     if missing:
         return
     from gyre.data.prepared import PreparedData
@@ -55,9 +56,8 @@ def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
     )
     for key, folder in {"config.data.path": data.path, **named}.items():
         if folder and not Path(folder).is_dir():
-            where = "" if Path(folder).is_absolute() else f", in {Path.cwd()}"
             yield ConfigError(
-                f"{key}: {folder} is no prepared data set on this machine{where}.",
+                f"{key}: {folder} is no prepared data set on this machine{looked_up(folder)}.",
                 hint=f"Make one with `gyre data prepare`. {download_hint(folder, 'dataset')}".strip(),
             )
 

@@ -5,8 +5,101 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gyre.config import JobSpec
+from gyre.config.sections import WorkloadSettings
+from gyre.errors import ConfigError
+from gyre.graph.integrations import trains_by_section
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
-    yield from ()
+    settings = WorkloadSettings.read(spec.config)
+    if spec.recipe is None:
+        return
+    run, sampling, loss, optim = spec.run, settings.sampling, settings.loss, settings.optim
+    _check_lengths(spec, settings)
+    _check_held_out(spec, settings)
+    if run.evaluate_every == 0:
+        yield "no held-out evaluation: run.evaluate_every is 0, so only the training reward shows whether it learns."
+    elif run.evaluate_every > run.steps:
+        yield (
+            f"no held-out evaluation before the last step: run.evaluate_every is {run.evaluate_every}, and run.steps "
+            f"{run.steps}."
+        )
+    if not trains_by_section(spec):
+        return
+    if sampling.n == 1 and loss.adv_estimator == "rloo":
+        yield (
+            "config.sampling.n: 1 given, so there are no other samples for rloo's baseline, which is 0: it is plain "
+            "REINFORCE. Give 2 or more."
+        )
+    if sampling.temperature == 0 and sampling.n > 1 and loss.adv_estimator in ("grpo", "dr_grpo", "rloo"):
+        problem = (
+            f"config.sampling.temperature: 0 given, so the {sampling.n} samples of a group are equal, earn the same, "
+            f"and have no advantage by {loss.adv_estimator}: nothing is learnt."
+        )
+        if spec.rollouts.engine == "embedded":  # its samples are the same bit by bit; others' may differ
+            raise ConfigError(problem, hint="Give 1.0, or another temperature above 0.")
+        yield problem
+    if loss.clip_ratio_low == 0 and loss.clip_ratio_high == 0 and optim.updates > 1:
+        yield "config.loss.clip_ratio_low, clip_ratio_high: both are 0, so that only the first update of a step learns."
+    if "warmup_steps" in optim.model_fields_set and optim.warmup_steps > run.steps:
+        yield (
+            f"config.optim.warmup_steps: {optim.warmup_steps} given, but the job has {run.steps} steps (run.steps), so "
+            "that its learning rate never comes to config.optim.lr."
+        )
+    for key, at in (("config.optim", optim), ("config.critic.optim", settings.critic.optim)):
+        if at.decay_steps and at.final_lr_ratio == 0 and at.decay_steps < run.steps:
+            yield (
+                f"{key}.decay_steps: from step {at.decay_steps} on of {run.steps} the learning rate is 0 "
+                f"({key}.final_lr_ratio), and nothing is learnt."
+            )
+        if at.lr is not None and at.lr > _LARGEST_USUAL_RATE:
+            yield f"{key}.lr: {at.lr:g} is beyond what AdamW bears; usual are 1e-6 to 1e-3."
+
+
+_LARGEST_USUAL_RATE = 0.1
+_CERTAINLY_THERE = 0.5
+"""Share of the held-out problems that are expected, below which it is not counted how many there are."""
+
+
+def _check_held_out(spec: JobSpec, settings: WorkloadSettings) -> None:
+    """Raises ConfigError if the arithmetic task has fewer held-out problems than an evaluation asks for."""
+    task, run = settings.task, spec.run
+    if task is None or task.name != "arithmetic" or settings.data or run.data or not run.evaluate_every:
+        return
+    about = len(set(task.operators)) * 100**task.digits / task.held_out_every
+    if run.held_out < _CERTAINLY_THERE * about:
+        return
+    from gyre.workloads.tasks.arithmetic import ArithmeticTask
+
+    try:
+        ArithmeticTask(spec.config).held_out(run.held_out)
+    except ConfigError as error:
+        raise ConfigError(
+            f"run.held_out: {run.held_out} given, but config.task holds out about {about:.0f} problems.",
+            hint="Lower run.held_out or config.task.held_out_every, or raise config.task.digits.",
+        ) from error
+
+
+def _check_lengths(spec: JobSpec, settings: WorkloadSettings) -> None:
+    """Raises ConfigError if the small decoder has no room for a task's prompt and the longest answer: rollouts refuse
+    such a request. Prompts of a data set are looked at in `data`."""
+    model, new = settings.model, settings.sampling.max_new_tokens
+    if model is None or settings.megatron.model_path or not trains_by_section(spec):
+        return
+    prompt, of = 1, "a prompt"
+    arithmetic = settings.task is not None and settings.task.name == "arithmetic"
+    if settings.task is not None and arithmetic and settings.data is None and spec.run.data is None:
+        prompt = 2 * settings.task.digits + 3
+        of = f"the task's prompts of {prompt} tokens"
+    room, key = model.max_positions, "config.model.max_positions"
+    own = spec.rollouts.context_length
+    if own is not None and own < room:
+        room, key = own, "rollouts.context_length"
+    if prompt + new > room:
+        raise ConfigError(
+            f"config.sampling.max_new_tokens: {new} given, which with {of} is more than {key}, {room}.",
+            hint=f"Give at most {room - prompt}, or raise {key} to {prompt + new}."
+            if room > prompt
+            else f"Raise {key} to {prompt + new}.",
+        )

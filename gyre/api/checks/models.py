@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from gyre.api.checks.findings import elsewhere
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
@@ -130,7 +131,7 @@ def _absent(folder: Path, key: str, *, here: bool) -> str:
     except ModelFolderError as error:
         if here:
             raise
-        return f"{error.message} The machines that run the job must have it."
+        return elsewhere(error.message)
     return ""
 
 

@@ -11,31 +11,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-from gyre.api.checks import data, learning, models, rewards
+from gyre.api.checks import data, learning, machine, models, rewards
+from gyre.api.checks.findings import as_findings
 from gyre.config import JobSpec
-from gyre.config.job_plugins import plugins_of
-from gyre.config.plugins import ADVANTAGE, CODEC, ENGINE, LOSS, TASK
-from gyre.config.sections import WorkloadSettings, read_section
-from gyre.config.sections.workload import refuse_near_names
-from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
-from gyre.workloads.algorithms.options import with_options
-
 
 
 def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
-    """Whether a compiled job's `config` is complete, and its files are here. Returns notes on files that are not, where
-    they need not be. Raises ConfigError, one sentence, for the first mistake."""
+    """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
+    and warnings. Raises ConfigError, one sentence, for the first mistake."""
+    here = runs_here(spec, ray_address)
+    found = list(as_findings(machine.check(spec, here=here)))
     if not reads_sections(spec):
-        return []
+        return found
     check_complete(spec)
-    notes, here = [], runs_here(spec, ray_address)
+    # In this order: what a later one says of, an earlier one has found in order.
     for subject in (data, models, rewards, learning):
-        notes += subject.check(spec, here=here)
-    return notes
+        found += as_findings(subject.check(spec, here=here))
+    return found
 
 
 def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
@@ -44,40 +38,3 @@ def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
     connected = ray is not None and ray.is_initialized()
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
     return spec.node_num in (None, 1) and address == "local" and not connected
-
-
-def check_class_sections(spec: JobSpec, classes: Mapping[str, type]) -> None:
-    """The sections of `config` that the roles' classes name as their own, in `BaseWorkload.SECTIONS`. Raises
-    ConfigError."""
-    own = {}
-    for role, cls in classes.items():
-        for name, model in getattr(cls, "SECTIONS", {}).items():
-            if name in WorkloadSettings.model_fields:
-                raise ConfigError(
-                    f"roles.{role}.entrypoint: {cls.__qualname__}.SECTIONS names {name!r}, a section of Gyre's.",
-                    hint="Give your section another name.",
-                )
-            own[name] = model
-            read_section(model, spec.config, name)
-    refuse_near_names(spec.config, {**WorkloadSettings.model_fields, **own} if reads_sections(spec) else own)
-
-
-def check_plugins(spec: JobSpec) -> None:
-    """Import what the job names of the user's own, and see that it is what it is to be. Raises ConfigError. Recipes and
-    back ends were imported when the job was compiled."""
-    settings = WorkloadSettings.read(spec.config) if reads_sections(spec) else WorkloadSettings()
-    task = settings.task.options if settings.task is not None else {}
-    options = {
-        LOSS: ("config.loss.loss_options", settings.loss.loss_options),
-        ADVANTAGE: ("config.loss.adv_options", settings.loss.adv_options),
-        TASK: ("config.task.options", task),
-        ENGINE: ("", {}),
-    }
-    methods = {TASK: ("prompt", "held_out", "prompt_text", "answer_of"), CODEC: ("encode", "decode")}
-    for kind, name in plugins_of(spec):
-        found = kind.load(name, spec.python_path)
-        if kind in options:
-            with_options(kind, name, *options[kind], spec.python_path)
-        for method in methods.get(kind, ()):
-            if not callable(getattr(found, method, None)):
-                raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")

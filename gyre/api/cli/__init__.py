@@ -5,7 +5,8 @@ Invariants:
   rich are not imported for help;
 - *stdout is data*: results go to stdout, messages to stderr;
 - *exit codes*: 0 ok, 1 the job failed, 2 usage or configuration, 3 unreachable or unauthorised, 4 not found,
-  5 conflict, 130 interrupted, 143 terminated. An error is one sentence with what to do, never a traceback of ours.
+  5 conflict, 130 interrupted, 143 terminated. An error is one sentence with what to do, never a traceback of ours;
+  `--debug` shows that too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -21,7 +23,7 @@ import click
 
 from gyre.api.cli.context import Session, global_options
 from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
-from gyre.errors import GyreError
+from gyre.errors import ConfigError, GyreError
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("jobs", "Train a small model end to end on this machine."),
@@ -49,6 +51,29 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 """The verbs: for each, the module that defines it and its line in the help."""
 
+OTHER_WORDS = {
+    **dict.fromkeys(("train", "start", "launch", "execute", "exec", "apply", "up"), "run"),
+    **dict.fromkeys(
+        ("validate", "check", "verify", "lint", "dry-run", "dryrun", "compile", "config"), "plan"
+    ),
+    **dict.fromkeys(("list", "jobs", "ps", "queue", "squeue"), "ls"),
+    **dict.fromkeys(
+        ("describe", "status", "state", "info", "get", "inspect", "top", "watch", "metrics"), "show"
+    ),
+    **dict.fromkeys(("cancel", "kill", "abort", "delete", "rm", "terminate", "end", "down"), "stop"),
+    **dict.fromkeys(("continue", "unpause", "restart", "retry"), "resume"),
+    **dict.fromkeys(("log", "tail"), "logs"),
+    **dict.fromkeys(("history", "journal"), "events"),
+    **dict.fromkeys(("machines", "hosts", "cluster"), "nodes"),
+    **dict.fromkeys(("rescale", "resize"), "scale"),
+    **dict.fromkeys(("prepare", "dataset", "datasets"), "data"),
+    **dict.fromkeys(("save", "convert", "merge"), "export"),
+    **dict.fromkeys(("init", "example", "quickstart", "tutorial"), "demo"),
+    **dict.fromkeys(("tokens",), "token"),
+    **dict.fromkeys(("version", "help"), "--{}"),
+}
+"""By a word that other tools have, the verb that does it here."""
+
 
 class LazyGroup(click.Group):
     """Imports a verb when it is called, and turns errors into sentences and exit codes."""
@@ -67,10 +92,11 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from gyre.errors import nearest
-
-            ctx.fail(f"There is no verb {args[0]!r}; {nearest(args[0], VERBS)}")
+            ctx.fail(f"There is no verb {args[0]!r}; {_meant(args[0])}")
         return super().resolve_command(ctx, args)
+
+    debug = False
+    """Whether errors of the verb that was called last are shown with all of their frames."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -78,6 +104,8 @@ class LazyGroup(click.Group):
         except BrokenPipeError:  # caught here, because click would turn this into exit code 1
             _forget_stdout()
             return 0
+        finally:
+            self.debug = ctx.ensure_object(Session).debug
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -86,24 +114,27 @@ class LazyGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
         """Run the command line, and exit with the code of its outcome."""
         options["standalone_mode"] = False
+        self.debug = False
         with interrupts_noted() as interrupts:
             try:
                 code = super().main(args, *rest, **options)
                 sys.stdout.flush()
             except BaseException as error:
-                code = _code_of(interrupts.raised or error)
+                if self.debug and not isinstance(error, click.ClickException | click.exceptions.Exit):
+                    traceback.print_exception(error)
+                code = _code_of(interrupts.raised or error, debug=self.debug)
                 if code is None:
                     raise
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _code_of(error: BaseException) -> int | None:
+def _code_of(error: BaseException, *, debug: bool = False) -> int | None:
     """The exit code of an error, which is told where it is one of ours. None for anything else."""
     if (interrupt := _interrupt_behind(error)) is not None:
         # Also of an import that a signal cut short, and that failed with an error of its own.
         return INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
     if isinstance(error, GyreError):
-        return _say(error)
+        return _say(error, debug=debug)
     if isinstance(error, click.Abort):
         return INTERRUPTED if isinstance(error.__cause__, EOFError) else TERMINATED
     if isinstance(error, click.ClickException):
@@ -127,11 +158,24 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return None
 
 
-def _say(error: GyreError) -> int:
-    """Print the error as one sentence on stderr, after the user's own traceback if their code raised it."""
-    traceback = str(error.details.get("traceback", "")).strip()
-    if traceback:
-        click.echo(traceback, err=True)
+def _meant(word: str) -> str:
+    """What a word that is no verb may be meant for."""
+    from gyre.errors import nearest
+
+    if word in OTHER_WORDS:
+        return f"did you mean {OTHER_WORDS[word].format(word)!r}?"
+    return nearest(word, VERBS)
+
+
+def _say(error: GyreError, *, debug: bool) -> int:
+    """Print the error as one sentence on stderr, after the frames of the user's own code that raised it, if any did."""
+    for frame in error.details.get("frames", ()):
+        click.echo(f"  {frame}", err=True)
+    text = str(error.details.get("traceback", "")).strip()
+    if text and not isinstance(error, ConfigError):
+        from gyre.api.definition.users_code import users_traceback
+
+        click.echo(text if debug else users_traceback(text), err=True)
     click.echo(f"error: {error.message}", err=True)
     if error.hint:
         click.echo(f"       {error.hint}", err=True)

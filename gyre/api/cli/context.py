@@ -31,6 +31,7 @@ class Session:
         self.token: str | None = None
         self.ca: str | None = None
         self.fingerprint: str | None = None
+        self.debug = False
 
     @property
     def home(self) -> Home:
@@ -81,7 +82,7 @@ def _is_from_environment(ctx: click.Context, name: str) -> bool:
 
 
 def global_options(command: Command) -> Command:
-    """--home, --store, --url, --token, --ca and --fingerprint, kept in the Session and not passed on."""
+    """--home, --store, --url, --token, --ca, --fingerprint and --debug, kept in the Session and not passed on."""
     return _add_options(command, hidden=False)
 
 
@@ -115,7 +116,23 @@ def _add_options(command: Command, *, hidden: bool) -> Command:
             is_eager=True,
             hidden=hidden,
         )(command)
-    return command
+    if "--debug" in own:
+        return command
+    return click.option(
+        "--debug",
+        is_flag=True,
+        envvar="GYRE_DEBUG",
+        help="Show errors with all of their frames [GYRE_DEBUG].",
+        callback=_debug,
+        expose_value=False,
+        is_eager=True,
+        hidden=hidden,
+    )(command)
+
+
+def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    session = ctx.ensure_object(Session)
+    session.debug = session.debug or value
 
 
 def verb() -> Callable[[Callable[..., Any]], click.Command]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,10 +15,11 @@ from gyre.api.terminal.signals import ended_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
+    from gyre.api.definition.rl_job import RLJob
     from gyre.api.handle import JobHandle
     from gyre.api.reader import JobReader
-    from gyre.config import JobSpec
 
 
 @verb()
@@ -101,14 +103,15 @@ def run(
 ) -> None:
     """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job gracefully."""
     _load()
-    spec = _spec(session, file, overrides)
+    job = _job(session, file, overrides, name)
     _in_foreground(
-        name or spec.name, lambda: _start(session, spec, name, start_local=True, **where), as_json=as_json
+        name or job.spec.name, lambda: _start(session, job, name, start_local=True, **where), as_json=as_json
     )
 
 
 def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) -> None:
     """Start a job and follow it to its end."""
+    from gyre.api.checks import line_of
     from gyre.api.terminal.foreground import in_foreground, starting, terminable
     from gyre.api.terminal.live import LiveProgress
 
@@ -120,7 +123,7 @@ def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) 
             with in_foreground(handle):
                 try:
                     for note in handle.notes:
-                        live.say(f"note: {note}")
+                        live.say(line_of(note))
                     live.say(f"job {handle.job_id}")
                     view = handle.wait(on_view=live.show)
                 finally:
@@ -171,25 +174,29 @@ def resume(
     from gyre.api.resume import resume_job
     from gyre.config.parse import apply_overrides
 
-    after = _spec(session, file, ()).model_dump(mode="json") if file is not None else before
+    job_of_file = _job(session, file, overrides) if file is not None else None
+    after = job_of_file.spec.model_dump(mode="json") if job_of_file is not None else before
 
     def start() -> JobHandle:
-        return resume_job(
-            found.job_id,
-            apply_overrides(after, overrides),
-            store_url=store_url,
-            home_path=session.home.path,
-            token=session.token,
-            start_local=not detach,
-            **where,
-        )
+        with _named(job_of_file):
+            return resume_job(
+                found.job_id,
+                after if job_of_file is not None else apply_overrides(after, overrides),
+                store_url=store_url,
+                home_path=session.home.path,
+                token=session.token,
+                start_local=not detach,
+                **where,
+            )
 
     if not detach:
         _in_foreground(found.name, start, as_json=as_json)
         return
+    from gyre.api.checks import line_of
+
     handle = start()
     for note in handle.notes:
-        remark(f"note: {note}")
+        remark(line_of(note))
     if as_json:
         write_json({"job_id": handle.job_id})
     else:
@@ -208,9 +215,11 @@ def submit(
     **where: Any,
 ) -> None:
     """Submit a job file to a cluster, and return when its master answers. Prints the job's id."""
-    handle = _start(session, _spec(session, file, overrides), name, start_local=False, **where)
+    from gyre.api.checks import line_of
+
+    handle = _start(session, _job(session, file, overrides, name), name, start_local=False, **where)
     for note in handle.notes:
-        remark(f"note: {note}")
+        remark(line_of(note))
     certificate = session.home.rest_certificate(handle.job_id)
     if certificate.is_file():
         from gyre.api.tls import fingerprint_of
@@ -247,20 +256,33 @@ _LOADED = (
 )
 
 
-def _spec(session: Session, file: str, overrides: tuple[str, ...]) -> JobSpec:
+def _job(session: Session, file: str, overrides: tuple[str, ...], name: str | None = None) -> RLJob:
     """Returns the job of a file, and reports its mistakes before anything that takes time."""
     from gyre.api.definition.jobfile import load_job_file
+    from gyre.config import parse_job
+    from gyre.errors import ConfigError
 
-    spec = load_job_file(file, overrides).spec
+    job = load_job_file(file, overrides)
+    if name is not None:
+        try:
+            parse_job({"name": name})
+        except ConfigError as error:
+            raise ConfigError(f"--{error.message}", hint=error.hint) from None
     if session.store is not None:
-        spec.store.url = session.store
-    return spec
+        job.spec.store.url = session.store
+    return job
 
 
-def _start(session: Session, spec: JobSpec, name: str | None, **where: Any) -> JobHandle:
+def _named(job: RLJob | None) -> AbstractContextManager[None]:
+    """Mistakes that come out of this block name file and line of the job that was read from a file."""
+    return job.source.named() if job is not None and job.source is not None else nullcontext()
+
+
+def _start(session: Session, job: RLJob, name: str | None, **where: Any) -> JobHandle:
     from gyre.api.submit import submit_job
 
-    return submit_job(spec, name, home_path=session.home.path, token=session.token, **where)
+    with _named(job):
+        return submit_job(job.spec, name, home_path=session.home.path, token=session.token, **where)
 
 
 def _summarise(view: dict[str, Any]) -> None:

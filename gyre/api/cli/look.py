@@ -336,6 +336,8 @@ def logs(
     """Print the logs of a job's vertices, each line after its vertex."""
     with session.reader() as reader:
         job_id = reader.find(job).job_id
+        if role is not None:
+            _check_role(reader, job_id, role)
         if as_json and not follow:
             write_json(list(_chunks(reader, job_id, role, rank, {})))
             return
@@ -352,6 +354,15 @@ def logs(
                 return
             ended = reader.has_ended(job_id)
             time.sleep(LOG_POLL_S)
+
+
+def _check_role(reader: JobReader, job_id: str, role: str) -> None:
+    """Raises NotFound for a role that the job has not."""
+    from gyre.errors import NotFound, nearest
+
+    known = {vertex["role"] for vertex in reader.view(job_id)["vertices"]}
+    if known and role not in known:
+        raise NotFound(f"Job {job_id} has no role {role!r}; {nearest(role, known)}")
 
 
 def _chunks(reader: JobReader, job_id: str, role: str | None, rank: int | None, after: dict[str, int]) -> Any:

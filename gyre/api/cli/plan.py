@@ -1,4 +1,5 @@
-"""`plan`: a job file's graph and placement. Needs neither Ray nor torch, and starts nothing."""
+"""`plan`: whether a job can run, as far as that can be known before anything is started; its graph and placement. Needs
+neither Ray nor torch, and starts nothing but, where the job names code of the user's own, a process that imports it."""
 
 from __future__ import annotations
 
@@ -14,16 +15,34 @@ from gyre.api.cli.output import console, remark, write_json
 @click.option("--dot", "form", flag_value="dot", help="Print the graph for Graphviz.")
 @click.option("--mermaid", "form", flag_value="mermaid", help="Print the graph for Mermaid.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
-def plan(session: Session, file: str, form: str | None, overrides: tuple[str, ...]) -> None:
-    """Show a job file's roles, edges, cycles, regions, sub-graphs and placement."""
-    from gyre.api.checks import check_settings
+@click.option("--strict", is_flag=True, help="Refuse a job with warnings: exit code 2.")
+@click.option(
+    "--ray-address",
+    envvar="RAY_ADDRESS",
+    metavar="ADDRESS",
+    help="The job is to run on this cluster, so that files may be there alone; it is not asked [RAY_ADDRESS].",
+)
+def plan(
+    session: Session,
+    file: str,
+    form: str | None,
+    overrides: tuple[str, ...],
+    strict: bool,
+    ray_address: str | None,
+) -> None:
+    """Check a job file, and show its roles, edges, cycles, regions, sub-graphs and placement."""
+    from gyre.api.checks import judge, line_of
     from gyre.api.definition.jobfile import load_job_file
+    from gyre.errors import ConfigError
     from gyre.graph import as_dict, as_dot, as_mermaid, as_tables
 
-    compiled = load_job_file(file, overrides).plan()
-    notes = [*check_settings(compiled.spec), *compiled.plan.notes]
+    job = load_job_file(file, overrides)
+    assert job.source is not None
+    with job.source.named(always=True):
+        judged = judge(job.spec, ray_address)
+    compiled = judged.compiled
     if form == "json":
-        write_json(as_dict(compiled))
+        write_json(as_dict(compiled) | {"warnings": judged.warnings, "notes": judged.notes})
     elif form == "dot":
         click.echo(as_dot(compiled))
     elif form == "mermaid":
@@ -33,5 +52,11 @@ def plan(session: Session, file: str, form: str | None, overrides: tuple[str, ..
         for table in as_tables(compiled):
             out.print(table)
             out.print()
-    for note in notes:
-        remark(f"note: {note}")
+    for finding in judged.findings:
+        remark(line_of(finding))
+    if strict and judged.warnings:
+        count = len(judged.warnings)
+        raise ConfigError(
+            f"{file}: {count} warning{'s' if count > 1 else ''}, which --strict does not permit.",
+            hint="Mend what they name, or leave --strict out.",
+        )

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ValidationError
 
 from gyre.api.definition.entrypoints import entrypoint_of, import_roots
 from gyre.api.definition.rl_job import RLJob
+from gyre.api.definition.source import PLACE, JobSource, Place, users_line
 from gyre.config import (
     TRAINER,
     EdgeSpec,
@@ -47,6 +48,7 @@ from gyre.config import (
     plain_config,
 )
 from gyre.config.job_plugins import plugins_of
+from gyre.config.parse import with_home
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import CompiledJob
 from gyre.graph.recipes import check_recipe_name
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from gyre.api.handle import JobHandle
 
 _SMALLEST_MEMORY = 2**20
+_THESE = ("gyre.api.definition", "contextlib")
 
 
 class RLJobBuilder:
@@ -64,6 +67,8 @@ class RLJobBuilder:
     def __init__(self) -> None:
         self._spec = JobSpec()
         self._collocate_all_but: tuple[str, ...] | None = None
+        self._lines: dict[str, Place] = {}
+        """By key of the job, where it was given."""
 
     # -- the job ------------------------------------------------------------------------------------
 
@@ -113,6 +118,7 @@ class RLJobBuilder:
     ) -> RLJobBuilder:
         """`"in_order"`, or fully asynchronous: `"wait"`, `"drop"`, or a function of one's own, as itself or as
         `"module:function"`; see `StalenessSpec`. What is not given stays."""
+        self._mark("staleness")
         with _mistakes_at("staleness.", StalenessSpec):
             self._spec.staleness.policy = policy  # type: ignore[assignment]  # the validator reads functions
             if ahead is not None:
@@ -139,18 +145,22 @@ class RLJobBuilder:
 
     def store(self, url: str) -> RLJobBuilder:
         """SQLAlchemy URL of the journal."""
+        self._mark("store")
         with _mistakes_at("store.", type(self._spec.store)):
             self._spec.store.url = url
         return self
 
     def python_path(self, *folders: str | PathLike[str]) -> RLJobBuilder:
         """Folders to import the user's modules from, on every node."""
+        self._mark("python_path")
         for folder in folders:
             if not isinstance(folder, str | PathLike):
                 raise ConfigError(f"python_path: {folder!r} given, expected a folder.")
-            if not Path(folder).is_dir():
-                raise ConfigError(f"python_path: {fspath(folder)!r} is not a folder.")
-            _append(self._spec.python_path, str(Path(folder).resolve()))
+            path = Path(folder).expanduser()
+            if not path.is_dir():
+                looked = "" if path.is_absolute() else f" (looked up in {Path.cwd()})"
+                raise ConfigError(f"python_path: {fspath(folder)!r} is not a folder{looked}.")
+            _append(self._spec.python_path, str(path.resolve()))
         return self
 
     # -- roles --------------------------------------------------------------------------------------
@@ -195,6 +205,7 @@ class RLJobBuilder:
                 f"roles.{name}: is declared twice.", hint="Say everything about a role after one call."
             )
         path = f"roles.{name}.entrypoint"
+        self._mark(f"roles.{name}")
         given = None if module is None and cls is None else entrypoint_of(path, module, cls)
         role = RoleSpec(entrypoint=given)
         self._set("roles", {**self._spec.roles, name: role})
@@ -230,6 +241,7 @@ class RLJobBuilder:
 
     def connect(self, source: str, target: str, kind: str = "samples", delay: int = 0) -> RLJobBuilder:
         """An edge from one role or operator (`"role.method"`) to another."""
+        self._mark(f"edges.{len(self._spec.edges)}")
         with _mistakes_at(f"edges.{len(self._spec.edges)}.", EdgeSpec):
             edge = EdgeSpec.model_validate({"source": source, "target": target, "kind": kind, "delay": delay})
         self._spec.edges.append(edge)
@@ -248,8 +260,14 @@ class RLJobBuilder:
         given += [Entrypoint.parse(name) for _, name in plugins_of(spec) if ":" in name]
         for root in import_roots(given):
             _append(spec.python_path, root)
-        job = RLJob(spec)
-        job.plan()
+        for key in ("config", "python_path"):
+            setattr(spec, key, with_home(getattr(spec, key)))
+        job = RLJob(spec, JobSource("", lines=dict(self._lines)))
+        try:
+            job.plan()
+        except ConfigError as error:
+            error.details[PLACE] = job.source and job.source.line_of(error)
+            raise
         return job
 
     def plan(self) -> CompiledJob:
@@ -262,7 +280,7 @@ class RLJobBuilder:
 
     def __getattr__(self, name: str) -> Any:
         # Reached for names that no method has.
-        if name.startswith("__") or name in ("_spec", "_collocate_all_but"):
+        if name.startswith("__") or name in ("_spec", "_collocate_all_but", "_lines"):
             raise AttributeError(name)
         role_only = [own for own in _public(RoleBuilder) if own not in _public(RLJobBuilder)]
         if name in role_only:
@@ -273,7 +291,14 @@ class RLJobBuilder:
 
     # -- inside -------------------------------------------------------------------------------------
 
+    def _mark(self, key: str) -> None:
+        """Keep where the caller gives this key of the job."""
+        place = users_line(_THESE)
+        if place is not None:
+            self._lines[key] = place
+
     def _set(self, field: str, value: Any) -> RLJobBuilder:
+        self._mark(field)
         with _mistakes_at("", JobSpec):
             setattr(self._spec, field, value)
         return self
@@ -282,6 +307,7 @@ class RLJobBuilder:
         self, path: str, model: BaseModel, kind: type[BaseModel], fields: dict[str, Any]
     ) -> RLJobBuilder:
         for key, value in fields.items():
+            self._mark(f"{path}.{key}")
             if key not in kind.model_fields:
                 raise ConfigError(f"{path}.{key}: unknown key; {nearest(key, kind.model_fields)}")
             with _mistakes_at(f"{path}.", kind):
@@ -289,6 +315,7 @@ class RLJobBuilder:
         return self
 
     def _relate(self, key: str, roles: tuple[str, ...]) -> RLJobBuilder:
+        self._mark(f"affinity.{key}")
         lists = getattr(self._spec.affinity, key)
         path = f"affinity.{key}.{len(lists)}"
         if len(set(roles)) < 2:
@@ -298,6 +325,7 @@ class RLJobBuilder:
         return self
 
     def _relate_each(self, key: str, roles: tuple[str, ...]) -> RLJobBuilder:
+        self._mark(f"affinity.{key}")
         known = getattr(self._spec.affinity, key)
         with _mistakes_at("affinity.", type(self._spec.affinity)):
             setattr(self._spec.affinity, key, list(dict.fromkeys([*known, *roles])))
@@ -349,6 +377,7 @@ class RoleBuilder:
                 f"roles.{self._name}.resources.memory: {memory} given, expected bytes.",
                 hint=f'For megabytes write "{memory}MiB".',
             )
+        self._job._mark(f"roles.{self._name}.resources")
         with _mistakes_at(f"roles.{self._name}.resources.", type(self._role.resources)):
             if cpu is not None:
                 self._role.resources.cpu = cpu
@@ -392,6 +421,7 @@ class RoleBuilder:
         raise AttributeError(f"neither a role nor the job has {name!r}; {nearest(name, known)}")
 
     def _set(self, field: str, value: Any) -> RoleBuilder:
+        self._job._mark(f"roles.{self._name}.{field}")
         with _mistakes_at(f"roles.{self._name}.", RoleSpec):
             setattr(self._role, field, value)
         return self

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 import sysconfig
-import traceback
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
@@ -24,14 +22,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gyre.config import TRAINER, Entrypoint, JobSpec
+from gyre.api.definition.signatures import check_call, check_made_without_arguments, check_method
+from gyre.api.definition.users_code import said_where
+from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, TRAINER, Entrypoint, JobSpec
 from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
 from gyre.graph.compile import compile_job
 from gyre.graph.elements import Dcg, Dispatch
 from gyre.workloads.protocols import REQUIRED, PublishesModel, methods_of
-
-_TORCH = "gyre.workloads.torch."
 
 FILE_MODULE = "gyre_job_file_"
 """Prefix of the names of modules that were loaded from a file and not by name."""
@@ -138,31 +136,33 @@ def _is_installed(folder: Path) -> bool:
 
 
 def check_entrypoints(spec: JobSpec, *, own: bool = True) -> dict[str, type]:
-    """Import the class of every role and see that it has what its role calls. Returns the classes by role.
+    """Import the class of every role and see that it has what its role calls, with signatures that can be called so.
+    Returns the classes by role.
 
-    Without `own`, those of Gyre's that need torch are only seen to be there: our tests hold them to their protocols,
-    and torch takes longer to import than all the rest. Raises ConfigError that names the role, the module and the
-    original error.
+    Without `own`, Gyre's are left out (`is_own`): our tests hold them to their protocols, and importing them takes
+    longer than all the rest. Raises ConfigError that names the role, the module and the original error.
     """
     compiled = compile_job(spec)
     classes = {}
     for role, found in compiled.spec.roles.items():
         assert found.entrypoint is not None
-        if not own and _is_own(role, found.entrypoint):
+        if not own and is_own(role, found.entrypoint):
             continue
-        classes[role] = load_class(
-            found.entrypoint, compiled.spec.python_path, path=f"roles.{role}.entrypoint"
-        )
-    for role, methods in _called(compiled.dcg, classes[TRAINER]).items():
+        key = f"roles.{role}.entrypoint"
+        classes[role] = load_class(found.entrypoint, compiled.spec.python_path, path=key)
+        check_made_without_arguments(key, classes[role])
+    built_in = TRAINER not in classes or _is_built_in(classes[TRAINER])
+    for role, methods in _called(compiled.dcg, built_in=built_in).items():
         if role not in classes:
             continue
-        missing = [name for name in methods if not _defines(classes[role], name)]
+        key, cls = f"roles.{role}.entrypoint", classes[role]
+        missing = [name for name in methods if not _defines(cls, name)]
         if missing:
             shown = " and ".join(f"{name}()" for name in missing)
             why = f"recipe {spec.recipe!r} calls" if spec.recipe and missing != ["fit"] else "its role needs"
             raise ConfigError(
-                f"roles.{role}.entrypoint: {compiled.spec.roles[role].entrypoint} has no {shown}, which {why}.",
-                hint=f"Define {'them' if len(missing) > 1 else 'it'} in {classes[role].__name__}"
+                f"{key}: {compiled.spec.roles[role].entrypoint} has no {shown}, which {why}.",
+                hint=f"Define {'them' if len(missing) > 1 else 'it'} in {cls.__name__}"
                 + (
                     f"; see {REQUIRED[role].__name__} in gyre.workloads.protocols."
                     if role in REQUIRED
@@ -170,29 +170,59 @@ def check_entrypoints(spec: JobSpec, *, own: bool = True) -> dict[str, type]:
                 ),
                 details={"missing": missing},
             )
+        if role == TRAINER:
+            check_call(key, cls.fit, f"{cls.__name__}.fit", ("self",))  # type: ignore[attr-defined]
+        elif built_in and compiled.dcg.recipe is not None and role in REQUIRED:
+            for name in methods:
+                protocol = PublishesModel if name == "publish_model" else REQUIRED[role]
+                check_method(key, cls, protocol, name)
     return classes
 
 
-def _is_own(role: str, entrypoint: Entrypoint) -> bool:
-    """Whether it is Gyre's class of this role in plain torch, and both are installed. Imports neither."""
-    named = entrypoint.name in (f"Torch{role.title()}", f"Torch{role.title()}Model")
-    if not (named and entrypoint.module.startswith(_TORCH)) or importlib.util.find_spec("torch") is None:
-        return False
-    found = importlib.util.find_spec(entrypoint.module)
-    if found is None or found.origin is None:
-        return False
-    return (
-        re.search(rf"^class {re.escape(entrypoint.name)}\b", Path(found.origin).read_text(), re.M) is not None
+_PACKAGES = {
+    TRAINER: ("gyre.workloads.trainer.loop:GraphTrainer",),
+    ROLLOUT_MANAGER: ("gyre.workloads.rollout_vertices:RolloutManagerVertex",),
+    "actor": ("gyre.workloads.torch.actor:TorchActor", "gyre.workloads.megatron.actor:MegatronActor"),
+    "critic": ("gyre.workloads.torch.critic:TorchCritic", "gyre.workloads.megatron.critic:MegatronCritic"),
+    "rollout": (
+        "gyre.workloads.rollout_vertices:RolloutInstance",
+        "gyre.workloads.torch.rollout:TorchRollout",
+    ),
+    "reference": (
+        "gyre.workloads.torch.reference:TorchReference",
+        "gyre.workloads.megatron.reference:MegatronReference",
+    ),
+    "reward": (
+        "gyre.workloads.rewards.workloads:ExactMatchReward",
+        "gyre.workloads.rewards.workloads:PythonReward",
+        "gyre.workloads.torch.reward_model:TorchRewardModel",
+        "gyre.workloads.megatron.reward_model:MegatronRewardModel",
+    ),
+}
+"""By role, Gyre's classes that fill it, where they are defined. The package above exports them too."""
+
+
+def is_own(role: str, entrypoint: Entrypoint) -> bool:
+    """Whether it is a class of Gyre's that fills this role. Imports nothing."""
+    role = (
+        "rollout"
+        if role == LOCAL_ROLLOUT or (role.startswith("rollout_") and role not in _PACKAGES)
+        else role
     )
+    for known in _PACKAGES.get(role, ()):
+        module, _, name = known.partition(":")
+        if entrypoint.name == name and entrypoint.module in (module, module.rpartition(".")[0]):
+            return True
+    return False
 
 
-def _called(dcg: Dcg, trainer: type) -> dict[str, list[str]]:
+def _called(dcg: Dcg, *, built_in: bool) -> dict[str, list[str]]:
     """By role, the methods that are called: the graph's operators, and what the built-in trainer calls beside them."""
     called: dict[str, dict[str, None]] = {TRAINER: {"fit": None}}
     for operator in dcg.operators:
         if operator.dispatch not in (Dispatch.CONTROLLER, Dispatch.PLANE):
             called.setdefault(operator.role, {})[operator.method] = None
-    if dcg.recipe is not None and _is_built_in(trainer):
+    if dcg.recipe is not None and built_in:
         for role in called.keys() & REQUIRED.keys():
             called[role] |= dict.fromkeys(methods_of(REQUIRED[role]))
         if any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators):
@@ -201,10 +231,9 @@ def _called(dcg: Dcg, trainer: type) -> dict[str, list[str]]:
 
 
 def _is_built_in(trainer: type) -> bool:
-    """Whether the class is the built-in trainer or a subclass."""
-    from gyre.workloads.trainer.loop import GraphTrainer
-
-    return issubclass(trainer, GraphTrainer)
+    """Whether the class is the built-in trainer or a subclass. A class of the user's that is one has imported it."""
+    loop = sys.modules.get("gyre.workloads.trainer.loop")
+    return loop is not None and issubclass(trainer, loop.GraphTrainer)
 
 
 def load_class(entrypoint: Entrypoint, python_path: Iterable[str] = (), path: str = "entrypoint") -> type:
@@ -215,11 +244,13 @@ def load_class(entrypoint: Entrypoint, python_path: Iterable[str] = (), path: st
     at = entrypoint.file or entrypoint.module
     for part in entrypoint.name.split("."):
         if not hasattr(found, part):
-            known = [key for key, value in vars(found).items() if isinstance(value, type)]
+            known = getattr(found, "__all__", None) or [
+                key for key, value in vars(found).items() if isinstance(value, type)
+            ]
             raise ConfigError(f"{path}: {at} has no {entrypoint.name!r}; {nearest(part, known)}".rstrip("; "))
         found = getattr(found, part)
     if not isinstance(found, type):
-        raise ConfigError(f"{path}: {entrypoint} is a {type(found).__name__}, expected a class.")
+        raise ConfigError(f"{path}: {entrypoint} is of type {type(found).__name__}, expected a class.")
     return found
 
 
@@ -249,16 +280,20 @@ def _load_module(entrypoint: Entrypoint, path: str) -> ModuleType:
         main_file = getattr(main, "__file__", None)
         if main is not None and main_file and Path(main_file).resolve() == Path(entrypoint.file).resolve():
             return main
+    at = entrypoint.file or entrypoint.module
+    if entrypoint.file is not None and not Path(entrypoint.file).is_file():
+        raise ConfigError(f"{path}: {at}: no such file.")
     try:
         if entrypoint.file is not None:
             return load_file(Path(entrypoint.file))
         return importlib.import_module(entrypoint.module)
     except (Exception, SystemExit) as error:
-        at = entrypoint.file or entrypoint.module
         raise ConfigError(
-            f"{path}: module {at} does not import: {type(error).__name__}: {error}.",
+            f"{path}: module {at} does not import: {said_where(error)}.",
             hint=_import_hint(error, entrypoint),
-            details={"traceback": traceback.format_exc()},
+            details={"import_of": getattr(error, "name", None) or ""}
+            if isinstance(error, ModuleNotFoundError)
+            else {},
         ) from error
 
 

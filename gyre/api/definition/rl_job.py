@@ -11,14 +11,17 @@ from gyre.config import JobSpec
 from gyre.graph.compile import CompiledJob, compile_job
 
 if TYPE_CHECKING:
+    from gyre.api.definition.source import JobSource
     from gyre.api.handle import JobHandle
 
 
 class RLJob:
     """What `RLJobBuilder.build` and `load_job_file` return."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, source: JobSource | None = None) -> None:
         self.spec = spec
+        self.source = source
+        """Where the job's keys stand in the user's files, if it was written in some."""
 
     def plan(self) -> CompiledJob:
         """The graph, its checks and the placement, without a cluster. Raises GraphError."""

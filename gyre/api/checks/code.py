@@ -1,0 +1,209 @@
+"""The user's own code that a job names: whether it imports, is what it is to be, and can be called as Gyre calls it.
+
+Importing runs code of the user's, so it is done in a process of its own with a deadline, unless this process has
+loaded all of it already. A job of Gyre's own classes alone imports nothing.
+
+Invariants:
+- *nobody is hung or ended*: an import that does not return, or that ends its process, is a sentence;
+- *named*: the sentence has the key, the module, and file and line of the user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gyre.api.checks.findings import Note
+from gyre.api.definition.entrypoints import FILE_MODULE, is_own
+from gyre.config import Entrypoint, JobSpec, parse_job
+from gyre.config.job_plugins import plugins_of
+from gyre.config.plugins import BACKEND, RECIPE
+from gyre.errors import ConfigError, GraphError, GyreError
+
+IMPORT_S = 60.0
+"""Within which the user's modules must import. Torch alone takes 20 s on a busy machine."""
+
+TRYING = "when it is constructed"
+"""How `doing` ends while a class of prompts is tried, which may take long and be in order."""
+
+_DEFINITIONS = "A module that is imported should define, and do nothing else."
+_ERRORS = {kind.__name__: kind for kind in (ConfigError, GraphError)}
+
+
+def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
+    """What a compiled job names that is not Gyre's, by the key that names it."""
+    found = {
+        f"roles.{role}.entrypoint": given.entrypoint
+        for role, given in spec.roles.items()
+        if given.entrypoint is not None and not is_own(role, given.entrypoint)
+    }
+    named = {kind.setting: name for kind, name in plugins_of(spec)}
+    if spec.run.data is not None:
+        named["run.data"] = spec.run.data
+    if spec.staleness.function is not None:
+        named["staleness.policy"] = spec.staleness.policy
+    for key, name in named.items():
+        if ":" in name and not (key == "run.data" and name.startswith("gyre.")):
+            found[key] = Entrypoint.parse(name)
+        elif ":" not in name:
+            found[key] = Entrypoint(module="entry_points", name="x")
+    return found
+
+
+def check_graphs_code(spec: JobSpec) -> None:
+    """See that a recipe and a back end of the user's own import, before the job is compiled: which imports them in this
+    process. Raises ConfigError."""
+    for kind, name in plugins_of(spec):
+        if kind in (RECIPE, BACKEND) and ":" in name and name.partition(":")[0] not in sys.modules:
+            _examined_apart(spec, graph_alone=True)
+            return
+
+
+def check_code(spec: JobSpec, *, here: bool, must_import: bool = False) -> Iterator[str]:
+    """Yields notes and warnings on the user's own code. `spec` is a compiled job's. Raises ConfigError.
+
+    A module that is missing on this machine is a mistake where the job runs `here`, or if it `must_import`; else it is
+    a note.
+    """
+    from gyre.api.checks.examine import examine
+
+    names = users_names(spec)
+    if not names:
+        return
+    constructs = {"run.data", "config.task.name"} & names.keys()
+    loaded = {key: _is_loaded(name) for key, name in names.items()}
+    runs_now = any(map(_is_running, names.values()))  # imported again it would submit the job again
+    try:
+        if runs_now or (all(loaded.values()) and not constructs):
+            found = examine(spec)
+        else:
+            found = _examined_apart(spec)
+    except ConfigError as error:
+        if here or must_import or "import_of" not in error.details:
+            raise
+        yield Note(
+            f"{error.message} The machines that run the job must have it; it was not looked into here."
+        )
+        return
+    yield from found
+
+
+def _is_running(entrypoint: Entrypoint) -> bool:
+    """Whether it is in the script that this process runs."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if entrypoint.file is None or main is None:
+        return entrypoint.module == "__main__" and entrypoint.file is None
+    return Path(main).resolve() == Path(entrypoint.file).resolve()
+
+
+def _is_loaded(entrypoint: Entrypoint) -> bool:
+    """Whether this process has loaded the module, so that looking into it runs nothing that has not run."""
+    if entrypoint.file is None:
+        return entrypoint.module in sys.modules
+    file = Path(entrypoint.file).resolve()
+    loaded = [
+        module
+        for name, module in list(sys.modules.items())
+        if name == "__main__" or name.startswith(FILE_MODULE)
+    ]
+    return any(Path(getattr(module, "__file__", None) or "/").resolve() == file for module in loaded)
+
+
+def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
+    """What `examine` finds, in a process of its own; with `graph_alone` its recipe and back end are imported and
+    nothing else. Raises what it raises, and ConfigError if it does not return."""
+    with tempfile.TemporaryDirectory(prefix="gyre-plan-") as folder:
+        question = Path(folder) / "job.json"
+        question.write_text(
+            json.dumps({"spec": spec.model_dump(mode="json"), "path": sys.path, "graph_alone": graph_alone})
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", "from gyre.api.checks.code import answer; answer()", folder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # what a module prints while it is imported is no answer to `gyre plan`
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **spec.env},
+            start_new_session=True,
+        )
+        try:
+            child.wait(IMPORT_S)
+        except subprocess.TimeoutExpired:
+            doing = _doing(Path(folder))
+            if doing.endswith(TRYING):
+                return [
+                    Note(f"{doing} takes longer than {IMPORT_S:g} s, so its prompts were not looked into.")
+                ]
+            raise ConfigError(f"{doing} did not import within {IMPORT_S:g} s.", hint=_DEFINITIONS) from None
+        finally:
+            _end(child)
+        try:
+            answered = json.loads((Path(folder) / "answer.json").read_text())
+        except (OSError, ValueError):
+            code = child.returncode
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise ConfigError(
+                f"{_doing(Path(folder))} ended its process {how} when it was imported.", hint=_DEFINITIONS
+            ) from None
+    if "error" in answered:
+        told = answered["error"]
+        raise _ERRORS.get(told["kind"], ConfigError)(
+            told["message"], hint=told["hint"], details=told["details"]
+        )
+    return [Note(text) for text in answered["notes"]] + list(answered["warnings"])
+
+
+def _doing(folder: Path) -> str:
+    """What the process apart was looking into at last."""
+    try:
+        return (folder / "doing").read_text()
+    except OSError:
+        return "python_path: the user's code"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the process and whatever it has started."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all of its group
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def answer() -> None:
+    """In the process apart: look into the job of the folder that the command line names."""
+    folder = Path(sys.argv[1])
+    question: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    sys.path[:] = question["path"]
+    from gyre.api.checks.examine import examine, import_graph
+
+    def doing(text: str) -> None:
+        (folder / "doing").write_text(text)
+
+    told: dict[str, Any]
+    try:
+        spec = parse_job(question["spec"])
+        found = import_graph(spec, doing) if question["graph_alone"] else examine(spec, doing)
+        told = {
+            "notes": [each for each in found if isinstance(each, Note)],
+            "warnings": [each for each in found if not isinstance(each, Note)],
+        }
+    except GyreError as error:
+        details = {key: value for key, value in error.details.items() if isinstance(value, str | int | list)}
+        told = {
+            "error": {
+                "kind": type(error).__name__,
+                "message": error.message,
+                "hint": error.hint,
+                "details": details,
+            }
+        }
+    partial = folder / "answer.partial"
+    partial.write_text(json.dumps(told))
+    os.replace(partial, folder / "answer.json")
+    os._exit(0)  # threads that a module has begun are not waited for

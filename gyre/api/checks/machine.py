@@ -1,0 +1,233 @@
+"""What this machine must have for the job: packages of extras, engines, GPUs.
+
+Where the job runs here, what is missing is a mistake; otherwise it is a note, for the machines that run the job may
+have it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from gyre.api.checks.findings import elsewhere
+from gyre.config import JobSpec, port_range
+from gyre.config.sections import WorkloadSettings
+from gyre.errors import ConfigError, GraphError
+from gyre.graph import NodeCapacity, can_come_later, fit_to_cluster
+from gyre.graph.compile import CompiledJob
+from gyre.graph.integrations import reads_sections
+from gyre.graph.rollout_roles import is_instance, rollouts_of
+
+ENGINE_PYTHON_S = 20.0
+"""Within which another Python must say whether SGLang is installed in it."""
+
+_GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg", "nvhost-gpu", "davinci[0-9]*", "dri/renderD*")
+
+
+def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
+    """Yields notes; raises ConfigError for the first thing that is missing where the job runs `here`."""
+    for problem in _missing(spec):
+        if here:
+            raise problem
+        yield elsewhere(problem.message)
+
+
+def _missing(spec: JobSpec) -> Iterator[ConfigError]:
+    if spec.device_type == "GPU" and not has_gpu() and not _all_is_on_cpus(spec):
+        yield ConfigError(
+            "device_type: GPU given, but this machine has none, and the job runs on it alone.",
+            hint="Give device_type CPU; or --ray-address of a cluster that has some.",
+        )
+    yield from _packages(spec)
+    yield from _engines(spec)
+    yield from _network(spec)
+
+
+def check_room(compiled: CompiledJob, *, here: bool) -> None:
+    """Raises GraphError where the job runs `here` and this machine has not the cores, the memory or the GPUs that it
+    reserves. Resources and labels of the user's own naming are Ray's to know."""
+    spec = compiled.spec
+    if not here or any(role.resources.custom or role.resources.labels for role in spec.roles.values()):
+        return
+    gpus = gpu_count()
+    if spec.device_type == "GPU" and gpus is not None and (spec.device_per_node or 0) > gpus:
+        raise GraphError(
+            f"device_per_node: {spec.device_per_node} given, but this machine has {gpus} GPU{'s' * (gpus != 1)}.",
+            hint="Lower it, or leave it out.",
+        )
+    machine = NodeCapacity(
+        node_id="this machine",
+        ip="127.0.0.1",
+        cpu=float(os.cpu_count() or 1),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpu=float("inf") if gpus is None else float(gpus),
+    )
+    try:
+        fit_to_cluster(compiled.plan, [machine], can_come_later(spec))
+    except GraphError as error:
+        found = re.match(r"cluster: (\w+)", error.message)
+        if found is None or found[1] not in spec.roles:
+            raise
+        message = error.message.replace("cluster:", f"roles.{found[1]}.resources:", 1)
+        raise GraphError(message, hint=error.hint, details=error.details) from None
+
+
+def gpu_count() -> int | None:
+    """How many GPUs this process may use; None where that cannot be seen without their driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip()])
+    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return found if found or not has_gpu() else None
+
+
+def has_gpu() -> bool:
+    """Whether there is any sign of a GPU. Its driver is not asked, for that takes seconds."""
+    return any(next(Path("/dev").glob(pattern), None) is not None for pattern in _GPU_FILES)
+
+
+def _all_is_on_cpus(spec: JobSpec) -> bool:
+    return all(
+        role.resources.accelerator == 0 or name in ("trainer", "rollout_manager")
+        for name, role in spec.roles.items()
+    )
+
+
+def _packages(spec: JobSpec) -> Iterator[ConfigError]:
+    """What Gyre's own classes import of the extras."""
+    for role, given in spec.roles.items():
+        module = given.entrypoint.module if given.entrypoint is not None else ""
+        if module.startswith("gyre.workloads.megatron") and not _installed("megatron.core"):
+            yield _extra(f"roles.{role}.entrypoint", f"{given.entrypoint} needs megatron-core", "megatron")
+            break
+        if module.startswith("gyre.workloads.torch") and not _installed("torch"):
+            yield ConfigError(
+                f"roles.{role}.entrypoint: {given.entrypoint} needs torch, which is not installed."
+            )
+            break
+    if "mooncake" in spec.weights.transports and not _installed("mooncake"):
+        yield _extra("weights.transports", "mooncake needs mooncake-transfer-engine", "mooncake")
+    if not reads_sections(spec):
+        return
+    settings = WorkloadSettings.read(spec.config)
+    if settings.megatron.device == "cuda" and not has_gpu() and _is_megatron(spec):
+        yield ConfigError(
+            "config.megatron.device: cuda given, but this machine has no GPU.",
+            hint='Give "auto" or "cpu".',
+        )
+    reward = spec.roles.get("reward")
+    is_python = (
+        reward is not None and reward.entrypoint is not None and reward.entrypoint.name == "PythonReward"
+    )
+    if is_python and settings.reward.function == "math_verify" and not _installed("math_verify"):
+        yield _extra("config.reward.function", "math_verify needs math-verify", "math")
+    if settings.data is not None and spec.run.data is None and not _installed("tokenizers"):
+        yield _extra("config.data", "a prepared data set needs tokenizers", "data")
+
+
+def _is_megatron(spec: JobSpec) -> bool:
+    given = [role.entrypoint.module for role in spec.roles.values() if role.entrypoint is not None]
+    return any(module.startswith("gyre.workloads.megatron") for module in given)
+
+
+def _extra(key: str, what: str, extra: str) -> ConfigError:
+    return ConfigError(f"{key}: {what}, which is not installed.", hint=f"pip install 'gyre-rl[{extra}]'")
+
+
+def _network(spec: JobSpec) -> Iterator[ConfigError]:
+    """Certificates that are none, and addresses and ports that the weight plane cannot have."""
+    rollouts, weights = spec.rollouts, spec.weights
+    if rollouts.tls_cert and rollouts.tls_key:
+        from gyre.rollouts.protocol.tls import server_context
+
+        try:
+            server_context(Path(rollouts.tls_cert), Path(rollouts.tls_key))
+        except ConfigError as error:
+            problem = error.message.replace("rollouts.tls_cert ", "rollouts.tls_cert: ", 1)
+            yield ConfigError(problem, hint=error.hint)
+    if weights.bind and not weights.bind.startswith(("0.0.0.0", "::")):
+        from gyre.rollouts.weight_peer import where_to_listen
+
+        try:
+            host, _ = where_to_listen(weights.bind, "http://127.0.0.1")
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.bind((host, 0))
+        except ConfigError as error:
+            yield error
+        except OSError as error:
+            yield ConfigError(
+                f"weights.bind: this machine has not the address {weights.bind} ({error.strerror}).",
+                hint="Give a network in CIDR notation, or leave it out.",
+            )
+    instances = sum(role.total for name, role in spec.roles.items() if is_instance(spec, name))
+    if weights.ports and instances and spec.node_num == 1:
+        first, last = port_range(weights.ports)
+        if last - first + 1 < instances + 1:
+            yield ConfigError(
+                f"weights.ports: {weights.ports} given, which is {last - first + 1} for the actor and {instances} "
+                "instances on one machine.",
+                hint=f"Each takes one: give {instances + 1} or more.",
+            )
+
+
+def _engines(spec: JobSpec) -> Iterator[ConfigError]:
+    seen = set()
+    for role, given in spec.roles.items():
+        if not is_instance(spec, role):
+            continue
+        settings = rollouts_of(spec, role)
+        pool = given.pool
+        above = (
+            f"roles.{role}.pool" if pool is not None and (pool.engine or pool.engine_python) else "rollouts"
+        )
+        if settings.engine != "sglang" or (above, settings.engine_python) in seen:
+            continue
+        seen.add((above, settings.engine_python))
+        if not settings.engine_python:
+            if not _installed("sglang"):
+                yield ConfigError(
+                    f"{above}.engine: sglang given, but it is not installed in {sys.executable}.",
+                    hint="pip install 'gyre-rl[sglang]'; or name the Python that has it as rollouts.engine_python.",
+                )
+            continue
+        python = shutil.which(settings.engine_python)
+        if python is None:
+            yield ConfigError(
+                f"{above}.engine_python: {settings.engine_python} is no program that can be run.",
+                hint="Give the path of the Python that SGLang is installed in.",
+            )
+        elif not _has_sglang(python):
+            yield ConfigError(
+                f"{above}.engine_python: SGLang is not installed in {settings.engine_python}.",
+                hint="Install it there: pip install 'sglang>=0.5.17'.",
+            )
+
+
+def _has_sglang(python: str) -> bool:
+    """Whether another Python has SGLang. Its import takes seconds, so that it is only looked for."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    try:
+        asked = subprocess.run(
+            [python, "-c", code],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=ENGINE_PYTHON_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # the package above it is missing, or is half imported
+        return module.partition(".")[0] in sys.modules

@@ -1,0 +1,54 @@
+"""Which frames of a traceback are Gyre's, and which are the user's own: neither Gyre's, Python's, nor a library's."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+
+_GYRE = f"{Path(__file__).resolve().parents[2]}/"
+_PYTHON = tuple(f"{sysconfig.get_path(key)}/" for key in ("stdlib", "platstdlib"))
+
+_FRAME = re.compile(r'^  File "([^"]*)", line \d+')
+
+
+def is_gyres(file: str) -> bool:
+    """Whether a frame's file is Gyre's, or the import machinery's."""
+    return file.startswith(("<frozen ", _GYRE)) or file.endswith("/importlib/__init__.py")
+
+
+def is_users(file: str) -> bool:
+    """Whether a frame's file is the user's own, and no library's."""
+    if is_gyres(file) or {"site-packages", "dist-packages"} & set(Path(file).parts):
+        return False
+    return not file.startswith(_PYTHON)
+
+
+def said_where(error: BaseException) -> str:
+    """`file.py, line 3: KeyError: 'k'`: the exception, after the innermost line of the user's own that led to it."""
+    where = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}, line {error.lineno}: "
+    else:
+        others = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if not is_gyres(frame.filename)
+        ]
+        frames = [frame for frame in others if is_users(frame.filename)] or others
+        where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{where}{type(error).__name__}: {text}".rstrip(": .")
+
+
+def users_traceback(text: str) -> str:
+    """A traceback's text without Gyre's frames."""
+    kept: list[str] = []
+    gyres = False
+    for line in text.splitlines():
+        if found := _FRAME.match(line):
+            gyres = is_gyres(found[1])
+        elif not line.startswith("    "):
+            gyres = False
+        if not gyres:
+            kept.append(line)
+    return "\n".join(kept)
