@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.config.sections import DataSettings, read_section
+from gyre.config.sections import HELD_OUT, DataSettings, read_section
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
 from gyre.data.tokenizer import TextTokenizer
@@ -38,24 +38,22 @@ class PreparedData:
                 f"{self.settings.digest}.",
                 hint="It is another data set than the job was made for.",
             )
-        self._held_out_folder = (
-            PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
-        )
-        if (
-            self._held_out_folder is not None
-            and self._held_out_folder.manifest["vocab_size"] != manifest["vocab_size"]
-        ):
-            raise ConfigError(
-                f"{self._held_out_folder.path} was prepared with another tokenizer than {self._folder.path}."
-            )
+        self._held_out_folders = {
+            name: PreparedFolder(Path(path)) for name, path in self.settings.held_out_sets.items()
+        }
+        for folder in self._held_out_folders.values():
+            if folder.manifest["vocab_size"] != manifest["vocab_size"]:
+                raise ConfigError(
+                    f"{folder.path} was prepared with another tokenizer than {self._folder.path}."
+                )
         self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
         self._seed = int(config.get("seed", 0))
 
     @property
     def identity(self) -> str:
         """What prompt `i` is, for every `i`, besides the settings that a job keeps: the digests of the folders."""
-        held_out = self._held_out_folder
-        kept_out = f", without {held_out.manifest['digest']}" if held_out is not None else ""
+        held_out = sorted({folder.manifest["digest"] for folder in self._held_out_folders.values()})
+        kept_out = f", without {' and '.join(held_out)}" if held_out else ""
         return f"the data set {self._folder.manifest['digest']}{kept_out}"
 
     # -- prompts ------------------------------------------------------------------------------------
@@ -67,19 +65,29 @@ class PreparedData:
         return self._group(index, self._folder, row, meta)
 
     def held_out(self, count: int) -> list[Group]:
-        """The first `count` held-out prompts, with ids -1, -2, … Raises ConfigError if there are fewer."""
-        folder = self._held_out_folder or self._folder
-        rows = (
-            np.arange(folder.rows) if self._held_out_folder is not None else np.flatnonzero(self._is_held_out)
-        )
+        """The first `count` prompts of the first held-out set, with ids -1, -2, … Raises ConfigError if there are
+        fewer."""
+        folder = next(iter(self._held_out_folders.values()), self._folder)
+        rows = np.arange(folder.rows) if self._held_out_folders else np.flatnonzero(self._is_held_out)
         if len(rows) < count:
             raise ConfigError(
                 f"{len(rows)} prompts are held out, fewer than the {count} of run.held_out.",
                 hint="Lower run.held_out, or give config.data.held_out or held_out_every.",
             )
-        return [
-            self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows[:count])
-        ]
+        return self._held_out_of(folder, rows[:count])
+
+    def held_out_sets(self, count: int) -> dict[str, list[Group]]:
+        """Of each held-out set the first `count` prompts, by its name. Where the job names its sets, one with fewer
+        prompts gives them all; raises ConfigError where it does not, as `held_out`."""
+        if isinstance(self.settings.held_out, str):
+            return {HELD_OUT: self.held_out(count)}
+        return {
+            name: self._held_out_of(folder, np.arange(min(count, folder.rows)))
+            for name, folder in self._held_out_folders.items()
+        }
+
+    def _held_out_of(self, folder: PreparedFolder, rows: NDArray[np.intp]) -> list[Group]:
+        return [self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows)]
 
     @staticmethod
     def _group(group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any]) -> Group:
@@ -88,8 +96,9 @@ class PreparedData:
     @cached_property
     def _is_held_out(self) -> NDArray[np.bool_]:
         """bool `[rows]`. Equal prompts are held out together."""
-        if self._held_out_folder is not None:
-            return np.isin(self._folder.hashes, self._held_out_folder.hashes)
+        if self._held_out_folders:
+            held_out = np.concatenate([folder.hashes for folder in self._held_out_folders.values()])
+            return np.isin(self._folder.hashes, held_out)
         if not self.settings.held_out_every:
             return np.zeros(self._folder.rows, dtype=np.bool_)
         found: NDArray[np.bool_] = self._folder.hashes % np.uint64(self.settings.held_out_every) == 0
@@ -110,9 +119,7 @@ class PreparedData:
     def largest_token(self) -> int:
         """The largest token of all prompts, held-out ones included, which the model's vocabulary must have. Reads every
         token once."""
-        return max(
-            folder.largest_token for folder in (self._folder, self._held_out_folder) if folder is not None
-        )
+        return max(folder.largest_token for folder in (self._folder, *self._held_out_folders.values()))
 
     # -- texts --------------------------------------------------------------------------------------
 

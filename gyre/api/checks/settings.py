@@ -95,7 +95,7 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
     """An error for each file that is not on this machine; other mistakes in files are raised."""
     settings = WorkloadSettings.read(spec.config)
     if settings.data is not None and spec.run.data in (None, _PREPARED):
-        folders = {"config.data.path": settings.data.path, "config.data.held_out": settings.data.held_out}
+        folders = {"config.data.path": settings.data.path, **settings.data.held_out_keys}
         missing = [
             ConfigError(
                 f"{key}: {folder} is no prepared data set on this machine.",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gyre.testing.in_process import InProcessJob
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from tests.workloads.trainer.test_loop import DEADLINE_S
 from tests.workloads.trainer.test_plane_trainer import MakePlaned, came_out_right, planed
@@ -33,18 +34,24 @@ def test_a_version_has_one_line_whatever_comes_again(tmp_path):
     path = tmp_path / "evaluations.jsonl"
     first = EvaluationLog(path)
     assert first.add({"version": 0, "accuracy": 0.25, "count": 4})
-    assert first.leave_out(2, "gone")
+    assert first.leave_out(Evaluation(2, "held_out"), "gone")
+    assert first.add({"version": 0, "set": "other", "accuracy": 0.75, "count": 4})
     again = EvaluationLog(path)
     again.load()
     for known in (first, again):
         assert not known.add({"version": 0, "accuracy": 0.5, "count": 4})
-        assert not known.add({"version": 2, "accuracy": 0.5, "count": 4})
-        assert not known.leave_out(0, "late")
-        assert not known.leave_out(2, "again")
-        assert [row["accuracy"] for row in known.rows] == [0.25]
-        assert known.left_out == {2: "gone"}
-        assert [known.is_settled(version) for version in (0, 1, 2)] == [True, False, True]
-    assert len(path.read_text().splitlines()) == 2
+        assert not known.add({"version": 0, "set": "other", "accuracy": 0.5, "count": 4})
+        assert not known.add({"version": 2, "set": "held_out", "accuracy": 0.5, "count": 4})
+        assert not known.leave_out(Evaluation(0, "held_out"), "late")
+        assert not known.leave_out(Evaluation(2, "held_out"), "again")
+        assert [row["accuracy"] for row in known.rows] == [0.25, 0.75]
+        assert known.left_out == {Evaluation(2, "held_out"): "gone"}
+        settled = [
+            [known.is_settled(Evaluation(version, name)) for version in (0, 1, 2)]
+            for name in ("held_out", "other")
+        ]
+        assert settled == [[True, False, True], [True, False, False]]
+    assert len(path.read_text().splitlines()) == 3
 
 
 def test_a_line_cut_short_goes_and_the_others_stay(tmp_path):
@@ -54,7 +61,7 @@ def test_a_line_cut_short_goes_and_the_others_stay(tmp_path):
     found = EvaluationLog(path)
     found.load()
     assert path.read_text() == whole
-    assert (len(found.rows), found.left_out) == (1, {2: "gone"})
+    assert (len(found.rows), found.left_out) == (1, {Evaluation(2, "held_out"): "gone"})
 
 
 # -- a trainer that dies while one is open ----------------------------------------------------------
@@ -73,7 +80,7 @@ def test_the_rollout_plane_answers_an_evaluation_of_a_version_that_training_has_
         def die(job: InProcessJob = job, plane: Any = plane, answered: str = answered) -> None:
             if answered == "before":
                 plane.release()
-                plane.wait_for({("evaluate/2", one) for one in HELD_OUT})
+                plane.wait_for({("evaluate/2/held_out", one) for one in HELD_OUT})
                 job.kill(
                     "actor-0", no_room=True
                 )  # so that the answer is there before the next trainer can ask for it
@@ -99,7 +106,7 @@ def test_an_evaluation_that_a_newer_version_has_overtaken_is_left_out_with_the_r
     job.on_report("Evaluated", 1, lambda: plane.held.update(HELD_OUT))
 
     def die() -> None:
-        plane.take("evaluate/2", sorted(HELD_OUT))
+        plane.take("evaluate/2/held_out", sorted(HELD_OUT))
         plane.release()
         job.kill_trainer()
 
@@ -110,7 +117,7 @@ def test_an_evaluation_that_a_newer_version_has_overtaken_is_left_out_with_the_r
     (told,) = job.reports_of("EvaluationLeftOut")
     assert told.body["version"] == 2
     assert "a newer one is served" in told.body["reason"]
-    assert {"version": 2, "left_out": told.body["reason"]} in rows_of(job)
+    assert {"version": 2, "set": "held_out", "left_out": told.body["reason"]} in rows_of(job)
 
 
 @pytest.mark.parametrize(
