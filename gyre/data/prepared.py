@@ -79,7 +79,7 @@ class PreparedData:
     def held_out_sets(self, count: int) -> dict[str, list[Group]]:
         """Of each held-out set the first `count` prompts, by its name. Where the job names its sets, one with fewer
         prompts gives them all; raises ConfigError where it does not, as `held_out`."""
-        if isinstance(self.settings.held_out, str):
+        if isinstance(self.settings.held_out, str) or not self._held_out_folders:
             return {HELD_OUT: self.held_out(count)}
         return {
             name: self._held_out_of(folder, np.arange(min(count, folder.rows)))

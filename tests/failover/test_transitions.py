@@ -160,6 +160,12 @@ ROWS = {
     "an evaluation": Row(
         running, lambda h: h.report(e.Evaluated, version=1, accuracy=0.5, count=2), P.RUNNING, []
     ),
+    "an evaluation of a set": Row(
+        running,
+        lambda h: h.report(e.Evaluated, version=1, accuracy=None, count=4, set="aime", prompts=2),
+        P.RUNNING,
+        [],
+    ),
     "paused": Row(running, lambda h: h.decide(e.PauseRequested()), P.PAUSED, ["PauseTrainer"]),
     "resumed without a pause": Row(running, lambda h: h.decide(e.ResumeRequested()), P.RUNNING, []),
     "scaled up": Row(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gyre.api.checks import data, learning, models, rewards
+from gyre.api.checks import data, evaluation, learning, models, rewards
 from gyre.config import JobSpec
 from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import ADVANTAGE, CODEC, ENGINE, LOSS, TASK
@@ -41,7 +41,7 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
         if here:
             raise error
         notes.append(f"{error.message} The machines that run the job must have it.")
-    for subject in (data, models, rewards, learning):
+    for subject in (data, models, rewards, evaluation, learning):
         notes += subject.check(spec, here=here)
     return notes
 

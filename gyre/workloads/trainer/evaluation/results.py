@@ -90,11 +90,14 @@ def pass_at(right: int, n: int, k: int) -> float:
 def best_of(rewards: Rewards, k: int) -> float:
     """The expected largest reward among `k` of the samples: the unbiased estimate of best-of-k.
 
-    The i-th smallest of n, from 1, is the largest of a choice of k in C(i - 1, k - 1) of the C(n, k) choices.
+    The i-th smallest of n, from 1, is the largest in C(i - 1, k - 1) of the C(n, k) choices of k.
     """
     n = len(rewards)
-    ways = [math.comb(at, k - 1) / math.comb(n, k) for at in range(n)]
-    return float(np.dot(np.sort(rewards), ways))
+    share, best = k / n, 0.0  # of the choices in which the largest of all is the largest
+    for at, reward in zip(range(n - 1, k - 2, -1), np.sort(rewards)[::-1].tolist(), strict=False):
+        best += share * reward
+        share *= (at - k + 1) / at if at else 0.0
+    return float(best)
 
 
 def _right(rewards: Sequence[Rewards], threshold: float | None) -> list[Rewards] | None:
