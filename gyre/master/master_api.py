@@ -196,7 +196,7 @@ def view_of(
 
 def _evaluations(state: JobState) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for evaluation in sorted(state.evaluations.values(), key=lambda evaluation: evaluation.version):
+    for evaluation in sorted(state.evaluations.values(), key=lambda one: (one.set, one.version)):
         found.setdefault(evaluation.set, []).append(asdict(evaluation))
     return found
 

@@ -23,7 +23,11 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             f"config.evaluation.n: {evaluation.n} samples of each prompt at temperature 0 are {evaluation.n} times the "
             "same; give config.evaluation.temperature."
         )
-    if evaluation.by and settings.data is not None and spec.run.data in (None, "gyre.data.prepared:PreparedData"):
+    if (
+        evaluation.by
+        and settings.data is not None
+        and spec.run.data in (None, "gyre.data.prepared:PreparedData")
+    ):
         folders = [settings.data.path, *settings.data.held_out_sets.values()]
         if all(Path(folder).is_dir() for folder in folders):
             _check_column(spec, evaluation.by)

@@ -291,7 +291,9 @@ def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
 
 def _by_size(values: dict[str, float], form: str) -> str:
     """Values by k; nothing where the only k is 1, of which the mean tells."""
-    return " ".join(f"{k}:{form.format(value)}" for k, value in values.items()) if set(values) != {"1"} else ""
+    return (
+        " ".join(f"{k}:{form.format(value)}" for k, value in values.items()) if set(values) != {"1"} else ""
+    )
 
 
 def _show_incidents(incidents: list[dict[str, Any]]) -> None:

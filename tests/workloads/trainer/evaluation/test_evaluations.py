@@ -20,7 +20,10 @@ from tests.workloads.trainer.test_plane_trainer import MakePlaned, came_out_righ
 __all__ = ["planed"]  # a fixture
 
 HELD_OUT = {-1, -2, -3}
-SETS = {"run": {"data": f"{__name__}:ToySets"}, "config": {"evaluation": {"n": 4, "temperature": 1.0, "by": "kind"}}}
+SETS = {
+    "run": {"data": f"{__name__}:ToySets"},
+    "config": {"evaluation": {"n": 4, "temperature": 1.0, "by": "kind"}},
+}
 PARTS = [(version, name) for version in (0, 2, 4) for name in ("aime", "math")]
 
 

@@ -48,8 +48,12 @@ def test_pass_at_k_and_best_of_k_are_the_means_over_every_choice(rewards, data):
     k = data.draw(st.integers(1, n))
     choices = list(itertools.combinations(rewards, k))
     right = sum(reward >= 1.0 for reward in rewards)
-    assert pass_at(right, n, k) == pytest.approx(np.mean([max(choice) >= 1.0 for choice in choices]), abs=1e-12)
-    assert best_of(np.array(rewards), k) == pytest.approx(np.mean([max(choice) for choice in choices]), abs=1e-12)
+    assert pass_at(right, n, k) == pytest.approx(
+        np.mean([max(choice) >= 1.0 for choice in choices]), abs=1e-12
+    )
+    assert best_of(np.array(rewards), k) == pytest.approx(
+        np.mean([max(choice) for choice in choices]), abs=1e-12
+    )
 
 
 def test_many_samples_do_not_overflow():
