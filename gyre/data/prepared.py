@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.config.sections import DataSettings, SamplingSettings, read_section
+from gyre.config.sections import HELD_OUT, DataSettings, SamplingSettings, read_section
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
 from gyre.data.positions import positions_of
@@ -37,16 +37,14 @@ class PreparedData:
         manifest = self._folder.manifest
         if self.settings.digest:
             self._folder.check_digest(self.settings.digest)
-        self._held_out_folder = (
-            PreparedFolder(Path(self.settings.held_out)) if self.settings.held_out else None
-        )
-        if (
-            self._held_out_folder is not None
-            and self._held_out_folder.manifest["tokenizer"] != manifest["tokenizer"]
-        ):
-            raise ConfigError(
-                f"{self._held_out_folder.path} was prepared with another tokenizer than {self._folder.path}."
-            )
+        self._held_out_folders = {
+            name: PreparedFolder(Path(path)) for name, path in self.settings.held_out_sets.items()
+        }
+        for folder in self._held_out_folders.values():
+            if folder.manifest["tokenizer"] != manifest["tokenizer"]:
+                raise ConfigError(
+                    f"{folder.path} was prepared with another tokenizer than {self._folder.path}."
+                )
         self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
         self._seed = int(config.get("seed", 0))
         self._positions = positions_of(config)
@@ -56,8 +54,8 @@ class PreparedData:
     @property
     def identity(self) -> str:
         """What prompt `i` is, for every `i`, besides the settings that a job keeps: the digests of the folders."""
-        held_out = self._held_out_folder
-        kept_out = f", without {held_out.manifest['digest']}" if held_out is not None else ""
+        held_out = sorted({folder.manifest["digest"] for folder in self._held_out_folders.values()})
+        kept_out = f", without {' and '.join(held_out)}" if held_out else ""
         return f"the data set {self._folder.manifest['digest']}{kept_out}"
 
     # -- prompts ------------------------------------------------------------------------------------
@@ -69,16 +67,28 @@ class PreparedData:
         return self._group(index, self._folder, row, meta)
 
     def held_out(self, count: int) -> list[Group]:
-        """The first `count` held-out prompts, with ids -1, -2, … Raises ConfigError if there are fewer."""
-        folder, rows = self._held_out_folder or self._folder, self._held_out_rows
+        """The first `count` prompts of the first held-out set, with ids -1, -2, … Raises ConfigError if there are
+        fewer."""
+        folder, rows = next(iter(self._held_out_folders.values()), self._folder), self._held_out_rows
         if len(rows) < count:
             raise ConfigError(
                 f"{len(rows)} prompts are held out, fewer than the {count} of run.held_out.",
                 hint="Lower run.held_out, or give config.data.held_out or held_out_every.",
             )
-        return [
-            self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows[:count])
-        ]
+        return self._held_out_of(folder, rows[:count])
+
+    def held_out_sets(self, count: int) -> dict[str, list[Group]]:
+        """Of each held-out set the first `count` prompts, by its name. Where the job names its sets, one with fewer
+        prompts gives them all; raises ConfigError where it does not, as `held_out`."""
+        if isinstance(self.settings.held_out, str) or not self._held_out_folders:
+            return {HELD_OUT: self.held_out(count)}
+        return {
+            name: self._held_out_of(folder, np.arange(min(count, folder.rows)))
+            for name, folder in self._held_out_folders.items()
+        }
+
+    def _held_out_of(self, folder: PreparedFolder, rows: NDArray[np.intp]) -> list[Group]:
+        return [self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows)]
 
     def _group(self, group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any]) -> Group:
         tokens, meta = folder.prompt_ids(row), folder.meta(row) | meta
@@ -104,24 +114,25 @@ class PreparedData:
     @property
     def folders(self) -> list[PreparedFolder]:
         """The folders that prompts come from."""
-        return [self._folder] if self._held_out_folder is None else [self._folder, self._held_out_folder]
+        return [self._folder, *self._held_out_folders.values()]
 
     @property
     def held_out_count(self) -> int:
-        """How many prompts are held out."""
+        """How many prompts are held out: those of the first set, where there are several."""
         return len(self._held_out_rows)
 
     @cached_property
     def _held_out_rows(self) -> NDArray[np.int64]:
-        if self._held_out_folder is not None:
-            return np.arange(self._held_out_folder.rows)
+        if self._held_out_folders:
+            return np.arange(next(iter(self._held_out_folders.values())).rows)
         return np.flatnonzero(self._is_held_out)
 
     @cached_property
     def _is_held_out(self) -> NDArray[np.bool_]:
         """bool `[rows]`. Equal prompts are held out together."""
-        if self._held_out_folder is not None:
-            return np.isin(self._folder.hashes, self._held_out_folder.hashes)
+        if self._held_out_folders:
+            held_out = np.concatenate([folder.hashes for folder in self._held_out_folders.values()])
+            return np.isin(self._folder.hashes, held_out)
         if not self.settings.held_out_every:
             return np.zeros(self._folder.rows, dtype=np.bool_)
         found: NDArray[np.bool_] = self._folder.hashes % np.uint64(self.settings.held_out_every) == 0

@@ -194,7 +194,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.CheckpointDamaged: training_progress.checkpoint_damaged,
     e.StepDiverged: training_progress.step_diverged,
     e.GangRestored: training_progress.gang_restored,
-    e.Evaluated: training_progress.recorded,
+    e.Evaluated: training_progress.evaluated,
     e.EvaluationLeftOut: training_progress.recorded,
     e.BatchSkipped: training_progress.batch_skipped,
     e.PassesHalved: training_progress.passes_halved,

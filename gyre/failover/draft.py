@@ -11,6 +11,7 @@ from typing import Any
 from gyre.config import JOIN_TOKEN
 from gyre.failover.state import (
     VERTEX_TRANSITIONS,
+    Evaluation,
     Incident,
     JobRecord,
     JobState,
@@ -36,6 +37,7 @@ class Draft:
         self.machines: dict[str, MachineRecord] = state.machines
         self.tokens: dict[str, JoinToken] = state.tokens
         self.attempts: dict[str, int] = state.attempts
+        self.evaluations: dict[str, Evaluation] = state.evaluations
         self.moved = False
         """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
@@ -113,6 +115,11 @@ class Draft:
         self.tokens[token.name] = token
         self._written.add((JOIN_TOKEN, token.name))
 
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        self._own_table("evaluations")
+        self.evaluations[evaluation.key] = evaluation
+        self._written.add(("evaluation", evaluation.key))
+
     def set_attempts(self, key: str, attempts: int) -> None:
         """Change the number of uses without progress of a budget that has uses."""
         self._own_table("attempts")
@@ -131,6 +138,7 @@ class Draft:
             self.attempts,
             self.machines,
             self.tokens,
+            self.evaluations,
         )
 
     def changed(self) -> frozenset[RowKey]:
@@ -152,6 +160,8 @@ class Draft:
             return of.tokens.get(name)
         if kind == "incident":
             return of.incidents.get(name)
+        if kind == "evaluation":
+            return of.evaluations.get(name)
         return of.uses.get(name), of.attempts.get(name)
 
     def _put_vertex(self, record: VertexRecord) -> None:

@@ -187,23 +187,35 @@ class WeightsPublished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The held-out set was answered greedily by a policy version."""
+    """A held-out set was answered by a policy version. `accuracy` is the share of the `count` samples that are right,
+    or none where that has no meaning; `pass_at` and `best_of` are by k, as text. Events of before there were several
+    sets have no `prompts`."""
 
     incarnation: int
     version: int
-    accuracy: float
+    accuracy: float | None
     count: int
     report: int = 0
+    set: str = "held_out"
+    prompts: int | None = None
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    threshold: float | None = None
+    pass_at: dict[str, float] = field(default_factory=dict)
+    best_of: dict[str, float] = field(default_factory=dict)
+    by: dict[str, Any] = field(default_factory=dict)
+    """By a column's value: `count`, `reward_mean` and `accuracy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLeftOut(Event):
-    """This version has no evaluation result, and will get none."""
+    """This version has no result for this held-out set, and will get none."""
 
     incarnation: int
     version: int
     reason: str
     report: int = 0
+    set: str = "held_out"
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,27 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a policy version's answers to a held-out set earned; see the event `Evaluated`."""
+
+    version: int
+    set: str
+    prompts: int
+    count: int
+    reward_mean: float | None
+    reward_std: float | None
+    accuracy: float | None
+    threshold: float | None
+    pass_at: dict[str, float]
+    best_of: dict[str, float]
+    by: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return f"{self.set}/{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """Immutable. `uses` holds, per budget key, the times of use within the window; `attempts` the number of uses since
     the last progress."""
@@ -263,6 +284,7 @@ class JobState:
     attempts: dict[str, int] = field(default_factory=dict)
     machines: dict[str, MachineRecord] = field(default_factory=dict)
     tokens: dict[str, JoinToken] = field(default_factory=dict)
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
 
 
 RowKey = tuple[str, str]
@@ -290,6 +312,9 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     if kind == JOIN_TOKEN:
         token = state.tokens.get(name)
         return None if token is None else fields_of(token)
+    if kind == "evaluation":
+        evaluation = state.evaluations.get(name)
+        return None if evaluation is None else fields_of(evaluation)
     if kind == "vertex":
         record = state.vertices.get(name)
         if record is None:
@@ -315,6 +340,7 @@ def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
     keys += [("budget", name) for name in state.uses]
     keys += [("machine", name) for name in state.machines]
     keys += [(JOIN_TOKEN, name) for name in state.tokens]
+    keys += [("evaluation", name) for name in state.evaluations]
     return {key: row for key in keys if (row := row_of(state, key)) is not None}
 
 
@@ -337,6 +363,7 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     machines: dict[str, MachineRecord] = {}
     tokens: dict[str, JoinToken] = {}
     attempts: dict[str, int] = {}
+    evaluations: dict[str, Evaluation] = {}
     for (kind, name), row in rows.items():
         if kind == "job":
             outcome = row["outcome"]
@@ -364,7 +391,16 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
             machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})
         elif kind == JOIN_TOKEN:
             tokens[name] = JoinToken(**row)
+        elif kind == "evaluation":
+            evaluations[name] = Evaluation(**row)
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
     return JobState(
-        job, {name: vertices[name] for name in order}, incidents, uses, attempts, machines, tokens
+        job,
+        {name: vertices[name] for name in order},
+        incidents,
+        uses,
+        attempts,
+        machines,
+        tokens,
+        evaluations,
     )

@@ -14,6 +14,9 @@ The view of a job is plain data with these keys:
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
                tokens_per_s, times (of each role, the share of recent time by activity), waits (those of
                them that are waits, "role waits for role (activity)" → 0 to 1), …
+    evaluations
+               of each held-out set, by its name, the results in the order of versions
+               (`gyre.workloads.trainer.evaluation.results`)
     seq        sequence number of the last committed event
     store      error: why the journal cannot be written, or ""
 """
@@ -185,9 +188,17 @@ def view_of(
         "vertices": vertices,
         "incidents": incidents,
         "progress": dict(progress or {}),
+        "evaluations": _evaluations(state),
         "seq": seq,
         "store": {"error": store_error},
     }
+
+
+def _evaluations(state: JobState) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for evaluation in sorted(state.evaluations.values(), key=lambda one: (one.set, one.version)):
+        found.setdefault(evaluation.set, []).append(asdict(evaluation))
+    return found
 
 
 def tokens_of(tokens: Mapping[str, JoinToken]) -> list[dict[str, Any]]:

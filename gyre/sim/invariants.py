@@ -149,6 +149,7 @@ def differing(before: JobState, after: JobState) -> set[RowKey]:
         ("budget", before.uses, after.uses),
         ("machine", before.machines, after.machines),
         (JOIN_TOKEN, before.tokens, after.tokens),
+        ("evaluation", before.evaluations, after.evaluations),
         ("budget", before.attempts, after.attempts),
     )
     for kind, old, new in tables:

@@ -283,8 +283,11 @@ class Rollout(Protocol):
         """
         ...
 
-    def evaluate(self, groups: list[Group]) -> dict[str, Any]:
-        """`{"version", "accuracy", "count"}` of the served policy on held-out groups; the second time the same."""
+    def evaluate(self, groups: list[Group]) -> list[Group] | dict[str, Any]:
+        """Of the prompts of one held-out set, either the same groups with samples of the served policy, drawn as the
+        section `evaluation` says, which the reward role scores; or a result of its own: `{"version", "accuracy",
+        "count"}`, with `reward_mean` and `reward_std` if it has them, and an accuracy of None where that has no
+        meaning. The second time the same."""
         ...
 
 
@@ -302,7 +305,8 @@ class Reward(Protocol):
         """The same groups in the same order with the same samples, `reward` set on each: a finite number.
 
         A sample may have been cut off, or have no tokens. The second time, on any vertex, it is the same number. Called
-        for held-out groups of an evaluation too, whose ids are negative; there a reward of 1 or more counts as right.
+        for held-out groups of an evaluation too, whose ids are negative; `config.evaluation.threshold` says which
+        rewards are right there.
         """
         ...
 

@@ -354,3 +354,44 @@ def test_a_class_names_sections_of_its_own(config: dict[str, Any], cls: type, se
 
 def test_keys_that_no_section_claims_stay_the_users() -> None:
     check_class_sections(parse_job(job({"curriculum": {"levels": 2}, "goal": 7})), {"reward": Teacher})
+
+
+# -- evaluations ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "run", "note"),
+    [
+        ({"n": 4}, {}, "4 samples of each prompt at temperature 0"),
+        ({"n": 4}, {"evaluate_every": 0}, "run.evaluate_every is 0: nothing is evaluated"),
+        ({"n": 4, "temperature": 0.6}, {}, None),
+        ({"threshold": 0.5}, {}, None),
+    ],
+)
+def test_an_evaluation_that_shows_nothing_is_noted(
+    evaluation: dict[str, Any], run: dict[str, Any], note: str | None
+) -> None:
+    notes = [
+        text for text in checked(job({**SMALL, "evaluation": evaluation}, run=run)) if "evaluation" in text
+    ]
+    assert [note in text for text in notes] == ([] if note is None else [True])
+
+
+def test_a_column_that_no_held_out_prompt_has_is_named(data: str) -> None:
+    def config(column: str) -> dict[str, Any]:
+        sets = {"one": data, "other": data}
+        return {
+            "data": {"path": data, "held_out": sets},
+            "model": SHAPE,
+            "optim": {"lr": 1.0},
+            "evaluation": {"by": column},
+        }
+
+    with pytest.raises(ConfigError, match=r"evaluation\.by: no held-out prompt has .* 'anwser'.* 'answer'"):
+        checked(job(config("anwser")))
+
+
+def test_each_held_out_set_is_looked_for(data: str) -> None:
+    config = {"data": {"path": data, "held_out": {"aime": "nowhere"}}, "model": SHAPE, "optim": {"lr": 1.0}}
+    with pytest.raises(ConfigError, match=r"config\.data\.held_out\.aime: nowhere is no prepared data set"):
+        checked(job(config))

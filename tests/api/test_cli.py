@@ -202,6 +202,21 @@ def test_show_tells_whose_weights_a_job_began_with(seed: Seed, capsys: pytest.Ca
     assert re.search(r"weights from +job warm-1, step 40", capsys.readouterr().out)
 
 
+def test_show_has_a_line_for_each_evaluation(seed: Seed) -> None:
+    seed("evaluated")
+    shown = [line.split() for line in gyre("show").stdout.splitlines()]
+    rows = [line for line in shown if line and line[0] in ("aime", "math500")]
+    assert rows == [
+        ["aime", "0", "2", "0.5", "0.5", "1:0.5", "4:0.75"],
+        ["aime", "2", "2", "0.625", "0.5", "1:0.5", "4:0.75"],
+        ["math500", "0", "2", "0.25", "0.5", "25.0%", "1:25.0%", "4:75.0%", "1:0.5", "4:0.75"],
+        ["math500", "2", "2", "0.5", "0.5", "50.0%", "1:50.0%", "4:75.0%", "1:0.5", "4:0.75"],
+    ]
+    assert data(gyre("show", "--json"))["evaluations"]["aime"][1]["reward_mean"] == 0.625
+    seed("undisturbed", job_id="golden-2", at=3.0)
+    assert "HELD OUT" not in gyre("show", "golden-2").stdout
+
+
 def test_ls_tells_the_place_of_a_job_that_waits_for_room(seed: Seed, home: Home) -> None:
     seed("undisturbed", live=True)
     with open_store(home.database_url()) as store:

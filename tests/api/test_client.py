@@ -14,6 +14,7 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home
 from gyre.api.reader import JobReader
 from gyre.api.rest import RestServer, create_app
+from gyre.api.rest.schemas import Evaluation
 from gyre.errors import (
     ConfigError,
     Conflict,
@@ -60,6 +61,30 @@ def test_without_a_master_the_view_is_the_snapshot(seed: Seed, away: str) -> Non
         assert reader.view("golden-1") == view_of(
             state, seq=store.journal("golden-1").last_seq(), progress=progress, answering=False
         )
+
+
+def test_evaluations_of_an_ended_job_are_the_journals(seed: Seed) -> None:
+    with JobReader(seed("evaluated")) as reader:
+        found = reader.view("golden-1")["evaluations"]
+    assert {name: [row["version"] for row in rows] for name, rows in found.items()} == {
+        "math500": [0, 2],
+        "aime": [0, 2],
+    }
+    assert found["aime"][1] == {
+        "version": 2,
+        "set": "aime",
+        "prompts": 2,
+        "count": 8,
+        "reward_mean": 0.625,
+        "reward_std": 0.5,
+        "accuracy": None,
+        "threshold": None,
+        "pass_at": {},
+        "best_of": {"1": 0.5, "4": 0.75},
+        "by": {"math": {"count": 6, "reward_mean": 0.5, "accuracy": 0.5}},
+    }
+    assert found["math500"][1]["accuracy"] == 0.5
+    assert set(found["math500"][1]) == set(Evaluation.model_fields)
 
 
 def test_a_port_that_another_job_has_now_is_not_believed(seed: Seed, job: StandingJob) -> None:

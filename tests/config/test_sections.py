@@ -64,6 +64,40 @@ def test_a_wrong_setting_is_named(config: dict[str, Any], sentence: str) -> None
         WorkloadSettings.read(config)
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"held_out": 3}, r"config\.data\.held_out: 3 must be a folder, or a mapping"),
+        ({"held_out": {"a/b": "x"}}, r"held_out: names a set 'a/b'"),
+        ({"held_out": {"aime": ""}}, r"held_out: gives '' for aime, expected a folder"),
+        ({"held_out": {"aime": "x"}, "held_out_every": 4}, "both given"),
+    ],
+)
+def test_held_out_sets_are_folders_with_names(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        WorkloadSettings.read({"data": {"path": "p", **given}})
+
+
+def test_a_plain_held_out_folder_is_a_set_too() -> None:
+    plain = WorkloadSettings.read({"data": {"path": "p", "held_out": "x"}}).data
+    named = WorkloadSettings.read({"data": {"path": "p", "held_out": {"b": "x", "a": "y"}}}).data
+    assert plain is not None and named is not None
+    assert (plain.held_out_sets, list(named.held_out_sets)) == ({"held_out": "x"}, ["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"n": 4, "k": [1, 8]}, r"config\.evaluation: k has 8, but a prompt has 4 samples"),
+        ({"k": [0]}, r"config\.evaluation\.k\.0: 0 should be greater"),
+        ({"treshold": 1}, "did you mean 'threshold'"),
+    ],
+)
+def test_an_evaluation_s_settings_fit_together(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        WorkloadSettings.read({"evaluation": given})
+
+
 def test_every_mistake_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         WorkloadSettings.read({"sampling": {"n": 0, "temprature": 1}, "optim": {"eps": "small"}})

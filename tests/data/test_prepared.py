@@ -240,6 +240,23 @@ def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
         data.held_out(11)
 
 
+def test_several_sets_are_held_out_by_name_and_a_short_one_is_taken_whole(folder, tmp_path, model, source):
+    for name, limit in (("few", 3), ("many", 10)):
+        prepare(source, tmp_path / name, model, Recipe(suffix=" Think.", limit=limit))
+    data = data_of(folder, held_out={"many": str(tmp_path / "many"), "few": str(tmp_path / "few")})
+    sets = data.held_out_sets(5)
+    assert {name: [group.meta["row"] for group in groups] for name, groups in sets.items()} == {
+        "many": [0, 1, 2, 3, 4],
+        "few": [0, 1, 2],
+    }
+    assert {data.prompt(index).meta["row"] for index in range(90)} == set(range(10, 40))
+    assert data.identity.count(" and ") == 1
+    plain = data_of(folder, held_out=str(tmp_path / "few"))
+    assert list(plain.held_out_sets(3)) == ["held_out"]
+    with pytest.raises(ConfigError, match="3 prompts are held out, fewer than the 4"):
+        plain.held_out_sets(4)
+
+
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [

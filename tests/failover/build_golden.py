@@ -243,6 +243,32 @@ def continued() -> dict[str, Any]:
     return world.as_dict("Tokens, bad and drained machines, an end, and a going on with another spec.")
 
 
+def evaluated() -> dict[str, Any]:
+    world = World()
+    world.submit()
+    world.start_all()
+    by = {"math": {"count": 6, "reward_mean": 0.5, "accuracy": 0.5}}
+    common = {"reward_std": 0.5, "by": by, "best_of": {"1": 0.5, "4": 0.75}}
+
+    def found(version: int, name: str, mean: float, accuracy: float | None) -> e.Evaluated:
+        passed = {} if accuracy is None else {"1": accuracy, "4": 0.75}
+        return e.Evaluated(
+            1, version, accuracy, 8, set=name, prompts=2, reward_mean=mean, pass_at=passed, **common
+        )
+
+    world.record(found(0, "math500", 0.25, 0.25), found(0, "aime", 0.5, None))
+    world.step(1)
+    world.step(2)
+    world.record(
+        found(2, "aime", 0.625, None),
+        found(2, "math500", 0.5, 0.5),
+        found(2, "math500", 0.875, 0.875),  # told again, and the first is final
+        e.EvaluationLeftOut(1, 1, "its policy is served no more", set="aime"),
+    )
+    world.finish()
+    return world.as_dict("Two held-out sets, evaluated twice each.")
+
+
 def tampered() -> dict[str, Any]:
     data = rollout_lost()
     for row in data["snapshot"]:
@@ -259,7 +285,7 @@ def tampered() -> dict[str, Any]:
 
 HISTORIES: dict[str, Callable[[], dict[str, Any]]] = {
     build.__name__: build
-    for build in (undisturbed, rollout_lost, actor_lost, user_code, commanded, continued, tampered)
+    for build in (undisturbed, rollout_lost, actor_lost, user_code, commanded, continued, evaluated, tampered)
 }
 
 if __name__ == "__main__":

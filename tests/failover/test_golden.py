@@ -23,6 +23,7 @@ PHASES = {
     "user_code": "failed",
     "commanded": "stopped",
     "continued": "succeeded",
+    "evaluated": "succeeded",
     "tampered": "succeeded",
 }
 

@@ -160,6 +160,12 @@ ROWS = {
     "an evaluation": Row(
         running, lambda h: h.report(e.Evaluated, version=1, accuracy=0.5, count=2), P.RUNNING, []
     ),
+    "an evaluation of a set": Row(
+        running,
+        lambda h: h.report(e.Evaluated, version=1, accuracy=None, count=4, set="aime", prompts=2),
+        P.RUNNING,
+        [],
+    ),
     "paused": Row(running, lambda h: h.decide(e.PauseRequested()), P.PAUSED, ["PauseTrainer"]),
     "resumed without a pause": Row(running, lambda h: h.decide(e.ResumeRequested()), P.RUNNING, []),
     "scaled up": Row(
@@ -316,6 +322,19 @@ def test_a_pair_off_the_table_is_refused(history: History, pair: tuple[VertexPha
         InvariantBroken, match=r"rollout-0 cannot go from .* \(incarnation 1, reason scaled\)"
     ):
         draft.move("rollout-0", pair[1], 1.0, reason=Reason.SCALED)
+
+
+# -- evaluations ------------------------------------------------------------------------------------
+
+
+def test_the_first_result_of_a_set_by_a_version_is_kept(history: History) -> None:
+    running(history)
+    told = {"version": 2, "count": 4, "prompts": 2, "reward_mean": 0.5}
+    for name, accuracy in (("aime", 0.25), ("aime", 0.75), ("math500", None)):
+        history.report(e.Evaluated, accuracy=accuracy, set=name, **told)
+    history.report(e.Evaluated, version=2, accuracy=0.5, count=4)  # as it was before there were sets
+    found = history.state.evaluations
+    assert {key: one.accuracy for key, one in found.items()} == {"aime/2": 0.25, "math500/2": None}
 
 
 # -- the order of repairs ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,13 +48,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
 def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
     from gyre.data.hub import download_hint
 
-    held_out = data.held_out
-    named = (
-        {f"config.data.held_out.{name}": folder for name, folder in held_out.items()}
-        if isinstance(held_out, Mapping)
-        else {"config.data.held_out": held_out}
-    )
-    for key, folder in {"config.data.path": data.path, **named}.items():
+    for key, folder in {"config.data.path": data.path, **data.held_out_keys}.items():
         if folder and not Path(folder).is_dir():
             yield ConfigError(
                 f"{key}: {folder} is no prepared data set on this machine{looked_up(folder)}.",
@@ -122,6 +116,8 @@ def _check_held_out(spec: JobSpec, data: PreparedData) -> None:
     trainer = spec.roles["trainer"].entrypoint if "trainer" in spec.roles else None
     if trainer is not None and not trainer.module.startswith("gyre."):
         return  # it may hold prompts out by itself
+    if not isinstance(data.settings.held_out, str):
+        return  # of a set with a name that has fewer, all are answered
     run, there = spec.run, data.held_out_count
     if spec.recipe is not None and run.evaluate_every and there < run.held_out:
         raise ConfigError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gyre.api.checks import data, learning, machine, models, rewards
+from gyre.api.checks import data, evaluation, learning, machine, models, rewards
 from gyre.api.checks.findings import as_findings
 from gyre.config import JobSpec
 from gyre.graph.integrations import check_complete, reads_sections
@@ -27,7 +27,7 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
         return found
     check_complete(spec)
     # In this order: what a later one says of, an earlier one has found in order.
-    for subject in (data, models, rewards, learning):
+    for subject in (data, models, rewards, evaluation, learning):
         found += as_findings(subject.check(spec, here=here))
     return found
 

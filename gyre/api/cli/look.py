@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 LOG_POLL_S = 0.5
 SHOWN_VERTICES = 200
 SHOWN_INCIDENTS = 20
+SHOWN_EVALUATIONS = 4
+"""Of each held-out set, the newest, beside the first."""
 SHOWN_NODE = 12
 """Characters shown of a node's id, whose 56 digits are for programs."""
 
@@ -53,6 +55,16 @@ ENGINE_COLUMNS = (
     Column("KV TOKENS", dispensable=2),
     Column("NOT ADMITTED", dispensable=5),
     Column("LIMITS AND WAYS", least=32, wraps=True),
+)
+EVALUATION_COLUMNS = (
+    Column("HELD OUT"),
+    Column("VERSION"),
+    Column("PROMPTS", dispensable=2),
+    Column("REWARD"),
+    Column("DEVIATION", dispensable=1),
+    Column("ACCURACY"),
+    Column("PASS@", dispensable=3),
+    Column("BEST OF", dispensable=4),
 )
 INCIDENT_COLUMNS = (
     Column("INCIDENT"),
@@ -127,6 +139,7 @@ def show_view(view: dict[str, Any]) -> None:
     """A view (see `gyre.master.master_api`) for people."""
     _show_job(view)
     _show_vertices(view["vertices"])
+    _show_evaluations(view.get("evaluations") or {})
     _show_engines(view)
     _show_incidents(view["incidents"])
     if view["job"]["error"]:
@@ -250,6 +263,37 @@ def _limits_and_ways(engine: dict[str, Any]) -> str:
         why = engine.get("transfer_why")
         parts.append(f"weights come by {way}" + (f": {why}" if why else ""))
     return one_line("; ".join(part for part in parts if part))
+
+
+def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
+    """Of each held-out set the first result and the newest; an older master tells of none."""
+    if not evaluations:
+        return
+    click.echo()
+    write_table(
+        EVALUATION_COLUMNS,
+        [
+            (
+                name,
+                row["version"],
+                row["prompts"],
+                number(row["reward_mean"]),
+                number(row["reward_std"]),
+                f"{row['accuracy']:.1%}" if row["accuracy"] is not None else "",
+                _by_size(row["pass_at"], "{:.1%}"),
+                _by_size(row["best_of"], "{:.4g}"),
+            )
+            for name, rows in evaluations.items()
+            for row in [*rows[:1], *rows[1:][-SHOWN_EVALUATIONS:]]
+        ],
+    )
+
+
+def _by_size(values: dict[str, float], form: str) -> str:
+    """Values by k; nothing where the only k is 1, of which the mean tells."""
+    return (
+        " ".join(f"{k}:{form.format(value)}" for k, value in values.items()) if set(values) != {"1"} else ""
+    )
 
 
 def _show_incidents(incidents: list[dict[str, Any]]) -> None:

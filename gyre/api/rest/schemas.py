@@ -189,6 +189,31 @@ class IncidentList(BaseModel):
     incidents: list[IncidentItem]
 
 
+class EvaluationPart(Out):
+    """What the prompts with one value of a column earned."""
+
+    count: int
+    reward_mean: float | None = None
+    accuracy: float | None = None
+
+
+class Evaluation(Out):
+    """What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
+    no reward is said to be right (`config.evaluation.threshold`); `pass_at` and `best_of` are by k."""
+
+    version: int
+    set: str
+    prompts: int
+    count: int
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    accuracy: float | None = None
+    threshold: float | None = None
+    pass_at: dict[str, float] = Field(default_factory=dict)
+    best_of: dict[str, float] = Field(default_factory=dict)
+    by: dict[str, EvaluationPart] = Field(default_factory=dict)
+
+
 class StoreHealth(Out):
     error: str = ""
     """Why the journal cannot be written, or an empty string."""
@@ -202,6 +227,8 @@ class JobView(Out):
     vertices: list[Vertex]
     incidents: list[IncidentItem]
     progress: dict[str, Any]
+    evaluations: dict[str, list[Evaluation]] = Field(default_factory=dict)
+    """By the held-out set's name, in the order of versions."""
     seq: int
     store: StoreHealth
 

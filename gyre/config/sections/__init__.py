@@ -4,7 +4,8 @@ They are what the command line and the master check before any process starts, s
 torch.
 """
 
-from gyre.config.sections.data import DataSettings
+from gyre.config.sections.data import HELD_OUT, DataSettings
+from gyre.config.sections.evaluation import EvaluationSettings
 from gyre.config.sections.first_weights import FirstWeightsSettings
 from gyre.config.sections.loss import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES, LossSettings
 from gyre.config.sections.megatron import MegatronSettings
@@ -18,10 +19,12 @@ from gyre.config.sections.workload import WorkloadSettings
 
 __all__ = [
     "ADV_ESTIMATORS",
+    "HELD_OUT",
     "KL_TYPES",
     "LOSS_AGG_MODES",
     "CriticSettings",
     "DataSettings",
+    "EvaluationSettings",
     "FirstWeightsSettings",
     "LossSettings",
     "MegatronSettings",

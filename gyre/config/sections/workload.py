@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gyre.config.sections.data import DataSettings
+from gyre.config.sections.evaluation import EvaluationSettings
 from gyre.config.sections.first_weights import FirstWeightsSettings
 from gyre.config.sections.loss import LossSettings
 from gyre.config.sections.megatron import MegatronSettings
@@ -52,6 +53,8 @@ class WorkloadSettings(Section):
     """A prepared data set."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """How held-out prompts are answered, and what is computed of their rewards."""
     optim: OptimSettings = OptimSettings()
     """The actor's optimizer."""
     loss: LossSettings = LossSettings()

@@ -1,4 +1,4 @@
-"""Decisions about progress: steps, policy versions, checkpoints and restores, as the trainer reports them.
+"""Decisions about progress: steps, policy versions, evaluations, checkpoints and restores, as the trainer reports them.
 
 Invariant *the version never falls*: the published policy version only grows.
 """
@@ -14,7 +14,7 @@ from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
-from gyre.failover.state import Cause, Incident, Scope
+from gyre.failover.state import Cause, Evaluation, Incident, Scope
 
 
 def step_completed(
@@ -142,6 +142,28 @@ def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: f
             "optimizer had learnt is lost, as run.lost_checkpoint permits",
             recovered=True,
         )
+    return ()
+
+
+def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
+    """Keep the first result of a set by a version, for people."""
+    if event.prompts is None:  # of before there were several sets, when nothing was kept
+        return ()
+    found = Evaluation(
+        version=event.version,
+        set=event.set,
+        prompts=event.prompts,
+        count=event.count,
+        reward_mean=event.reward_mean,
+        reward_std=event.reward_std,
+        accuracy=event.accuracy,
+        threshold=event.threshold,
+        pass_at=event.pass_at,
+        best_of=event.best_of,
+        by=event.by,
+    )
+    if found.key not in draft.evaluations:
+        draft.add_evaluation(found)
     return ()
 
 

@@ -3,7 +3,7 @@
 Invariants:
 - *one group at a time*: a group's advantages depend on that group alone, so they are the same however a mini-batch is
   cut; what needs the whole batch (whitening) is not done;
-- *exact zeros*: a group whose samples earned the same has advantages of exactly 0, and no gradient.
+- *exact zeros*: a group whose samples earned the same, but for rounding, has advantages of exactly 0, and no gradient.
 
 Sources: GRPO (arXiv 2402.03300); Dr. GRPO (arXiv 2503.20783); RLOO (Kool et al., "Buy 4 REINFORCE samples, get a
 baseline for free!", 2019; arXiv 2402.14740); GAE (arXiv 1506.02438); a KL penalty in the reward as in InstructGPT
@@ -26,6 +26,9 @@ from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.algorithms.options import with_options
 
 STD_EPS = 1e-6
+ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""How far the rewards of a group may be apart, as a part of the largest, and still be the same: what is left of
+rounding where a reward function computes in float32. Divided by its own deviation it would become an advantage of 1."""
 
 Values = NDArray[np.float64]
 
@@ -37,10 +40,16 @@ def group_normalised(rewards: ArrayLike) -> Values:
     return centred / (deviation + STD_EPS)
 
 
+def earned_the_same(rewards: ArrayLike) -> bool:
+    """Whether the rewards of a group are the same but for rounding, so that to compare its samples teaches nothing."""
+    values = np.asarray(rewards, dtype=np.float64)
+    return values.size < 2 or bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
+
+
 def mean_only(rewards: ArrayLike) -> Values:
     """Dr. GRPO: `r - mean`."""
     values = np.asarray(rewards, dtype=np.float64)
-    if values.size == 0 or (values == values[0]).all():
+    if earned_the_same(values):
         return np.zeros_like(values)
     centred: Values = values - values.mean()
     return centred

@@ -9,13 +9,18 @@ Invariants:
   add the weights, divide at the end;
 - *padding does not matter*: values where `mask` is False, even infinities, change neither loss nor gradient;
 - *one token does not end a job*: a log-ratio is clamped before it is exponentiated, as in veRL, so that the loss of an
-  outlier is large and finite.
+  outlier is large and finite;
+- *the divergence has its own gradient*: over the tokens that may follow a prefix, by the probability with which they
+  were sampled, the KL term's gradient has the expectation of the gradient of KL(policy ‖ reference), for every kind of
+  estimate and however old the policy that sampled is.
 
 Sources: PPO (arXiv 1707.06347) for the clipped objective and the clipped value loss; DeepSeekMath (arXiv 2402.03300)
 for GRPO; DAPO (arXiv 2503.14476) for the higher upper clip and token-level aggregation; Dr. GRPO (arXiv 2503.20783)
 for the constant normaliser; RLOO (arXiv 2402.14740); Schulman, "Approximating KL divergence" (2020,
-joschu.net/blog/kl-approx.html) for k1, k2 and k3; Yao et al., "Your efficient RL framework secretly brings you
-off-policy RL training" (2025), and IMPALA (arXiv 1802.01561), for truncated importance sampling.
+joschu.net/blog/kl-approx.html) for k1, k2 and k3; Tang and Munos, "On a few pitfalls in KL divergence gradient
+estimation for RL" (arXiv 2506.09477), and DeepSeek-V3.2 (arXiv 2512.02556), for the KL term's gradient; Yao et al.,
+"Your efficient RL framework secretly brings you off-policy RL training" (2025), and IMPALA (arXiv 1802.01561), for
+truncated importance sampling.
 
 This module must not know about models, samples, groups or ranks.
 """
@@ -111,6 +116,7 @@ def policy_loss(
         "clipped_high": gain & (advantages > 0),
         "old_kl": log_ratio.expm1() - log_ratio,  # k3 under the old policy's samples
     }
+    drift = ratio  # how much likelier the token is now than when it was sampled
     if settings.tis_imp_ratio_cap > 0:
         old = logprobs.detach() if old_logprobs is None else old_logprobs
         gap = _within(mask, old - _needed(rollout_logprobs, "tis_imp_ratio_cap", "rollout_logprobs"))
@@ -121,11 +127,12 @@ def policy_loss(
         weight = weight.clamp(max=settings.tis_imp_ratio_cap).detach()
         metrics["tis_weight"] = weight
         per_token = per_token * weight
+        drift = ratio * weight
     metrics["policy_loss"] = per_token
     if settings.kl_loss_coef > 0:
         reference = _needed(ref_logprobs, "kl_loss_coef", "ref_logprobs")
         kl = kl_estimate(logprobs, reference, settings.kl_loss_type, mask=mask)
-        per_token = per_token + settings.kl_loss_coef * kl
+        per_token = per_token + settings.kl_loss_coef * kl_term(kl, logprobs, reference, drift, mask=mask)
         metrics["kl"] = kl
     if settings.entropy_coeff != 0:
         entropies = _needed(entropies, "entropy_coeff", "entropies")
@@ -169,15 +176,14 @@ def value_loss(
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tensor | None = None) -> Tensor:
     """An estimate, token by token, of KL(policy ‖ reference) from the policy's own samples.
 
-    `k1`: `log p - log q`, unbiased, of high variance, may be negative; its gradient in a loss has the expectation 0,
-    so it belongs into the reward. `k2`: half its square, biased; its gradient is that of the divergence. `k3`:
-    `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False. `log(q/p)` is clamped to
+    `k1`: `log p - log q`, unbiased, of high variance, may be negative. `k2`: half its square, biased, of low variance.
+    `k3`: `q/p - 1 - log(q/p)`, unbiased and never negative. Zero where `mask` is False. `log(q/p)` is clamped to
     `MAX_LOG_RATIO`, and `k3` to `MAX_KL`; a token beyond has no gradient.
+
+    It is a value. As a loss only `k2` has the divergence's gradient, and only on the policy's own samples: use
+    `kl_term`.
     """
-    log_ratio = ref_logprobs - logprobs
-    if mask is not None:
-        log_ratio = _within(mask, log_ratio)
-    log_ratio = _bounded(log_ratio, MAX_LOG_RATIO)
+    log_ratio = -_kl_gap(logprobs, ref_logprobs, mask)
     if kind == "k1":
         return -log_ratio
     if kind == "k2":
@@ -185,6 +191,29 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tens
     if kind == "k3":
         return _bounded(log_ratio.expm1() - log_ratio, MAX_KL)
     raise ValueError(f"KL estimator {kind!r} is none of k1, k2, k3")
+
+
+def kl_term(
+    value: Tensor, logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """A term of the loss, token by token: `value`, such as `kl_estimate` gives, with the gradient of
+    KL(policy ‖ reference).
+
+    `ratio`, with a gradient, is how much likelier the policy makes a token than the policy that sampled it. The
+    gradient is that of `ratio (log p - log q)` with the parenthesis held constant, which is also that of `ratio` times
+    `k3`. The ratio is not clipped: a clipped one would let go of the tokens that have moved the furthest.
+    `log p - log q` is clamped to `MAX_LOG_RATIO`, and a token whose ratio is beyond its bound has no gradient.
+    """
+    pull = ratio * _kl_gap(logprobs, ref_logprobs, mask).detach()
+    if mask is not None:
+        pull = _within(mask, pull)
+    return value.detach() + (pull - pull.detach())
+
+
+def _kl_gap(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tensor:
+    """`log p - log q`, bounded; zero where `mask` is False."""
+    gap = logprobs - ref_logprobs
+    return _bounded(gap if mask is None else _within(mask, gap), MAX_LOG_RATIO)
 
 
 def token_weights(

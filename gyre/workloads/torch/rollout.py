@@ -26,7 +26,6 @@ from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.rewards import exact_match
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import NotFinite, WeightsNotLoaded
 from gyre.workloads.torch.served_policy import Policy, next_policy
@@ -37,7 +36,7 @@ _SEEDS = 1 << 31
 
 
 class TorchRollout(BaseWorkload):
-    """Generates `sampling.n` samples a group, and evaluates greedily."""
+    """Generates `sampling.n` samples a group, and answers held-out groups as `evaluation` says."""
 
     def setup(self) -> None:
         self.settings = WorkloadSettings.read(self.config)
@@ -91,19 +90,23 @@ class TorchRollout(BaseWorkload):
         return policy.version
 
     @operator
-    def evaluate(self, groups: list[Group]) -> dict[str, Any]:
-        """Greedy exact-match accuracy on `groups`: `{"accuracy", "count", "version"}`. Accuracy of none is 0."""
-        found = self._complete(groups, 1, 0.0, self.report_progress)
-        right = sum(
-            exact_match("", self.task.answer_of(row[0]), group.meta)
-            for group, row in zip(groups, found, strict=True)
-            if row[0].finish_reason == "stop"
+    def evaluate(self, groups: list[Group]) -> list[Group]:
+        """The held-out groups with samples as `evaluation` says, which the reward role scores."""
+        settings = self.settings.evaluation
+        found = self._complete(
+            groups, settings.n, settings.temperature, self.report_progress, longest=settings.max_new_tokens
         )
-        return {"accuracy": right / max(len(groups), 1), "count": len(groups), "version": self.version}
+        return [replace(group, samples=row) for group, row in zip(groups, found, strict=True)]
 
     @torch.inference_mode()
     def _complete(
-        self, groups: list[Group], n: int, temperature: float, on_step: Callable[[], None]
+        self,
+        groups: list[Group],
+        n: int,
+        temperature: float,
+        on_step: Callable[[], None],
+        *,
+        longest: int | None = None,
     ) -> list[list[Sample]]:
         core, policy = self._core, self._policy
         if core is None or policy is None:
@@ -111,7 +114,7 @@ class TorchRollout(BaseWorkload):
                 f"{self.role}[{self.rank}] was asked for samples before any weights were loaded.",
                 hint="Call load_weights first.",
             )
-        longest = self.settings.sampling.max_new_tokens
+        longest = longest or self.settings.sampling.max_new_tokens
         ended: dict[str, RequestUpdate] = {}
         requests = [
             [

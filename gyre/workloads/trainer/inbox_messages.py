@@ -12,6 +12,8 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import SampleAhead
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall
+from gyre.workloads.trainer.evaluation.evaluation import Part
+from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall
 from gyre.workloads.trainer.firings.sample_scoring import ScoringCall
 from gyre.workloads.trainer.firings.vertex_firings import VertexCall
 from gyre.workloads.trainer.learning.gang_dispatch import GangCall
@@ -85,10 +87,18 @@ class RolloutsFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationScored:
-    """The reward role has scored an evaluation that the rollout plane generated, or failed to."""
+class EvaluationAnswered:
+    """A call to a rollout class for an evaluation returned, raised, or was lost with its vertex."""
 
-    version: int
+    call: EvaluationCall
+    outcome: Outcome | VertexLost
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationScored:
+    """The reward role has scored an evaluation, or failed to."""
+
+    part: Part
     member: Member
     outcome: Outcome | VertexLost
 
@@ -112,6 +122,7 @@ Message = (
     | ScoringEnded
     | GroupsDelivered
     | RolloutsFailed
+    | EvaluationAnswered
     | EvaluationScored
     | MembershipChanged
     | DevicesRegained

@@ -77,11 +77,10 @@ class JobGraph:
     @property
     def evaluations(self) -> list[Operator]:
         """The operators that take no groups: they evaluate a policy version."""
-        return [
-            operator
-            for operator in self.dcg.operators
-            if operator.dispatch is not Dispatch.GANG and not self._has_samples(operator)
-        ]
+        return [operator for operator in self.dcg.operators if self.is_evaluation(operator)]
+
+    def is_evaluation(self, operator: Operator) -> bool:
+        return operator.dispatch is not Dispatch.GANG and not self._has_samples(operator)
 
     def _has_samples(self, operator: Operator) -> bool:
         edges = (*self.dcg.into(operator.ref), *self.dcg.out_of(operator.ref))

@@ -26,9 +26,10 @@ import contextlib
 import importlib
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
+from gyre.config.sections import HELD_OUT
 from gyre.errors import UserCodeError, VertexLost
 from gyre.graph.elements import Dispatch
 from gyre.rollouts.samples import Group
@@ -39,6 +40,7 @@ from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.trainer.inbox_messages import (
     DevicesRegained,
+    EvaluationAnswered,
     EvaluationScored,
     GangCallEnded,
     GroupsDelivered,
@@ -61,7 +63,7 @@ IDLE_POLL_S = 0.25
 
 
 class GraphTrainer(BaseTrainer):
-    """Subclass it to bring other prompts: override `prompt` and `held_out`."""
+    """Subclass it to bring other prompts: override `prompt` and `held_out`, or `held_out_sets` for several sets."""
 
     runtime: TrainerRuntime
     data: Any = None
@@ -84,6 +86,15 @@ class GraphTrainer(BaseTrainer):
     def held_out(self, count: int) -> list[Group]:
         groups: list[Group] = self.data.held_out(count)
         return groups
+
+    def held_out_sets(self, count: int) -> Mapping[str, list[Group]]:
+        """At most `count` held-out prompts of each set, by its name: those of `data.held_out_sets`, or one set of
+        `held_out`."""
+        of_data = getattr(self.data, "held_out_sets", None)
+        if of_data is None or type(self).held_out is not GraphTrainer.held_out:
+            return {HELD_OUT: self.held_out(count)}
+        sets: Mapping[str, list[Group]] = of_data(count)
+        return sets
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
@@ -120,14 +131,15 @@ class GraphTrainer(BaseTrainer):
 
     def _is_stopped(self) -> bool:
         """Whether the run is to stop, and no call is in flight. Nobody waits for what the rollout plane generates: it
-        stays in the plane's own ledger."""
+        stays in the plane's own ledger. An evaluation of which a part is still to be called for is made again."""
         run = self._run
         return (
             self.runtime.should_stop
+            and not run.evaluations.has_calls
             and not any(
                 run.flow.running(ref)
                 for ref, operator in run.graph.operators.items()
-                if operator.dispatch is not Dispatch.PLANE
+                if operator.dispatch is not Dispatch.PLANE and not run.graph.is_evaluation(operator)
             )
             and self._has_devices()
         )
@@ -237,8 +249,10 @@ class GraphTrainer(BaseTrainer):
                     run.plane_firings.delivered(purpose, groups)
                 case RolloutsFailed(error):
                     run.plane_firings.failed(error)
-                case EvaluationScored(version, member, outcome):
-                    run.evaluations.scored(version, member, outcome)
+                case EvaluationAnswered(call, outcome):
+                    run.evaluations.called(call, outcome)
+                case EvaluationScored(part, member, outcome):
+                    run.evaluations.scored(part, member, outcome)
                 case MembershipChanged():
                     if not run.gangs.is_current():
                         raise GangLost

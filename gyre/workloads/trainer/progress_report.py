@@ -42,7 +42,7 @@ class ProgressReport:
     def report(self, times: Mapping[str, Shares]) -> None:
         """`times` are the shares of recent time of what each role did."""
         groups, metrics, published = self._groups, self._steps.metrics, self._policies.published
-        rows = self._evaluations.rows
+        rows = self._rows()
         self._report_progress(
             step=groups.step,
             steps=self._steps_planned,
@@ -51,6 +51,8 @@ class ProgressReport:
             accuracy=rows[-1]["accuracy"] if rows else None,
             accuracy_first=rows[0]["accuracy"] if rows else None,
             accuracy_version=rows[-1]["version"] if rows else None,
+            held_out_reward=rows[-1]["reward_mean"] if rows else None,
+            held_out_reward_first=rows[0]["reward_mean"] if rows else None,
             tokens=groups.tokens,
             tokens_per_s=round(self._steps.tokens_per_s, 1),
             step_s=metrics.get("seconds"),
@@ -67,7 +69,7 @@ class ProgressReport:
     def result(self, account: PromptAccount, *, stopped: bool) -> dict[str, Any]:
         """The result of `fit()`, with the account of every prompt. A run that was `stopped` has untrained prompts that
         are not lost."""
-        groups, rows = self._groups, self._evaluations.rows
+        groups, rows = self._groups, self._rows()
         untrained = account.drawn - account.trained - account.set_aside
         return {
             "steps": groups.step,
@@ -77,7 +79,16 @@ class ProgressReport:
             "trained_twice": len(account.trained_twice),
             "accuracy_first": rows[0]["accuracy"] if rows else None,
             "accuracy_last": rows[-1]["accuracy"] if rows else None,
+            "held_out_reward_first": rows[0]["reward_mean"] if rows else None,
+            "held_out_reward_last": rows[-1]["reward_mean"] if rows else None,
             "tokens": groups.tokens,
             "tokens_discarded": account.discarded,
             "digest": groups.digests.get(groups.step, ""),
         }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The evaluations of the first held-out set."""
+        rows, first = self._evaluations.rows, self._evaluations.first_set
+        return [
+            {"reward_mean": None, **row} for row in rows if first is None or row.get("set", first) == first
+        ]

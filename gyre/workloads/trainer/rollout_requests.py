@@ -1,7 +1,8 @@
 """What the built-in trainer requests of the rollout plane, and which requests are still open.
 
-A firing of a plane's operator is a request for its groups; it ends when all of them are delivered. The `purpose` of a
-request is `train`, or `evaluate/7` for an evaluation of policy version 7.
+A firing of a plane's operator is a request for its groups, or one for each held-out set; a request ends when all of its
+groups are delivered. Its `purpose` is `train`, or `evaluate/7/aime` for an evaluation of the set `aime` by policy
+version 7.
 
 Invariants:
 - *requested once, delivered once*: a firing that is requested again, after a restart of either side, is the same
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre.config.sections import WorkloadSettings
+from gyre.config.sections import EvaluationSettings, WorkloadSettings
 from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
@@ -28,6 +29,7 @@ from gyre.rollouts.protocol.frames import DevicesReturned, Underway, WindowStatu
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
 from gyre.workloads.trainer.device_lending import DeviceLending
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
 from gyre.workloads.trainer.starvation import Starvation
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
 
@@ -52,14 +54,17 @@ UNDERWAY_HOLDS_S = 3.0
 """How long what the manager said counts; it says it twice a second."""
 
 
-def evaluation_of(version: int) -> str:
-    """The purpose of a request for an evaluation of this policy version."""
-    return f"evaluate/{version}"
+def purpose_of(evaluation: Evaluation) -> str:
+    """The purpose of a request for an evaluation."""
+    return f"evaluate/{evaluation.version}/{evaluation.set}"
 
 
-def evaluated_version(purpose: str) -> int | None:
-    """The policy version that a request with this purpose evaluates; None where it is for training."""
-    return None if purpose == TRAIN else int(purpose.rpartition("/")[2])
+def evaluation_in(purpose: str) -> Evaluation | None:
+    """What a request with this purpose evaluates; None where it is for training."""
+    if purpose == TRAIN:
+        return None
+    _, version, name = purpose.split("/", 2)
+    return Evaluation(int(version), name)
 
 
 @dataclass(slots=True)
@@ -176,11 +181,18 @@ class RolloutRequests:
         self._client.taken(TRAIN, [group_id])
         self._send(TRAIN, [by], min_version)
 
-    def request_evaluation(self, firing: Firing, groups: Sequence[Group], *, version: int) -> None:
-        """Request one greedy answer a group, of exactly this policy version."""
-        purpose = evaluation_of(version)
-        self._expect(purpose, _OpenRequest(firing, [group.id for group in groups]))
-        self._send(purpose, groups, version, n=1, temperature=0.0, pinned=True)
+    def request_evaluation(
+        self,
+        firing: Firing,
+        prompts: Sequence[Group],
+        *,
+        evaluation: Evaluation,
+        settings: EvaluationSettings,
+    ) -> None:
+        """Request the answers of exactly this policy version to the prompts of one held-out set."""
+        purpose = purpose_of(evaluation)
+        self._expect(purpose, _OpenRequest(firing, [prompt.id for prompt in prompts]))
+        self._send(purpose, prompts, evaluation.version, by=settings, pinned=True)
 
     def leave_out(self, purpose: str, group_id: int) -> tuple[Firing, list[Group]] | None:
         """Nobody can generate this group, and its firing does without it. Returns the firing and its other groups where
@@ -215,18 +227,18 @@ class RolloutRequests:
         groups: Sequence[Group],
         min_version: int,
         *,
-        n: int | None = None,
-        temperature: float | None = None,
+        by: EvaluationSettings | None = None,
         pinned: bool = False,
     ) -> None:
         sampling = self._settings.sampling
+        drawn = by or sampling
         self._client.request(
             purpose,
             [Group(group.id, group.prompt_ids, group.meta) for group in groups],
-            n=sampling.n if n is None else n,
+            n=drawn.n,
             sampling={
-                "temperature": sampling.temperature if temperature is None else temperature,
-                "max_new_tokens": sampling.max_new_tokens,
+                "temperature": drawn.temperature,
+                "max_new_tokens": drawn.max_new_tokens or sampling.max_new_tokens,
                 "stop_token_ids": self._stops,
             },
             seed=self._settings.seed,
@@ -261,9 +273,9 @@ class RolloutRequests:
         """The trainer's ledger has these training groups: the plane may forget them."""
         self._client.taken(TRAIN, list(ids))
 
-    def acknowledge_evaluation(self, version: int, ids: Sequence[int]) -> None:
-        """The evaluation of this version is recorded: the plane may forget its groups."""
-        self._client.taken(evaluation_of(version), list(ids))
+    def acknowledge_evaluation(self, evaluation: Evaluation, ids: Sequence[int]) -> None:
+        """The evaluation is recorded: the plane may forget its groups."""
+        self._client.taken(purpose_of(evaluation), list(ids))
 
     # -- the trainer's steps ------------------------------------------------------------------------
 

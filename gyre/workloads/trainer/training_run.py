@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
+from gyre.config.sections import EvaluationSettings, read_section
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
@@ -29,6 +29,7 @@ from gyre.workloads.gang.gang import operator_failed
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer import inbox_messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
+from gyre.workloads.trainer.evaluation.held_out import numbered
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
@@ -75,7 +76,7 @@ class Trainer(Protocol):
 
     def prompt(self, index: int) -> Group: ...
 
-    def held_out(self, count: int) -> list[Group]: ...
+    def held_out_sets(self, count: int) -> Mapping[str, list[Group]]: ...
 
     def report_progress(self, **fields: Any) -> None: ...
 
@@ -255,14 +256,17 @@ class TrainingRun:
             flow,
             groups,
             self.calls,
+            self.policies,
             self.retries,
             EvaluationLog.of(self._trainer.context.directory),
+            read_section(EvaluationSettings, self._trainer.config, "evaluation"),
+            held_out=lambda: numbered(self._trainer.held_out_sets(run.held_out)),
             plane=self.plane,
             report=report,
             report_failure=self._report_failure,
+            on_called=self._posts(inbox_messages.EvaluationAnswered),
             on_scored=self._posts(inbox_messages.EvaluationScored),
         )
-        held_out = partial(self._trainer.held_out, run.held_out)
         self.vertex_firings = VertexFirings(
             graph,
             flow,
@@ -273,7 +277,6 @@ class TrainingRun:
             self.evaluations,
             arrival=self.arrival,
             groups_per_call=run.groups_per_firing,
-            held_out=held_out,
             on_result=self._posts(inbox_messages.VertexCallEnded),
         )
         self.sample_scoring = self._sample_scoring(results) if self._scores_samples else None
@@ -302,7 +305,6 @@ class TrainingRun:
                 self.replacements,
                 arrival=self.arrival,
                 max_staleness=self.spec.max_staleness,
-                held_out=held_out,
             )
         self.scheduler = FiringScheduler(
             graph,

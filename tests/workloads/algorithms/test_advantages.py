@@ -11,6 +11,7 @@ from gyre.config.sections import LossSettings
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.algorithms.advantages import (
     advantages_of,
+    earned_the_same,
     gae,
     gae_of,
     group_normalised,
@@ -43,12 +44,16 @@ def test_leave_one_out_is_the_reward_beyond_the_others_mean(rewards):
     for at, reward in enumerate(rewards):
         others = [other for k, other in enumerate(rewards) if k != at]
         expected = reward - sum(others) / len(others) if others else reward
+        if others and earned_the_same(rewards):
+            expected = 0.0
         assert found[at] == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @given(REWARDS)
 def test_the_mean_is_taken_off_and_the_deviation_divided_by(rewards):
     values = np.array(rewards)
+    if earned_the_same(rewards):
+        values[:] = values[0]
     assert mean_only(rewards) == pytest.approx(values - values.mean(), rel=1e-12, abs=1e-12)
     expected = (values - values.mean()) / (values.std() + 1e-6)
     # Where all are nearly equal, what rounding leaves of the mean is divided by 1e-6.
@@ -60,6 +65,30 @@ def test_the_mean_is_taken_off_and_the_deviation_divided_by(rewards):
 def test_equal_rewards_have_exactly_no_advantage(estimate):
     assert estimate([0.1] * 7).tolist() == [0.0] * 7
     assert estimate([]).tolist() == []
+
+
+@pytest.mark.parametrize("estimate", [group_normalised, mean_only, leave_one_out])
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.1 + 0.2, 0.3, 0.3, 0.3],
+        [np.float32(0.95), 0.95, 0.95],
+        [np.float32(123.4), 123.4, 123.4],
+        [-1e6 / 3, np.float32(-1e6 / 3)],
+        [0.1 + 0.2 + 0.7, 1.0],
+        [0.0, -0.0],
+    ],
+)
+def test_what_rounding_leaves_is_no_advantage(estimate, rewards):
+    assert not estimate(rewards).any()
+    assert earned_the_same(rewards)
+
+
+@pytest.mark.parametrize("rewards", [[0.0, 1e-9], [1.0, 1.00001], [100.0, 100.01], [1e6, 1e6 + 1]])
+def test_a_small_difference_is_one(rewards):
+    first, second = mean_only(rewards)
+    assert first < 0 < second
+    assert not earned_the_same(rewards)
 
 
 @given(TRACES, st.floats(0, 1), st.floats(0, 1))

@@ -146,14 +146,30 @@ def test_a_damaged_older_or_foreign_version_leaves_the_served_one(exported):
     assert rollout.load_weights(*other.export_weights(version=4)) == 4
 
 
-def test_evaluation_is_greedy_and_repeatable(exported):
-    rollout = serving(exported)
-    held = ArithmeticTask(CONFIG).held_out(32)
-    result = rollout.evaluate(held)
-    assert result == rollout.evaluate(held)
-    assert result["count"] == 32
-    assert result["version"] == 3
-    assert rollout.evaluate([])["accuracy"] == 0.0
+def tokens_of(groups):
+    return [[sample.token_ids.tolist() for sample in group.samples] for group in groups]
+
+
+def test_held_out_prompts_are_answered_greedily_unless_the_job_says_otherwise(exported):
+    held = ArithmeticTask(CONFIG).held_out(8)
+    greedy = serving(exported).evaluate(held)
+    assert [group.id for group in greedy] == [group.id for group in held]
+    assert {len(group.samples) for group in greedy} == {1}
+    assert {sample.versions[0].version for group in greedy for sample in group.samples} == {3}
+    assert not any(group.samples for group in held)
+    settings = {"n": 3, "temperature": 1.0, "max_new_tokens": 2}
+    drawn = [
+        bind(TorchRollout(), {**CONFIG, "evaluation": settings, "sampling": {"n": 9, "max_new_tokens": 4}})
+        for _ in range(2)
+    ]
+    for rollout in drawn:
+        rollout.load_weights(*exported)
+    first, again = (tokens_of(rollout.evaluate(held)) for rollout in drawn)
+    assert first == again == tokens_of(drawn[0].evaluate(held))
+    assert {len(samples) for samples in first} == {3}
+    assert max(len(tokens) for samples in first for tokens in samples) == 2
+    assert any(len({tuple(tokens) for tokens in samples}) > 1 for samples in first), "each has its own seed"
+    assert serving(exported).evaluate([]) == []
 
 
 def test_a_prompt_beyond_the_models_positions_is_refused(exported):

@@ -37,6 +37,7 @@ def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
         run: dict[str, Any] | None = None,
         roles: dict[str, Any] | None = None,
         failover: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
         **knobs: Any,
     ) -> tuple[InProcessJob, ToyPlane]:
         plane = ToyPlane(**knobs)
@@ -49,7 +50,7 @@ def planed(make_job, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePlaned]:
             "rollout": {"entrypoint": PLANE_ROLLOUT},
             **(roles or {}),
         }
-        chosen |= {"config": {"sampling": {"n": 2}}, "failover": failover or {}}
+        chosen |= {"config": {"sampling": {"n": 2}} | (config or {}), "failover": failover or {}}
         job = make_job(roles=planed_roles, run=steps, **chosen)
         return job, plane
 

@@ -1,12 +1,13 @@
-"""The evaluations of a run, from the firing that asks for one to the event that reports its result.
+"""The evaluations of a run, from the firing that asks for them to the events that report their results.
 
-A rollout class evaluates a policy by itself. The rollout plane only generates: the reward role then scores what it
-generated (`gyre.workloads.trainer.evaluation.scoring`).
+Each firing has a part for each held-out set. The rollout plane, or a rollout class, generates the answers; the reward
+role scores them (`gyre.workloads.trainer.evaluation.scoring`), and `results` computes the row. A rollout class may also
+evaluate by itself, and return what it found.
 
-Invariant *every evaluation is reported*: each version that is due an evaluation gets a result, or a reason why it has
-none.
+Invariant *every evaluation is reported*: each held-out set gets, of each version that is due, a result or a reason why
+it has none.
 
-This module must not know how an evaluation is generated.
+This module must not know how an answer is generated.
 """
 
 from __future__ import annotations
@@ -15,18 +16,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gyre.errors import VertexLost
+from gyre.config.sections import EvaluationSettings
+from gyre.errors import Fenced, VertexLost
 from gyre.graph.elements import Dispatch
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.plain_data import plain
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation, Part
+from gyre.workloads.trainer.evaluation.held_out import HeldOutSets
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
-from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring
-from gyre.workloads.trainer.firings.result_checks import SCORE, problem_with_groups
+from gyre.workloads.trainer.evaluation.results import row_of, row_of_own
+from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall, RolloutCalls
+from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated
+from gyre.workloads.trainer.firings.result_checks import (
+    SCORE,
+    problem_with_answers,
+    problem_with_evaluation,
+    problem_with_groups,
+)
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
+from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
@@ -35,10 +47,13 @@ from gyre.workloads.vertex.messages import Failure
 REASON_LENGTH = 1000
 """Characters of a reason that the log and the event keep."""
 
+NO_PROMPTS = "the set has no prompts"
+
 
 class Evaluations:
-    """`report` sends an event to the journal, `report_failure(member, operator, failure, attempt)` reports a failed
-    call; `on_scored(version, member, outcome)` is called on the transport's thread."""
+    """`held_out()` returns the held-out sets; `report` sends an event to the journal,
+    `report_failure(member, operator, failure, attempt)` reports a failed call; `on_called(call, outcome)` and
+    `on_scored(part, member, outcome)` are called on the transport's thread."""
 
     def __init__(
         self,
@@ -46,13 +61,17 @@ class Evaluations:
         flow: Flow,
         groups: GroupState,
         calls: VertexCalls,
+        policies: ServedPolicies,
         retries: Retries,
         log: EvaluationLog,
+        settings: EvaluationSettings,
         *,
+        held_out: Callable[[], HeldOutSets],
         plane: RolloutRequests | None,
         report: Callable[..., None],
         report_failure: Callable[[Member, str, Failure, int], None],
-        on_scored: Callable[[int, Member, Outcome | VertexLost], None],
+        on_called: Callable[[EvaluationCall, Outcome | VertexLost], None],
+        on_scored: Callable[[Part, Member, Outcome | VertexLost], None],
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -60,102 +79,204 @@ class Evaluations:
         self._calls = calls
         self._retries = retries
         self._log = log
+        self._settings = settings
+        self._held_out = held_out
         self._plane = plane
         self._report = report
         self._report_failure = report_failure
+        self._rollouts = RolloutCalls(graph, calls, policies, retries, on_result=on_called)
         self._scoring = EvaluationScoring(calls, retries, on_result=on_scored)
+        self._sets: HeldOutSets = {}
+        self._open: dict[Firing, set[str]] = {}
+        """The sets of a firing that have no result yet."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The results so far, in the order in which they arrived."""
         return self._log.rows
 
+    @property
+    def first_set(self) -> str | None:
+        """The set whose results stand for all where there is room for one; None before any is known."""
+        names = self._sets or [row["set"] for row in self.rows if "set" in row]
+        return next(iter(names), None)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a vertex is called for an evaluation."""
+        return self._rollouts.has_calls or self._scoring.has_calls
+
     def resume(self) -> None:
-        """Mark the firings that earlier trainers settled. An evaluation that was open when the last trainer died is
-        made again: by the rollout plane with its own policy, since the plane serves no newer one before it is
-        generated; by a rollout class with the newest policy, since the older ones are gone with the trainer. In that
-        case one evaluation stands for all that were open."""
+        """Read the held-out sets, and mark the firings that earlier trainers settled. An evaluation that was open when
+        the last trainer died is made again: by the rollout plane with its own policy, since the plane serves no newer
+        one before it is generated; by a rollout class with the newest policy, since the older ones are gone with the
+        trainer. In that case one evaluation stands for all that were open."""
+        if self._graph.evaluations:
+            self._sets = self._held_out()
         for operator in self._graph.evaluations:
             versions = {
                 index: self._graph.version_of(Firing(operator.ref, index))
                 for index in range(self._flow.total(operator.ref))
             }
             due = [index for index, version in versions.items() if version <= self._groups.step]
-            unsettled = [index for index in due if not self._log.is_settled(versions[index])]
+            unsettled = [index for index in due if self._unsettled(versions[index])]
             if operator.dispatch is not Dispatch.PLANE:
                 for index in unsettled[:-1]:
-                    self.leave_out(
-                        versions[index], "the trainer was replaced, and its policy is served no more"
-                    )
+                    for name in self._unsettled(versions[index]):
+                        reason = "the trainer was replaced, and its policy is served no more"
+                        self._leave_out(Evaluation(versions[index], name), reason)
                 unsettled = unsettled[-1:]
             self._flow.mark_done(operator.ref, (index for index in due if index not in unsettled))
 
-    # -- results ------------------------------------------------------------------------------------
+    def _unsettled(self, version: int) -> list[str]:
+        return [name for name in self._sets if not self._log.is_settled(Evaluation(version, name))]
 
-    def evaluated(self, firing: Firing, row: dict[str, Any]) -> None:
-        """A rollout class has evaluated the policy that it holds, which may be newer than the one that was due."""
-        self._retries.succeeded((firing.operator, firing.index))
-        self._add(row)
-        reason = f"version {row['version']} was served by then, and was evaluated instead"
-        self.leave_out(self._graph.version_of(firing), reason)
-        self._flow.complete(firing)
+    # -- starting -----------------------------------------------------------------------------------
 
-    def generated(self, version: int, firing: Firing, groups: list[Group]) -> None:
-        """The rollout plane has generated an evaluation; the reward role scores it next."""
-        self._scoring.add(version, firing, groups)
+    def request(self, firing: Firing, version: int) -> None:
+        """Request the answers of this version to every set that has no result of it, of the rollout plane."""
+        assert self._plane is not None  # only its operators' firings come here
+        for part, evaluation in self._begin(firing, version):
+            self._plane.request_evaluation(
+                firing, self._sets[part.set], evaluation=evaluation, settings=self._settings
+            )
+
+    def call(self, firing: Firing) -> None:
+        """Call a rollout class for every set that has no result of the firing's version."""
+        for part, _ in self._begin(firing, self._graph.version_of(firing)):
+            self._rollouts.add(part, self._sets[part.set])
         self.send(time.monotonic())
 
-    def not_generated(self, version: int, firing: Firing, reason: str) -> None:
-        """The rollout plane cannot generate any group of an evaluation."""
-        self.leave_out(version, reason)
-        self._flow.complete(firing)
+    def _begin(self, firing: Firing, version: int) -> list[tuple[Part, Evaluation]]:
+        """Start a firing. Returns the parts of it that are to be made."""
+        self._flow.start(firing)
+        names = self._unsettled(version)
+        self._open[firing] = set(names)
+        for name in [name for name in names if not self._sets[name]]:
+            self._leave_out(Evaluation(version, name), NO_PROMPTS)
+            self._open[firing].discard(name)
+        made = [(Part(firing, name), Evaluation(version, name)) for name in names if self._sets[name]]
+        if not made:
+            self._complete(firing)
+        return made
 
-    def redelivered(self, version: int, ids: list[int]) -> None:
+    def send(self, now: float) -> None:
+        """Send what is to be generated to the rollout role, and what is generated to the reward role, as far as they
+        have room."""
+        self._rollouts.send(step=self._groups.step, now=now)
+        self._scoring.send(step=self._groups.step, now=now)
+
+    # -- answers ------------------------------------------------------------------------------------
+
+    def called(self, call: EvaluationCall, outcome: Outcome | VertexLost) -> None:
+        """Handle a rollout class's call that has ended. It has evaluated the policy that it holds, which may be newer
+        than the one that was due. Raises Fenced."""
+        part, member = call.part, call.member
+        self._calls.ended(member)
+        if isinstance(outcome, VertexLost):
+            self._calls.lost(member)
+            self._rollouts.lost(part)
+            return
+        status, value = outcome
+        failure = value if status == "error" else self._problem_with_answer(part, value)
+        if failure is not None:
+            if failure.fenced:
+                raise Fenced(failure.error)
+            self._calls.failed(member)
+            attempt = self._rollouts.failed(part, time.monotonic())
+            self._report_failure(member, part.firing.operator, failure, attempt)
+            return
+        self._rollouts.answered(part)
+        prompts = self._sets[part.set]
+        if isinstance(value, dict):
+            self._settle(part, row_of_own(plain(value), part.set, len(prompts)))
+            return
+        version = value[0].versions[0]
+        if self._log.is_settled(Evaluation(version, part.set)):
+            self._settle(part, {"version": version, "set": part.set})
+        elif SCORE in self._graph.operators:
+            self.generated(Evaluation(version, part.set), part.firing, value)
+        else:
+            self._settle(part, self._row(Evaluation(version, part.set), value))
+
+    def _problem_with_answer(self, part: Part, value: Any) -> Failure | None:
+        if isinstance(value, list):
+            prompts, is_scored = self._sets[part.set], SCORE in self._graph.operators
+            problem = problem_with_answers(part.firing.operator, value, prompts, to_be_scored=is_scored)
+        else:
+            problem = problem_with_evaluation(value)
+        return _failure(part.firing.operator, problem)
+
+    def generated(self, evaluation: Evaluation, firing: Firing, groups: list[Group]) -> None:
+        """An evaluation is generated; the reward role scores it next."""
+        self._scoring.add(Part(firing, evaluation.set), Generated(evaluation, groups))
+        self.send(time.monotonic())
+
+    def not_generated(self, evaluation: Evaluation, firing: Firing, reason: str) -> None:
+        """The rollout plane cannot generate any group of an evaluation."""
+        self._leave_out(evaluation, reason)
+        self._end(Part(firing, evaluation.set))
+
+    def redelivered(self, evaluation: Evaluation, ids: list[int]) -> None:
         """Groups were delivered that no firing waits for. If their evaluation is settled the plane may forget them;
         otherwise they are delivered again when the evaluation is requested again."""
-        if self._plane is not None and self._log.is_settled(version):
-            self._plane.acknowledge_evaluation(version, ids)
+        if self._plane is not None and self._log.is_settled(evaluation):
+            self._plane.acknowledge_evaluation(evaluation, ids)
 
     # -- scoring ------------------------------------------------------------------------------------
 
-    def send(self, now: float) -> None:
-        """Send generated evaluations to the reward role, as far as it has room."""
-        self._scoring.send(step=self._groups.step, now=now)
-
-    def scored(self, version: int, member: Member, outcome: Outcome | VertexLost) -> None:
+    def scored(self, part: Part, member: Member, outcome: Outcome | VertexLost) -> None:
         """Handle a scoring that has ended: log its result, or score the evaluation again."""
         self._calls.ended(member)
         if isinstance(outcome, VertexLost):
             self._calls.lost(member)
-            self._scoring.lost(version)
+            self._scoring.lost(part)
             return
         status, value = outcome
-        failure = value if status == "error" else self._problem_with(version, value)
+        failure = value if status == "error" else self._problem_with_scores(part, value)
         if failure is not None:
-            attempt = self._scoring.failed(version, time.monotonic())
+            attempt = self._scoring.failed(part, time.monotonic())
             self._report_failure(member, SCORE, failure, attempt)
             return
-        firing, ids, row = self._scoring.scored(version, value)
-        self._add(row)
-        if self._plane is not None:
-            self._plane.acknowledge_evaluation(version, ids)
-        self._flow.complete(firing)
+        generated = self._scoring.scored(part)
+        self._settle(part, self._row(generated.evaluation, value))
+        if self._graph.operators[part.firing.operator].dispatch is Dispatch.PLANE and self._plane is not None:
+            self._plane.acknowledge_evaluation(generated.evaluation, [group.id for group in generated.groups])
 
-    def _problem_with(self, version: int, value: Any) -> Failure | None:
-        generated = {group.id: group for group in self._scoring.groups_of(version)}
-        problem = problem_with_groups(SCORE, value, list(generated), generated)
-        return (
-            None if problem is None else Failure(error=f"{SCORE}: {problem}.", traceback="", user_code=True)
-        )
+    def _problem_with_scores(self, part: Part, value: Any) -> Failure | None:
+        generated = {group.id: group for group in self._scoring.generated(part).groups}
+        return _failure(SCORE, problem_with_groups(SCORE, value, list(generated), generated))
+
+    def _row(self, evaluation: Evaluation, groups: list[Group]) -> dict[str, Any]:
+        metas = {prompt.id: prompt.meta for prompt in self._sets[evaluation.set]}
+        return row_of(evaluation, groups, [metas[group.id] for group in groups], self._settings)
 
     # -- the log ------------------------------------------------------------------------------------
 
-    def leave_out(self, version: int, reason: str) -> None:
-        """The version will have no result, unless it has one."""
-        if self._log.leave_out(version, reason[:REASON_LENGTH]):
-            self._report("EvaluationLeftOut", version=version, reason=reason[:REASON_LENGTH])
-
-    def _add(self, value: dict[str, Any]) -> None:
-        row = plain({"version": value["version"], "accuracy": value["accuracy"], "count": value["count"]})
+    def _settle(self, part: Part, row: dict[str, Any]) -> None:
+        """Log the result of a part, and end it."""
         if self._log.add(row):
             self._report("Evaluated", **row)
+        reason = f"version {row['version']} was served by then, and was evaluated instead"
+        self._leave_out(Evaluation(self._graph.version_of(part.firing), part.set), reason)
+        self._end(part)
+
+    def _leave_out(self, evaluation: Evaluation, reason: str) -> None:
+        """There will be no result, unless there is one."""
+        if self._log.leave_out(evaluation, reason[:REASON_LENGTH]):
+            version, name = evaluation
+            self._report("EvaluationLeftOut", version=version, set=name, reason=reason[:REASON_LENGTH])
+
+    def _end(self, part: Part) -> None:
+        still_open = self._open.get(part.firing, set())
+        still_open.discard(part.set)
+        if not still_open:
+            self._complete(part.firing)
+
+    def _complete(self, firing: Firing) -> None:
+        self._open.pop(firing, None)
+        self._flow.complete(firing)
+
+
+def _failure(operator: str, problem: str | None) -> Failure | None:
+    return None if problem is None else Failure(error=f"{operator}: {problem}.", traceback="", user_code=True)

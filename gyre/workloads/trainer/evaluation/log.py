@@ -1,6 +1,8 @@
-"""The log of evaluations: a file of the job with one line for each policy version that was evaluated or left out.
+"""The log of evaluations: a file of the job with one line for each policy version and held-out set that was evaluated
+or left out.
 
-Invariant *one line a version*: the first result of a version, or the first reason why it has none, is final.
+Invariant *one line a version and set*: the first result of a set by a version, or the first reason why there is none,
+is final.
 
 This module must not know when an evaluation is due, or who makes it.
 """
@@ -12,14 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre.config.sections import HELD_OUT
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+
 
 @dataclass(slots=True)
 class EvaluationLog:
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The results, in the order in which they arrived."""
-    left_out: dict[int, str] = field(default_factory=dict)
-    """The versions that will have no result, with the reason."""
+    """The results (`gyre.workloads.trainer.evaluation.results`), in the order in which they arrived."""
+    left_out: dict[Evaluation, str] = field(default_factory=dict)
+    """What will have no result, with the reason."""
+    _evaluated: set[Evaluation] = field(default_factory=set)
 
     @classmethod
     def of(cls, directory: Path) -> EvaluationLog:
@@ -41,22 +47,22 @@ class EvaluationLog:
                 break
             lines.append(line)
 
-    def is_settled(self, version: int) -> bool:
-        """Whether the version has a result, or will have none."""
-        return version in self.left_out or any(row["version"] == version for row in self.rows)
+    def is_settled(self, evaluation: Evaluation) -> bool:
+        """Whether there is a result, or will be none."""
+        return evaluation in self.left_out or evaluation in self._evaluated
 
     def add(self, row: dict[str, Any]) -> bool:
-        """Write a result: `version`, `accuracy` and `count`. False where the version was settled already."""
-        if self.is_settled(row["version"]):
+        """Write a result. False where its version and set were settled already."""
+        if self.is_settled(_evaluation_of(row)):
             return False
         self._write(row)
         return True
 
-    def leave_out(self, version: int, reason: str) -> bool:
-        """Write that the version will have no result. False where it was settled already."""
-        if self.is_settled(version):
+    def leave_out(self, evaluation: Evaluation, reason: str) -> bool:
+        """Write that there will be no result. False where it was settled already."""
+        if self.is_settled(evaluation):
             return False
-        self._write({"version": version, "left_out": reason})
+        self._write({"version": evaluation.version, "set": evaluation.set, "left_out": reason})
         return True
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -66,6 +72,11 @@ class EvaluationLog:
 
     def _take(self, line: dict[str, Any]) -> None:
         if "left_out" in line:
-            self.left_out[line["version"]] = line["left_out"]
+            self.left_out[_evaluation_of(line)] = line["left_out"]
         else:
+            self._evaluated.add(_evaluation_of(line))
             self.rows.append(line)
+
+
+def _evaluation_of(line: dict[str, Any]) -> Evaluation:
+    return Evaluation(line["version"], line.get("set", HELD_OUT))  # older lines name no set

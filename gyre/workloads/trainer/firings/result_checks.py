@@ -46,11 +46,43 @@ def problem_with_versions(value: Sequence[Group], oldest: int) -> str | None:
     return None
 
 
+def problem_with_answers(
+    operator: str, value: Sequence[Any], prompts: Sequence[Group], *, to_be_scored: bool
+) -> str | None:
+    """Of the groups that a rollout class answered held-out prompts with: all by one policy version, and with rewards
+    unless they are `to_be_scored`."""
+    problem = problem_with_groups(
+        operator, value, [prompt.id for prompt in prompts], {prompt.id: prompt for prompt in prompts}
+    )
+    if problem is not None:
+        return problem
+    for group in value:
+        if not group.samples:
+            return f"it returned group {group.id} without samples"
+        if not to_be_scored and any(sample.reward is None for sample in group.samples):
+            return f"it returned group {group.id} without rewards, and the job has no reward role that scores them"
+    found = {version for group in value for version in group.versions or ()}
+    if len(found) != 1:
+        return f"its tokens are of the policy versions {sorted(found)}, expected those of one"
+    return None
+
+
 def problem_with_evaluation(value: Any) -> str | None:
     """Numbers may be numpy's or torch's: `plain` makes Python's of them."""
     if isinstance(value, dict) and {"version", "accuracy", "count"} <= value.keys():
-        row = plain({key: value[key] for key in ("version", "accuracy", "count")})
-        whole = isinstance(row["version"], int) and isinstance(row["count"], int)
-        if whole and isinstance(row["accuracy"], int | float):  # a NaN is a text by now
+        row = plain(
+            {key: value.get(key) for key in ("version", "count", "accuracy", "reward_mean", "reward_std")}
+        )
+        whole = _is_whole(row["version"]) and _is_whole(row["count"])
+        numbers = (row["accuracy"], row["reward_mean"], row["reward_std"])
+        # A NaN is a text by now.
+        if whole and all(number is None or isinstance(number, int | float) for number in numbers):
             return None
-    return f'it returned {value!r:.200}, expected {{"version": …, "accuracy": a number, "count": …}}'
+    return (
+        f"it returned {value!r:.200}, expected the groups with samples, or "
+        '{"version": …, "accuracy": a number or None, "count": …}'
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -18,11 +18,7 @@ from typing import Any
 from gyre.errors import Fenced
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
-from gyre.workloads.trainer.firings.result_checks import (
-    problem_with_evaluation,
-    problem_with_groups,
-    problem_with_versions,
-)
+from gyre.workloads.trainer.firings.result_checks import problem_with_groups, problem_with_versions
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import Retries
@@ -56,14 +52,11 @@ class FiringResults:
     def problem_with(self, firings: Sequence[Firing], ids: Sequence[int], value: Any) -> Failure | None:
         """Why the value that an operator returned for these groups is refused; None where it is accepted."""
         operator, user_code = firings[0].operator, True
-        if not ids:
-            problem = problem_with_evaluation(value)
-        else:
-            problem = problem_with_groups(operator, value, ids, self._groups.by_id)
-            if problem is None and self._graph.in_order:
-                # Not the user's fault: a load that failed left an older policy behind, and it will be loaded again.
-                step = self._graph.step_of(firings[0], self._groups.step)
-                problem, user_code = problem_with_versions(value, step - 1 - self._max_staleness), False
+        problem = problem_with_groups(operator, value, ids, self._groups.by_id)
+        if problem is None and self._graph.in_order:
+            # Not the user's fault: a load that failed left an older policy behind, and it will be loaded again.
+            step = self._graph.step_of(firings[0], self._groups.step)
+            problem, user_code = problem_with_versions(value, step - 1 - self._max_staleness), False
         if problem is None:
             return None
         return Failure(error=f"{operator}: {problem}.", traceback="", user_code=user_code)

@@ -15,7 +15,6 @@ from functools import partial
 from gyre.errors import VertexLost
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
@@ -30,7 +29,7 @@ from gyre.workloads.vertex.slim_groups import joined
 
 @dataclass(frozen=True, slots=True)
 class VertexCall:
-    """`ids` are the groups that the firings take, in order; an evaluation takes none."""
+    """`ids` are the groups that the firings take, in order."""
 
     firings: list[Firing]
     ids: list[int]
@@ -38,8 +37,7 @@ class VertexCall:
 
 
 class VertexFirings:
-    """`on_result(call, outcome)` is called on the transport's thread; `held_out()` returns the prompts of an
-    evaluation."""
+    """`on_result(call, outcome)` is called on the transport's thread."""
 
     def __init__(
         self,
@@ -53,7 +51,6 @@ class VertexFirings:
         *,
         arrival: ArrivalOrder | None,
         groups_per_call: int,
-        held_out: Callable[[], list[Group]],
         on_result: Callable[[VertexCall, Outcome | VertexLost], None],
     ) -> None:
         self._graph = graph
@@ -65,11 +62,15 @@ class VertexFirings:
         self._evaluations = evaluations
         self._arrival = arrival
         self._groups_per_call = groups_per_call
-        self._held_out = held_out
         self._on_result = on_result
 
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
-        """Send as many of the firings as vertices have room for."""
+        """Send as many of the firings as vertices have room for; those that evaluate all at once, since each of them is
+        several calls."""
+        if not firings[0].groups:
+            for firing in firings:
+                self._evaluations.call(firing)
+            return
         takes_weights, policy = self._graph.takes_weights(operator), None
         if takes_weights or operator.initial_policy:
             policy = self._policies.initial if operator.initial_policy else self._policies.published
@@ -80,7 +81,7 @@ class VertexFirings:
             if member is None:
                 return
             ids = ids_of(some, self._groups)
-            groups = [self._groups[group_id] for group_id in ids] or self._held_out()
+            groups = [self._groups[group_id] for group_id in ids]
             if self._arrival is not None and policy is not None and takes_weights:
                 for group_id in ids:
                     self._arrival.requested(group_id, policy.version)
@@ -111,16 +112,13 @@ class VertexFirings:
                 self._flow.cancel(firing)
             return
         status, value = outcome
-        if call.ids:
-            value = joined([self._groups[group_id] for group_id in call.ids], value)
+        value = joined([self._groups[group_id] for group_id in call.ids], value)
         failure = value if status == "error" else self._results.problem_with(firings, call.ids, value)
         if failure is not None:
             self._calls.failed(member)
             self._results.fail(firings, member, failure)
-        elif call.ids:
-            self._results.accept(firings, value)
         else:
-            self._evaluations.evaluated(firings[0], value)
+            self._results.accept(firings, value)
 
 
 def ids_of(firings: Sequence[Firing], groups: GroupState) -> list[int]:

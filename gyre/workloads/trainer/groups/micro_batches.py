@@ -22,6 +22,7 @@ from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.micro_batcher import BatchSettings, MicroBatcher
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch
 from gyre.rollouts.trainer.staleness import Action, Verdict
+from gyre.workloads.algorithms.advantages import earned_the_same
 from gyre.workloads.trainer.groups.group_state import GroupState, tokens_of
 
 NO_GRADIENT = Verdict(Action.DROP, "all of its samples earned the same")
@@ -185,4 +186,4 @@ class StreamedBatches:
 
 
 def _earned_the_same(group: Group) -> bool:
-    return len({sample.reward for sample in group.samples}) == 1
+    return earned_the_same([sample.reward or 0.0 for sample in group.samples])

@@ -8,14 +8,47 @@ from typing import Any
 
 import pytest
 
+from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
+from gyre.workloads.base import operator
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
+from tests.workloads.toy_policy import ToyData, ToyRollout
 from tests.workloads.trainer.test_loop import DEADLINE_S
 from tests.workloads.trainer.test_plane_trainer import MakePlaned, came_out_right, planed
 
 __all__ = ["planed"]  # a fixture
 
 HELD_OUT = {-1, -2, -3}
+SETS = {
+    "run": {"data": f"{__name__}:ToySets"},
+    "config": {"evaluation": {"n": 4, "temperature": 1.0, "by": "kind"}},
+}
+PARTS = [(version, name) for version in (0, 2, 4) for name in ("aime", "math")]
+
+
+class ToySets(ToyData):
+    """Two held-out sets, of three and of two prompts, whose ids begin anew."""
+
+    def held_out_sets(self, count: int) -> dict[str, list[Group]]:
+        groups = {"aime": self.held_out(count), "math": self.held_out(2)}
+        for group in (*groups["aime"], *groups["math"]):
+            group.meta["kind"] = "even" if group.meta["answer"] % 2 == 0 else "odd"
+        return groups
+
+
+class AnsweringRollout(ToyRollout):
+    """It answers held-out prompts and leaves it to the reward role to score them."""
+
+    @operator
+    def evaluate(self, groups: list[Group]) -> list[Group]:
+        return self.generate(groups, step=0)
+
+
+class UnansweredRollout(ToyRollout):
+    @operator
+    def evaluate(self, groups: list[Group]) -> list[Group]:
+        return [Group(group.id, group.prompt_ids, group.meta) for group in groups]
 
 
 def rows_of(job: InProcessJob) -> list[dict[str, Any]]:
@@ -33,18 +66,24 @@ def test_a_version_has_one_line_whatever_comes_again(tmp_path):
     path = tmp_path / "evaluations.jsonl"
     first = EvaluationLog(path)
     assert first.add({"version": 0, "accuracy": 0.25, "count": 4})
-    assert first.leave_out(2, "gone")
+    assert first.leave_out(Evaluation(2, "held_out"), "gone")
+    assert first.add({"version": 0, "set": "other", "accuracy": 0.75, "count": 4})
     again = EvaluationLog(path)
     again.load()
     for known in (first, again):
         assert not known.add({"version": 0, "accuracy": 0.5, "count": 4})
-        assert not known.add({"version": 2, "accuracy": 0.5, "count": 4})
-        assert not known.leave_out(0, "late")
-        assert not known.leave_out(2, "again")
-        assert [row["accuracy"] for row in known.rows] == [0.25]
-        assert known.left_out == {2: "gone"}
-        assert [known.is_settled(version) for version in (0, 1, 2)] == [True, False, True]
-    assert len(path.read_text().splitlines()) == 2
+        assert not known.add({"version": 0, "set": "other", "accuracy": 0.5, "count": 4})
+        assert not known.add({"version": 2, "set": "held_out", "accuracy": 0.5, "count": 4})
+        assert not known.leave_out(Evaluation(0, "held_out"), "late")
+        assert not known.leave_out(Evaluation(2, "held_out"), "again")
+        assert [row["accuracy"] for row in known.rows] == [0.25, 0.75]
+        assert known.left_out == {Evaluation(2, "held_out"): "gone"}
+        settled = [
+            [known.is_settled(Evaluation(version, name)) for version in (0, 1, 2)]
+            for name in ("held_out", "other")
+        ]
+        assert settled == [[True, False, True], [True, False, False]]
+    assert len(path.read_text().splitlines()) == 3
 
 
 def test_a_line_cut_short_goes_and_the_others_stay(tmp_path):
@@ -54,7 +93,132 @@ def test_a_line_cut_short_goes_and_the_others_stay(tmp_path):
     found = EvaluationLog(path)
     found.load()
     assert path.read_text() == whole
-    assert (len(found.rows), found.left_out) == (1, {2: "gone"})
+    assert (len(found.rows), found.left_out) == (1, {Evaluation(2, "held_out"): "gone"})
+
+
+# -- several sets ------------------------------------------------------------------------------------
+
+
+def evaluated(job: InProcessJob) -> list[tuple[int, str]]:
+    return sorted((report.body["version"], report.body["set"]) for report in job.reports_of("Evaluated"))
+
+
+def by_part(job: InProcessJob) -> dict[tuple[int, str], dict[str, Any]]:
+    found = {(row["version"], row["set"]): row for row in rows_of(job)}
+    assert len(found) == len(rows_of(job))
+    return found
+
+
+def test_every_set_has_a_result_of_every_version_that_is_due(planed: MakePlaned) -> None:
+    job, plane = planed(**SETS)
+    with job:
+        result = came_out_right(job, plane)
+    assert evaluated(job) == PARTS
+    rows = by_part(job)
+    assert {(name, row["prompts"], row["count"]) for (_, name), row in rows.items()} == {
+        ("aime", 3, 12),
+        ("math", 2, 8),
+    }
+    for row in rows.values():
+        assert set(row["pass_at"]) == set(row["best_of"]) == {"1", "4"}
+        assert row["pass_at"]["1"] == pytest.approx(row["accuracy"]) == pytest.approx(row["reward_mean"])
+        assert sum(part["count"] for part in row["by"].values()) == row["count"]
+        assert set(row["by"]) == {"even", "odd"}
+    requested = {key for key in plane.asked if key[0] == "evaluate/2/aime"}
+    assert requested == {("evaluate/2/aime", one) for one in (-1, -2, -3)}
+    assert {key[1] for key in plane.asked if key[0] == "evaluate/2/math"} == {-4, -5}, "no number twice"
+    first, last = rows[0, "aime"], rows[4, "aime"]
+    assert (result["accuracy_first"], result["accuracy_last"]) == (first["accuracy"], last["accuracy"])
+    assert (result["held_out_reward_first"], result["held_out_reward_last"]) == (
+        first["reward_mean"],
+        last["reward_mean"],
+    )
+    for report in job.reports_of("Evaluated"):
+        body = {key: value for key, value in report.body.items() if key not in ("incarnation", "report")}
+        assert body == rows[body["version"], body["set"]]
+
+
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize("died_after", range(1, 6))
+def test_a_trainer_that_dies_between_two_sets_leaves_none_out(planed: MakePlaned, died_after: int) -> None:
+    undisturbed, plane = planed(**SETS)
+    with undisturbed:
+        came_out_right(undisturbed, plane)
+    job, plane = planed(**SETS)
+    job.on_report("Evaluated", died_after, job.kill_trainer)
+    with job:
+        came_out_right(job, plane)
+    assert sorted(by_part(job)) == PARTS
+    assert by_part(job) == by_part(undisturbed), "the same samples, whoever asked for them"
+
+
+def test_of_a_set_that_nobody_can_answer_the_reason_is_told_and_the_other_has_its_result(
+    planed: MakePlaned,
+) -> None:
+    job, plane = planed(**SETS, poison={-4, -5})
+    with job:
+        came_out_right(job, plane)
+    assert evaluated(job) == [part for part in PARTS if part[1] == "aime"]
+    left = [(report.body["version"], report.body["set"]) for report in job.reports_of("EvaluationLeftOut")]
+    assert sorted(left) == [part for part in PARTS if part[1] == "math"]
+
+
+ANSWERING = {"rollout": {"entrypoint": f"{__name__}:AnsweringRollout", "total": 2}}
+
+
+def test_what_a_rollout_class_answers_is_scored_by_the_reward_role(make_job) -> None:
+    job = make_job(**SETS, roles=ANSWERING)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert evaluated(job) == PARTS
+    assert {row["count"] for row in rows_of(job)} == {6, 4}
+    assert all(row["reward_mean"] is not None for row in rows_of(job))
+
+
+def test_a_rollout_class_that_evaluates_by_itself_does_so_for_each_set(make_job) -> None:
+    job = make_job(**SETS)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert evaluated(job) == PARTS
+    assert {(row["set"], row["prompts"], row["reward_mean"]) for row in rows_of(job)} == {
+        ("aime", 3, None),
+        ("math", 2, None),
+    }
+
+
+@pytest.mark.many_cases(quick=3)
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("who", ["rollout", "reward", "trainer"])
+def test_whoever_dies_in_an_evaluation_each_set_gets_its_result(make_job, who: str, nth: int) -> None:
+    """A version that nobody serves any more has a reason instead."""
+    job = make_job(**SETS, roles=ANSWERING)
+    if who == "reward":
+        job.on("reward.score", nth, lambda: job.kill("reward-0"))
+    elif who == "rollout":
+        job.on("rollout.evaluate", nth, lambda: job.kill("rollout-0", "rollout-1"))
+    else:
+        job.on("rollout.evaluate", nth, job.kill_trainer)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    left = [(report.body["version"], report.body["set"]) for report in job.reports_of("EvaluationLeftOut")]
+    assert {*evaluated(job), *left} >= set(PARTS)
+    assert not set(left) & set(evaluated(job))
+
+
+def test_answers_without_samples_are_the_class_s_own_mistake(make_job) -> None:
+    job = make_job(roles={"rollout": {"entrypoint": f"{__name__}:UnansweredRollout"}})
+    with job:
+        told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
+    assert (told.body["operator"], told.body["user_code"]) == ("rollout.evaluate", True)
+    assert "it returned group -1 without samples" in told.body["error"]
+
+
+def test_a_job_that_is_stopped_in_an_evaluation_ends(make_job) -> None:
+    """One set is being answered, the other still waits for room."""
+    job = make_job(**SETS, roles={"rollout": {**ANSWERING["rollout"], "total": 1}})
+    job.on("rollout.evaluate", 1, job.stop)
+    with job:
+        assert job.result(timeout_s=DEADLINE_S)["steps"] == 0
 
 
 # -- a trainer that dies while one is open ----------------------------------------------------------
@@ -73,7 +237,7 @@ def test_the_rollout_plane_answers_an_evaluation_of_a_version_that_training_has_
         def die(job: InProcessJob = job, plane: Any = plane, answered: str = answered) -> None:
             if answered == "before":
                 plane.release()
-                plane.wait_for({("evaluate/2", one) for one in HELD_OUT})
+                plane.wait_for({("evaluate/2/held_out", one) for one in HELD_OUT})
                 job.kill(
                     "actor-0", no_room=True
                 )  # so that the answer is there before the next trainer can ask for it
@@ -99,7 +263,7 @@ def test_an_evaluation_that_a_newer_version_has_overtaken_is_left_out_with_the_r
     job.on_report("Evaluated", 1, lambda: plane.held.update(HELD_OUT))
 
     def die() -> None:
-        plane.take("evaluate/2", sorted(HELD_OUT))
+        plane.take("evaluate/2/held_out", sorted(HELD_OUT))
         plane.release()
         job.kill_trainer()
 
@@ -110,7 +274,7 @@ def test_an_evaluation_that_a_newer_version_has_overtaken_is_left_out_with_the_r
     (told,) = job.reports_of("EvaluationLeftOut")
     assert told.body["version"] == 2
     assert "a newer one is served" in told.body["reason"]
-    assert {"version": 2, "left_out": told.body["reason"]} in rows_of(job)
+    assert {"version": 2, "set": "held_out", "left_out": told.body["reason"]} in rows_of(job)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""The held-out sets of a run: prompts by the set's name, each with a number that no other prompt of the job has.
+
+This module must not know when a set is evaluated, or where its prompts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gyre.config.sections.data import SET_NAME
+from gyre.errors import UserCodeError
+from gyre.rollouts.samples import Group
+
+HeldOutSets = dict[str, list[Group]]
+"""In the order in which results are shown."""
+
+
+def numbered(sets: Mapping[str, Sequence[Group]]) -> HeldOutSets:
+    """The sets with the ids -1, -2, … through all of them, in their order. Raises UserCodeError for a set whose name is
+    none."""
+    found: HeldOutSets = {}
+    last = 0
+    for name, groups in sets.items():
+        if not isinstance(name, str) or not SET_NAME.fullmatch(name):
+            raise UserCodeError(
+                f"held_out_sets gave a set the name {name!r:.100}.",
+                hint="A name is of letters, digits, '_', '-' and '.'.",
+            )
+        found[name] = [replace(group, id=last - 1 - at) for at, group in enumerate(groups)]
+        last -= len(groups)
+    return found

@@ -1,0 +1,160 @@
+"""What is computed of an evaluation's rewards: the row that the log, the journal and every display have.
+
+A row says how much the answers earned (`reward_mean`, `reward_std`), how many of them are right (`accuracy`), how many
+prompts have a right answer among k (`pass_at`), what the best of k earns (`best_of`), and the same by a column's values
+(`by`).
+
+Invariant *accuracy has a meaning or is null*: with a threshold it is the share of samples that earned it; without, it
+is given only where every reward of the evaluation is 0 or 1. Either way a difference that rounding leaves does not
+count.
+
+This module is pure: it must not know of policies, vertices or files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.config.sections import EvaluationSettings
+from gyre.rollouts.samples import Group
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+
+ROUNDING = 1e-6
+"""How far a reward may be below the threshold, or beside 0 or 1."""
+MOST_VALUES = 20
+"""Values of a column that have results of their own: those with the most prompts."""
+OTHERS = "other"
+"""The name of all further values together."""
+NO_VALUE = "none"
+"""The name of prompts that lack the column."""
+VALUE_LENGTH = 64
+"""Characters of a value's name."""
+
+Rewards = NDArray[np.float64]
+
+
+def row_of(
+    evaluation: Evaluation,
+    groups: Sequence[Group],
+    metas: Sequence[Mapping[str, Any]],
+    settings: EvaluationSettings,
+) -> dict[str, Any]:
+    """The row of scored groups; `metas` has what the data says of each prompt."""
+    rewards = [np.array([sample.reward for sample in group.samples], dtype=np.float64) for group in groups]
+    right = _right(rewards, settings.threshold)
+    return {
+        "version": evaluation.version,
+        "set": evaluation.set,
+        "prompts": len(groups),
+        **_summary(rewards, right),
+        "reward_std": float(np.concatenate(rewards).std()) if _count(rewards) else None,
+        "threshold": settings.threshold,
+        "pass_at": _by_size(right, settings.sizes, _pass_at) if right is not None else {},
+        "best_of": _by_size(rewards, settings.sizes, best_of),
+        "by": _breakdown(rewards, right, [_value(meta, settings.by) for meta in metas])
+        if settings.by
+        else {},
+    }
+
+
+def row_of_own(value: Mapping[str, Any], name: str, prompts: int) -> dict[str, Any]:
+    """The row of a result that a rollout class computed itself: `version`, `accuracy`, `count`, and `reward_mean` and
+    `reward_std` where it gives them, as plain data."""
+    return {
+        "version": value["version"],
+        "set": name,
+        "prompts": prompts,
+        "count": value["count"],
+        "reward_mean": value.get("reward_mean"),
+        "reward_std": value.get("reward_std"),
+        "accuracy": value["accuracy"],
+        "threshold": None,
+        "pass_at": {},
+        "best_of": {},
+        "by": {},
+    }
+
+
+def pass_at(right: int, n: int, k: int) -> float:
+    """The chance that one of `k` of the `n` samples is right, `right` of which are: the unbiased estimate of pass@k
+    (Chen et al., arXiv 2107.03374)."""
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def best_of(rewards: Rewards, k: int) -> float:
+    """The expected largest reward among `k` of the samples: the unbiased estimate of best-of-k.
+
+    The i-th smallest of n, from 1, is the largest in C(i - 1, k - 1) of the C(n, k) choices of k.
+    """
+    n = len(rewards)
+    share, best = k / n, 0.0  # of the choices in which the largest of all is the largest
+    for at, reward in zip(range(n - 1, k - 2, -1), np.sort(rewards)[::-1].tolist(), strict=False):
+        best += share * reward
+        share *= (at - k + 1) / at if at else 0.0
+    return float(best)
+
+
+def _right(rewards: Sequence[Rewards], threshold: float | None) -> list[Rewards] | None:
+    """Of each sample 1 where it is right, else 0; None where that has no meaning."""
+    if threshold is not None:
+        return [(earned >= threshold - ROUNDING).astype(np.float64) for earned in rewards]
+    known = [np.round(earned) for earned in rewards]
+    is_binary = all(
+        np.isin(whole, (0.0, 1.0)).all() and (np.abs(earned - whole) <= ROUNDING).all()
+        for earned, whole in zip(rewards, known, strict=True)
+    )
+    return known if is_binary and _count(rewards) else None
+
+
+def _summary(rewards: Sequence[Rewards], right: Sequence[Rewards] | None) -> dict[str, Any]:
+    count = _count(rewards)
+    return {
+        "count": count,
+        "reward_mean": float(np.concatenate(rewards).mean()) if count else None,
+        "accuracy": float(np.concatenate(right).mean()) if right is not None and count else None,
+    }
+
+
+def _pass_at(right: Rewards, k: int) -> float:
+    return pass_at(int(right.sum()), len(right), k)
+
+
+def _by_size(
+    samples: Sequence[Rewards], sizes: Sequence[int], estimate: Callable[[Rewards, int], float]
+) -> dict[str, float]:
+    """The mean over prompts of an estimate, for each k for which every prompt has enough samples."""
+    fewest = min((len(of_one) for of_one in samples), default=0)
+    return {str(k): float(np.mean([estimate(of_one, k) for of_one in samples])) for k in sizes if k <= fewest}
+
+
+def _breakdown(
+    rewards: Sequence[Rewards], right: Sequence[Rewards] | None, values: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """By each value, those with the most prompts first; equally many in the order of their names."""
+    ranked = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
+    if len(ranked) > MOST_VALUES:
+        named = {value for value, _ in ranked[: MOST_VALUES - 1]}
+        values = [value if value in named else OTHERS for value in values]
+        ranked = [one for one in ranked if one[0] in named and one[0] != OTHERS] + [(OTHERS, 0)]
+    found = {}
+    for name, _ in ranked:
+        at = [index for index, value in enumerate(values) if value == name]
+        found[name] = _summary(
+            [rewards[index] for index in at], None if right is None else [right[index] for index in at]
+        )
+    return found
+
+
+def _value(meta: Mapping[str, Any], column: str) -> str:
+    value = meta.get(column)
+    return NO_VALUE if value is None else str(value)[:VALUE_LENGTH]
+
+
+def _count(samples: Sequence[Rewards]) -> int:
+    return sum(len(of_one) for of_one in samples)

@@ -1,0 +1,132 @@
+"""The row of an evaluation, against its definitions: every choice of k samples counted, and the rounding of rewards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.config.sections import EvaluationSettings
+from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.results import MOST_VALUES, best_of, pass_at, row_of
+
+
+def groups_of(rewards):
+    return [
+        Group(
+            -1 - at,
+            np.zeros(1, np.int32),
+            samples=[
+                Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(4, 0, 1),), reward=reward)
+                for reward in earned
+            ],
+        )
+        for at, earned in enumerate(rewards)
+    ]
+
+
+def row(rewards, metas=None, **settings):
+    groups = groups_of(rewards)
+    found = row_of(
+        Evaluation(4, "aime"), groups, metas or [{} for _ in groups], EvaluationSettings(**settings)
+    )
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+SAMPLES = st.lists(st.sampled_from([0.0, 0.25, 1.0, 1.0, -2.0]), min_size=1, max_size=6)
+
+
+@given(SAMPLES, st.data())
+def test_pass_at_k_and_best_of_k_are_the_means_over_every_choice(rewards, data):
+    n = len(rewards)
+    k = data.draw(st.integers(1, n))
+    choices = list(itertools.combinations(rewards, k))
+    right = sum(reward >= 1.0 for reward in rewards)
+    assert pass_at(right, n, k) == pytest.approx(
+        np.mean([max(choice) >= 1.0 for choice in choices]), abs=1e-12
+    )
+    assert best_of(np.array(rewards), k) == pytest.approx(
+        np.mean([max(choice) for choice in choices]), abs=1e-12
+    )
+
+
+def test_many_samples_do_not_overflow():
+    assert pass_at(1, 5000, 2500) == pytest.approx(0.5)
+    assert best_of(np.linspace(0, 1, 5000), 2500) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_row_says_what_was_earned_and_what_is_right():
+    found = row([[1, 0, 0, 0], [1, 1, 0, 1]], n=4, temperature=1.0)
+    assert found == {
+        "version": 4,
+        "set": "aime",
+        "prompts": 2,
+        "count": 8,
+        "reward_mean": 0.5,
+        "reward_std": 0.5,
+        "accuracy": 0.5,
+        "threshold": None,
+        "pass_at": {"1": 0.5, "4": 1.0},
+        "best_of": {"1": 0.5, "4": 1.0},
+        "by": {},
+    }
+    assert row([[1, 0, 0, 0], [1, 1, 0, 1]], n=4, k=[2])["pass_at"] == {"2": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "threshold", "accuracy"),
+    [
+        ([1, 0], None, 0.5),
+        ([0.1 + 0.2 + 0.7, 0.0], None, 0.5),
+        ([np.float32(1) - 1e-7, 1e-8], None, 0.5),
+        ([0.9, 0.0], None, None),
+        ([0.5, 0.5], None, None),
+        ([2.0, 0.0], None, None),
+        ([-1.0, 1.0], None, None),
+        ([0.9, 0.8999999, 0.89], 0.9, 2 / 3),
+        ([0.1 + 0.2 + 0.7, 0.99], 1.0, 0.5),
+        ([-1.0, 1.0], 0.0, 0.5),
+        ([-3.0, -2.0], -2.5, 0.5),
+    ],
+)
+def test_accuracy_is_of_a_threshold_or_of_rewards_that_are_0_or_1(rewards, threshold, accuracy):
+    found = row([[float(reward)] for reward in rewards], threshold=threshold)
+    assert found["accuracy"] == (None if accuracy is None else pytest.approx(accuracy))
+    assert found["threshold"] == threshold
+    assert set(found["pass_at"]) == (set() if accuracy is None else {"1"})
+    assert found["reward_mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
+    assert found["reward_std"] == pytest.approx(np.std(rewards), abs=1e-6)
+
+
+def test_a_breakdown_has_a_part_for_each_value_of_the_column():
+    metas = [{"source": "math"}, {"source": "math"}, {"source": "code"}, {}, {"source": None}]
+    found = row([[1], [0], [1], [0], [0]], metas, by="source")["by"]
+    assert found == {
+        "math": {"count": 2, "reward_mean": 0.5, "accuracy": 0.5},
+        "none": {"count": 2, "reward_mean": 0.0, "accuracy": 0.0},
+        "code": {"count": 1, "reward_mean": 1.0, "accuracy": 1.0},
+    }
+    assert list(found) == ["math", "none", "code"], "those with the most prompts first"
+    shaped = row([[0.5], [0.25]], metas[:2], by="source")["by"]
+    assert shaped == {"math": {"count": 2, "reward_mean": 0.375, "accuracy": None}}
+
+
+def test_a_column_of_many_values_is_kept_short():
+    metas = [{"id": at // 2 if at < 4 else at} for at in range(100)]
+    found = row([[at % 2] for at in range(100)], metas, by="id")["by"]
+    assert len(found) == MOST_VALUES
+    assert list(found)[:2] == ["0", "1"]
+    assert list(found)[-1] == "other"
+    assert sum(part["count"] for part in found.values()) == 100
+    long = row([[1.0]], [{"id": "x" * 10_000}], by="id")["by"]
+    assert max(map(len, long)) <= 64
+
+
+def test_sizes_for_which_a_prompt_has_too_few_samples_are_left_out():
+    assert row([[1, 0], [1]], n=2)["pass_at"] == {"1": 0.75}
