@@ -317,7 +317,13 @@ def _value(outcome: tuple[str, Any], vertex: str, method: str) -> Any:
 
 def error_of(failure: Failure, vertex: str, method: str) -> GyreError:
     """The exception for a failure that a vertex told of."""
-    details = {"vertex": vertex, "operator": method, "traceback": failure.traceback}
+    details = {
+        "vertex": vertex,
+        "operator": method,
+        "traceback": failure.traceback,
+        "place": failure.place,
+        "method": failure.method,
+    }
     if failure.fenced:
         return Fenced(failure.error, details=details)
     text = f"{vertex}.{method} raised {failure.error}"

@@ -32,7 +32,7 @@ from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
-from gyre.workloads.trainer.firings.result_checks import SCORE
+from gyre.workloads.trainer.firings.result_checks import SCORE, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.sample_scoring import SampleScoring
 from gyre.workloads.trainer.firings.spread_firings import SpreadFirings
@@ -99,6 +99,7 @@ class TrainingRun:
         self.arrival = self._arrival_order()
         self.waits = WaitStats(self.graph.leader.role, now=time.monotonic)
         self.retries = Retries()
+        self._expectations = Expectations.of(self.spec, self.graph.leader.role)
         self.calls = VertexCalls(self._runtime.membership, self._runtime.transport)
         trainer.context.directory.mkdir(parents=True, exist_ok=True)
         self._scores_samples = self.graph.scores_each_sample(self.spec)
@@ -275,6 +276,7 @@ class TrainingRun:
             groups_per_call=run.groups_per_firing,
             held_out=held_out,
             on_result=self._posts(inbox_messages.VertexCallEnded),
+            expectations=self._expectations,
         )
         self.sample_scoring = self._sample_scoring(results) if self._scores_samples else None
         self.spread_firings = SpreadFirings(
@@ -284,6 +286,7 @@ class TrainingRun:
             results,
             groups_per_call=run.groups_per_firing,
             on_result=self._posts(inbox_messages.SpreadCallEnded),
+            expectations=self._expectations,
         )
         runners: dict[Dispatch, Runner] = {
             Dispatch.ONE: self.vertex_firings,
@@ -327,6 +330,7 @@ class TrainingRun:
             vertices=lambda: len(membership.members(operator.role)),
             report_failure=self._report_failure,
             on_result=self._posts(inbox_messages.ScoringEnded),
+            expectations=self._expectations,
         )
 
     # -- what the parts call ------------------------------------------------------------------------

@@ -34,24 +34,37 @@ class Failure:
     fenced: bool = False
     code: str = ""
     """See `code_of`."""
+    place: str = ""
+    """`file.py:12`, the user's line that raised or returned; "" where it is not the user's, or not known."""
+    method: str = ""
+    """`module:Class.method`, where it is the user's."""
 
 
-def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
+def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: str = "") -> Failure:
     """The failure of an exception. Frames of Gyre's own host are left out of the traceback.
 
-    `module` is the workload's. A module outside of Gyre answers for everything that is raised in it, also while it is
-    loaded: a SyntaxError or a missing class leaves no frame of the user's.
+    `module` is the workload's, `method` the name of what was called. A module outside of Gyre answers for everything
+    that is raised in it, also while it is loaded: a SyntaxError or a missing class leaves no frame of the user's.
+    Gyre's own ConfigError is nobody's code: what the user wrote cannot be a job, and trying again does not help.
     """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not _is_gyre(frame.filename)]
     shown = frames[_first_beyond_host(frames) :] or frames
     text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
     text += "".join(traceback.format_exception_only(error))
-    theirs = any(not _is_library(frame.filename) for frame in outside)
-    if isinstance(error, ConfigError | UserCodeError) or not module.startswith("gyre."):
+    own = [frame for frame in outside if not _is_library(frame.filename)]
+    place = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    theirs = bool(own)
+    if isinstance(error, UserCodeError) or not module.startswith("gyre."):
         theirs = True
-    if isinstance(error, UserCodeError) and "traceback" in error.details:  # raised in another process
-        text = f"{error.details['traceback']}\n{text}"
+    if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
+        place = f"{os.path.basename(error.filename)}:{error.lineno}"
+    if isinstance(error, ConfigError):
+        theirs = False
+    details = error.details if isinstance(error, UserCodeError) else {}
+    if "traceback" in details:  # raised in another process, or of no line
+        text = f"{details['traceback']}\n{text}".lstrip()
+    place, method = str(details.get("place", place)), str(details.get("method", method))
     message = f"{type(error).__name__}: {_text_of(error)}"
     sign = message.lower()
     return Failure(
@@ -61,6 +74,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),
         code=code_of(error),
+        place=plain_text(place) if theirs else "",
+        method=method if theirs else "",
     )
 
 

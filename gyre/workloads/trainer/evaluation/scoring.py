@@ -18,6 +18,7 @@ from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.vertex.membership import Member
+from gyre.workloads.vertex.returns import Expected
 
 REWARD, _, METHOD = SCORE.partition(".")
 
@@ -53,7 +54,10 @@ class EvaluationScoring:
             member = self._calls.free_member(REWARD)
             if member is None or not self._retries.may(("evaluation", version), now):
                 continue
-            future = self._calls.submit(member, METHOD, groups, _gyre_step=step, _gyre_index=0)
+            expected = Expected(METHOD, rewards=True)
+            future = self._calls.submit(
+                member, METHOD, groups, _gyre_step=step, _gyre_index=0, _gyre_expected=expected
+            )
             future.add_done_callback(partial(self._call_ended, version, member))
             self._sent.add(version)
 

@@ -19,6 +19,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
+from gyre.workloads.trainer.firings.result_checks import Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -55,6 +56,7 @@ class VertexFirings:
         groups_per_call: int,
         held_out: Callable[[], list[Group]],
         on_result: Callable[[VertexCall, Outcome | VertexLost], None],
+        expectations: Expectations = Expectations(),
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -67,6 +69,7 @@ class VertexFirings:
         self._groups_per_call = groups_per_call
         self._held_out = held_out
         self._on_result = on_result
+        self._expectations = expectations
 
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
         """Send as many of the firings as vertices have room for."""
@@ -86,6 +89,7 @@ class VertexFirings:
                     self._arrival.requested(group_id, policy.version)
             for firing in some:
                 self._flow.start(firing)
+            newest = policy.version if takes_weights and policy is not None else None
             future = self._calls.submit(
                 member,
                 operator.method,
@@ -94,6 +98,9 @@ class VertexFirings:
                 _gyre_step=step,
                 _gyre_index=some[0].index,
                 _gyre_added_only=any(group.samples for group in groups),
+                _gyre_expected=self._expectations.for_groups(operator, newest=newest)
+                if ids
+                else self._expectations.for_evaluation(),
             )
             future.add_done_callback(partial(self._call_ended, VertexCall(some, ids, member)))
 

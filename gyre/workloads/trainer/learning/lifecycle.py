@@ -100,7 +100,15 @@ class GangLifecycle:
             complete[role] = members
         number = next(runtime.gang_numbers)
         gangs = {
-            role: Gang(number, role, tuple(members), runtime.membership, runtime.transport, runtime.waiting)
+            role: Gang(
+                number,
+                role,
+                tuple(members),
+                runtime.membership,
+                runtime.transport,
+                runtime.waiting,
+                checked=True,
+            )
             for role, members in complete.items()
         }
         leader = gangs.pop(self._leading_learner.role)

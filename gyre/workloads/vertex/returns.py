@@ -1,0 +1,274 @@
+"""What the methods of a role's class must return to the built-in trainer, checked in the process that made it.
+
+A user's method may return anything. It is checked at once, where the method is known with its file and line, so that
+neither the trainer nor the ledger nor another role meets what cannot be used; what is refused is the class's failure.
+Numbers and arrays become the types of the protocols: a torch scalar as a reward, say, a float.
+
+This module must not know of vertices, calls or the trainer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from gyre.errors import UserCodeError
+from gyre.rollouts.sample_checks import (
+    problem_with_extras,
+    problem_with_reward,
+    problem_with_sample,
+    real_number,
+    shown,
+)
+from gyre.rollouts.samples import Group, Sample
+
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is known to the caller of what a method returns: the protocol's `method`, the size of the vocabulary, the
+    newest policy version, and how many samples a generated group has (each None where it is not known); whether samples
+    must have their rewards; and the extras that the method must add."""
+
+    method: str
+    vocabulary: int | None = None
+    newest: int | None = None
+    samples: int | None = None
+    rewards: bool = False
+    extras: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The groups that a method was given, as they were before: it may change the objects."""
+
+    ids: tuple[int, ...]
+    prompts: tuple[Any, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, groups: Any) -> Given | None:
+        """None where `groups` is no list of groups."""
+        if not isinstance(groups, list) or not all(isinstance(group, Group) for group in groups):
+            return None
+        return cls(
+            tuple(group.id for group in groups),
+            tuple(group.prompt_ids for group in groups),
+            tuple(len(group.samples) for group in groups),
+        )
+
+
+def checked(expected: Expected, given: Given | None, value: Any, function: Callable[..., Any]) -> Any:
+    """The value that `function` returned, its numbers made plain. Raises UserCodeError, which names the method with its
+    file and line, what it returned and what was expected."""
+    check = _CHECKS.get(expected.method)
+    problem = ""
+    if check is not None:
+        problem = check(value)
+    elif given is not None:
+        value, problem = _groups(expected, given, value)
+    if not problem:
+        return value
+    method, place = named(function)
+    raise UserCodeError(
+        f"{method} ({place}) returned {problem}.",
+        details={"method": method, "place": place, "traceback": ""},
+    )
+
+
+def named(function: Callable[..., Any]) -> tuple[str, str]:
+    """`module:Class.method` of a bound method, and `file.py:12`, where it begins; "" for a file that is not known."""
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(plain, "__code__", None)
+    file = os.path.basename(code.co_filename) if code is not None else ""
+    place = f"{file}:{code.co_firstlineno}" if code is not None else ""
+    owner = type(function.__self__) if hasattr(function, "__self__") else None
+    module = owner.__module__ if owner is not None else getattr(plain, "__module__", "")
+    if module == USER_SCRIPT:
+        module = file
+    name = f"{owner.__qualname__}.{plain.__name__}" if owner is not None else plain.__qualname__
+    return f"{module}:{name}", place
+
+
+USER_SCRIPT = "gyre_user_script"
+"""The module that a class given by its file is loaded as."""
+
+
+# -- groups -----------------------------------------------------------------------------------------
+
+
+def _groups(expected: Expected, given: Given, value: Any) -> tuple[Any, str]:
+    if not isinstance(value, list) or not all(isinstance(group, Group) for group in value):
+        return value, f"{_kind_of(value)}, expected the list of groups that it was given"
+    ids = [group.id for group in value]
+    if ids != list(given.ids):
+        return value, f"groups {shown(ids)}, expected those that it was given: {shown(list(given.ids))}"
+    for group, prompt, count in zip(value, given.prompts, given.counts, strict=True):
+        if group.prompt_ids is not prompt and not _is_same(group.prompt_ids, prompt):
+            return value, f"group {group.id} with another prompt, expected it as it was given"
+        if not isinstance(group.samples, list):
+            return value, f"group {group.id} with samples that are {_kind_of(group.samples)}, expected a list"
+        generates = not count
+        wanted = expected.samples if generates else count
+        if wanted is not None and len(group.samples) != wanted:
+            asked = " (config.sampling.n)" if generates else ""
+            return value, f"{len(group.samples)} samples of group {group.id}, expected {wanted}{asked}"
+        if generates and not group.samples:
+            return value, f"no samples of group {group.id}, expected at least one"
+        for index, sample in enumerate(group.samples):
+            problem = _problem_with_sample(expected, sample, generates=generates)
+            if problem:
+                return value, f"for sample {index} of group {group.id} {problem}"
+    return value, ""
+
+
+def _problem_with_sample(expected: Expected, sample: Any, *, generates: bool) -> str:
+    """The problem of a sample, whose numbers are made plain. Of a sample that was given only what may have been added
+    is looked at: its tokens do not come back."""
+    if not isinstance(sample, Sample):
+        return f"{_kind_of(sample)}, expected a Sample"
+    if generates:
+        sample.token_ids = _as_array(sample.token_ids, "iu", np.int32)
+        sample.logprobs = _as_array(sample.logprobs, "fiu", np.float32)
+        if isinstance(sample.versions, list):
+            sample.versions = tuple(sample.versions)
+    if isinstance(sample.extras, dict):
+        for name, added in sample.extras.items():
+            if hasattr(added, "numpy") or name in ("ref_logprobs", "values"):
+                sample.extras[name] = _as_array(added, "fiu", None)
+    if generates:
+        if not len(sample.token_ids):
+            return "no tokens, expected at least one"
+        problem = problem_with_sample(
+            sample, vocabulary=expected.vocabulary, newest=expected.newest, needed=expected.extras
+        )
+    else:
+        problem = problem_with_extras(sample.extras, len(sample.token_ids), needed=expected.extras)
+    if not problem and (expected.rewards or sample.reward is not None):
+        if sample.reward is None:
+            return "no reward (None): set sample.reward, a finite real number"
+        problem = problem_with_reward(sample.reward)
+        if not problem:
+            sample.reward = real_number(sample.reward)
+    return problem
+
+
+def _as_array(value: Any, kinds: str, dtype: type[np.generic] | None) -> Any:
+    """A list, a tensor or an array of another width as an array of `dtype`; anything else, and what would not be equal
+    in `dtype`, as it is, to be refused."""
+    if isinstance(value, np.ndarray) and (dtype is None or value.dtype == dtype):
+        return value.astype(np.float32) if dtype is None and value.dtype.kind == "f" else value
+    try:
+        if callable(getattr(value, "detach", None)):  # torch's, perhaps of a device or with a gradient
+            value = value.detach().cpu().float() if "float" in str(value.dtype) else value.detach().cpu()
+        array = np.asarray(value)
+    except Exception:  # whatever a user's object does when it is asked for its elements
+        return value
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        return value if not array.size == 0 or array.ndim != 1 else array.astype(dtype or np.float32)
+    if dtype is None:
+        return array.astype(np.float32)
+    if np.issubdtype(dtype, np.integer) and array.size and not _fits(array):
+        return array
+    return array.astype(dtype)
+
+
+def _fits(array: np.ndarray[Any, Any]) -> bool:
+    bounds = np.iinfo(np.int32)
+    return bounds.min <= int(array.min()) and int(array.max()) <= bounds.max
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return bool(np.array_equal(one, other))
+    except Exception:  # an object of the user's
+        return False
+
+
+# -- anything else ----------------------------------------------------------------------------------
+
+
+def _evaluation(value: Any) -> str:
+    if isinstance(value, dict) and _is_count(value.get("version")) and _is_count(value.get("count")):
+        rest = (value[key] for key in ("accuracy", "reward_mean") if value.get(key) is not None)
+        if all(real_number(number) is not None for number in rest):
+            return ""
+    return f'{_kind_of(value)}, expected {{"version": …, "accuracy": a number, "count": …}}'
+
+
+def _facts(value: Any) -> str:
+    return "" if isinstance(value, dict) else f"{_kind_of(value)}, expected a dict"
+
+
+def _facts_or_nothing(value: Any) -> str:
+    return "" if value is None else _facts(value)
+
+
+def _state(value: Any) -> str:
+    if isinstance(value, dict) and _is_whole(value.get("step")) and isinstance(value.get("digest"), str):
+        return ""
+    return f'{_kind_of(value)}, expected {{"step": an integer, "digest": a text}}'
+
+
+def _weights(value: Any) -> str:
+    if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[1], bytes | bytearray | memoryview):
+        return _manifest(value[0])
+    return f"{_kind_of(value)}, expected a manifest and a buffer of bytes"
+
+
+def _manifest(value: Any) -> str:
+    expected = '{"version": …, "checksum": a text, "size_bytes": …} and plain data'
+    if (
+        isinstance(value, dict)
+        and _is_count(value.get("version"))
+        and isinstance(value.get("checksum"), str)
+        and _is_count(value.get("size_bytes"))
+        and _is_plain(value)
+    ):
+        return ""
+    return f"the manifest {shown(value)}, expected {expected}"
+
+
+def _manifest_or_nothing(value: Any) -> str:
+    return "" if value is None else _manifest(value)
+
+
+_CHECKS: Mapping[str, Callable[[Any], str]] = {
+    EVALUATE: _evaluation,
+    "warm_start": _facts_or_nothing,
+    "begin": _facts_or_nothing,
+    "accumulate": _facts_or_nothing,
+    "apply": _facts,
+    "state": _state,
+    "export_weights": _weights,
+    "publish_model": _manifest_or_nothing,
+    "model_published": _manifest,
+}
+"""By method, of those that do not return groups: what is wrong with a value, or ""."""
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else f"{shown(value)} ({type(value).__name__})"
