@@ -275,6 +275,18 @@ class GroupSetAside(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRedrawn(Event):
+    """A trainer found scored samples in the ledger that nobody can train, with what is wrong as evidence, and its
+    prompt is answered again. `tokens` counts the tokens that were discarded."""
+
+    incarnation: int
+    group: int
+    tokens: int = 0
+    evidence: str = ""
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BatchSkipped(Event):
     """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
     said. Its groups are set aside."""
@@ -484,6 +496,7 @@ _KINDS: dict[str, type[Event]] = {
         Evaluated,
         EvaluationLeftOut,
         GroupSetAside,
+        GroupRedrawn,
         BatchSkipped,
         PassesHalved,
         MasterHung,
@@ -519,6 +532,7 @@ REPORTED = (
     Evaluated,
     EvaluationLeftOut,
     GroupSetAside,
+    GroupRedrawn,
     BatchSkipped,
     PassesHalved,
     RolloutsChanged,

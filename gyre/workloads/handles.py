@@ -24,7 +24,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gyre.errors import Fenced, GyreError, Unreachable, UserCodeError, VertexLost
+from gyre.errors import (
+    ConfigError,
+    Fenced,
+    GyreError,
+    Unreachable,
+    UserCodeError,
+    VertexLost,
+    is_configuration,
+)
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.script import Arguments, ScriptGang
 from gyre.workloads.vertex.membership import Member, Membership
@@ -326,6 +334,8 @@ def error_of(failure: Failure, vertex: str, method: str) -> GyreError:
     }
     if failure.fenced:
         return Fenced(failure.error, details=details)
+    if is_configuration(failure.code):
+        return ConfigError(failure.error, details=details)
     text = f"{vertex}.{method} raised {failure.error}"
     if failure.user_code:
         return UserCodeError(text, hint="This is the job's own code, not Gyre's.", details=details)

@@ -95,11 +95,13 @@ class TrainingRun:
         self.pools = tuple(pools_of(self.spec))
         """The roles of instances that stand on machines of their own."""
         self.flow = self.graph.flow()
-        self.groups = GroupState(ledger, per_step=self.graph.per_step)
+        self._expectations = Expectations.of(self.spec, self.graph.leader.role)
+        self.groups = GroupState(
+            ledger, per_step=self.graph.per_step, vocabulary=self._expectations.vocabulary
+        )
         self.arrival = self._arrival_order()
         self.waits = WaitStats(self.graph.leader.role, now=time.monotonic)
         self.retries = Retries()
-        self._expectations = Expectations.of(self.spec, self.graph.leader.role)
         self.calls = VertexCalls(self._runtime.membership, self._runtime.transport)
         trainer.context.directory.mkdir(parents=True, exist_ok=True)
         self._scores_samples = self.graph.scores_each_sample(self.spec)
@@ -131,6 +133,8 @@ class TrainingRun:
         if isinstance(identity, str):
             self.ledger.check_data(identity)
         groups = self.groups
+        for group_id, (tokens, problem) in groups.redrawn.items():
+            self._runtime.report("GroupRedrawn", group=group_id, tokens=tokens, evidence=problem)
         drawn = groups.step * self.graph.per_step
         while drawn < self.spec.run.steps * self.graph.per_step and groups.is_drawn(drawn):
             drawn += 1
@@ -306,6 +310,7 @@ class TrainingRun:
                 arrival=self.arrival,
                 max_staleness=self.spec.max_staleness,
                 held_out=held_out,
+                vocabulary=self._expectations.vocabulary,
             )
         self.scheduler = FiringScheduler(
             graph,

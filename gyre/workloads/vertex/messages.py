@@ -65,7 +65,9 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
     if "traceback" in details:  # raised in another process, or of no line
         text = f"{details['traceback']}\n{text}".lstrip()
     place, method = str(details.get("place", place)), str(details.get("method", method))
-    message = f"{type(error).__name__}: {_text_of(error)}"
+    message = _text_of(error)
+    if not isinstance(error, UserCodeError | ConfigError):  # which are whole sentences
+        message = f"{type(error).__name__}: {message}"
     sign = message.lower()
     return Failure(
         error=plain_text(message),
