@@ -20,6 +20,7 @@ import numpy as np
 
 from gyre.errors import UserCodeError
 from gyre.rollouts.sample_checks import (
+    OF_TOKENS,
     problem_with_extras,
     problem_with_reward,
     problem_with_sample,
@@ -47,11 +48,12 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The groups that a method was given, as they were before: it may change the objects."""
+    """The groups that a method was given, as they were before, since it may change the objects: ids, prompts, and the
+    length of each sample in tokens."""
 
     ids: tuple[int, ...]
     prompts: tuple[Any, ...]
-    counts: tuple[int, ...]
+    lengths: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, groups: Any) -> Given | None:
@@ -61,7 +63,7 @@ class Given:
         return cls(
             tuple(group.id for group in groups),
             tuple(group.prompt_ids for group in groups),
-            tuple(len(group.samples) for group in groups),
+            tuple(tuple(len(sample.token_ids) for sample in group.samples) for group in groups),
         )
 
 
@@ -110,79 +112,85 @@ def _groups(expected: Expected, given: Given, value: Any) -> tuple[Any, str]:
     ids = [group.id for group in value]
     if ids != list(given.ids):
         return value, f"groups {shown(ids)}, expected those that it was given: {shown(list(given.ids))}"
-    for group, prompt, count in zip(value, given.prompts, given.counts, strict=True):
+    for group, prompt, lengths in zip(value, given.prompts, given.lengths, strict=True):
         if group.prompt_ids is not prompt and not _is_same(group.prompt_ids, prompt):
             return value, f"group {group.id} with another prompt, expected it as it was given"
         if not isinstance(group.samples, list):
             return value, f"group {group.id} with samples that are {_kind_of(group.samples)}, expected a list"
-        generates = not count
-        wanted = expected.samples if generates else count
+        generates = not lengths
+        wanted = expected.samples if generates else len(lengths)
         if wanted is not None and len(group.samples) != wanted:
             asked = " (config.sampling.n)" if generates else ""
             return value, f"{len(group.samples)} samples of group {group.id}, expected {wanted}{asked}"
         if generates and not group.samples:
             return value, f"no samples of group {group.id}, expected at least one"
         for index, sample in enumerate(group.samples):
-            problem = _problem_with_sample(expected, sample, generates=generates)
+            problem = _problem_with_sample(expected, sample, None if generates else lengths[index])
             if problem:
-                return value, f"for sample {index} of group {group.id} {problem}"
+                return value, f"{problem} (sample {index} of group {group.id})"
     return value, ""
 
 
-def _problem_with_sample(expected: Expected, sample: Any, *, generates: bool) -> str:
-    """The problem of a sample, whose numbers are made plain. Of a sample that was given only what may have been added
-    is looked at: its tokens do not come back."""
+def _problem_with_sample(expected: Expected, sample: Any, length: int | None) -> str:
+    """The problem of a sample, whose numbers are made plain. Of one that was given, with `length` tokens, only what may
+    have been added is looked at: its tokens do not come back."""
     if not isinstance(sample, Sample):
         return f"{_kind_of(sample)}, expected a Sample"
-    if generates:
-        sample.token_ids = _as_array(sample.token_ids, "iu", np.int32)
-        sample.logprobs = _as_array(sample.logprobs, "fiu", np.float32)
-        if isinstance(sample.versions, list):
-            sample.versions = tuple(sample.versions)
     if isinstance(sample.extras, dict):
-        for name, added in sample.extras.items():
-            if hasattr(added, "numpy") or name in ("ref_logprobs", "values"):
-                sample.extras[name] = _as_array(added, "fiu", None)
-    if generates:
-        if not len(sample.token_ids):
-            return "no tokens, expected at least one"
+        sample.extras = {name: _as_extra(name, value) for name, value in sample.extras.items()}
+    if length is None:
+        sample.token_ids = _as_vector(sample.token_ids, "iu", np.int32)
+        sample.logprobs = _as_vector(sample.logprobs, "fiu", np.float32)
+        sample.versions = tuple(sample.versions) if isinstance(sample.versions, list) else sample.versions
         problem = problem_with_sample(
             sample, vocabulary=expected.vocabulary, newest=expected.newest, needed=expected.extras
         )
+        if not problem and not len(sample.token_ids):
+            problem = "no tokens, expected at least one"
     else:
-        problem = problem_with_extras(sample.extras, len(sample.token_ids), needed=expected.extras)
-    if not problem and (expected.rewards or sample.reward is not None):
-        if sample.reward is None:
-            return "no reward (None): set sample.reward, a finite real number"
-        problem = problem_with_reward(sample.reward)
-        if not problem:
-            sample.reward = real_number(sample.reward)
+        problem = problem_with_extras(sample.extras, length, needed=expected.extras)
+    if problem or (sample.reward is None and not expected.rewards):
+        return problem
+    if sample.reward is None:
+        return "no reward (None): set sample.reward, a finite real number"
+    problem = problem_with_reward(sample.reward)
+    if not problem:
+        sample.reward = real_number(sample.reward)
     return problem
 
 
-def _as_array(value: Any, kinds: str, dtype: type[np.generic] | None) -> Any:
-    """A list, a tensor or an array of another width as an array of `dtype`; anything else, and what would not be equal
-    in `dtype`, as it is, to be refused."""
-    if isinstance(value, np.ndarray) and (dtype is None or value.dtype == dtype):
-        return value.astype(np.float32) if dtype is None and value.dtype.kind == "f" else value
-    try:
-        if callable(getattr(value, "detach", None)):  # torch's, perhaps of a device or with a gradient
-            value = value.detach().cpu().float() if "float" in str(value.dtype) else value.detach().cpu()
-        array = np.asarray(value)
-    except Exception:  # whatever a user's object does when it is asked for its elements
+def _as_extra(name: Any, value: Any) -> Any:
+    """What the learners read as float32, and a tensor as an array or a number."""
+    if name in OF_TOKENS:
+        return _as_vector(value, "fiu", np.float32)
+    if not callable(getattr(value, "detach", None)):
         return value
-    if array.ndim != 1 or array.dtype.kind not in kinds:
-        return value if not array.size == 0 or array.ndim != 1 else array.astype(dtype or np.float32)
-    if dtype is None:
-        return array.astype(np.float32)
-    if np.issubdtype(dtype, np.integer) and array.size and not _fits(array):
+    array = _array_of(value)
+    return value if array is None else array if array.ndim else array.item()
+
+
+def _as_vector(value: Any, kinds: str, dtype: type[np.generic]) -> Any:
+    """A list, a tensor or an array of another width as one of `dtype`; what is no vector of numbers of these kinds, or
+    does not fit, as it is, to be refused."""
+    if isinstance(value, np.ndarray) and value.dtype == dtype:
+        return value
+    array = _array_of(value)
+    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
+        return value
+    if dtype is np.int32 and array.size and not -(1 << 31) <= int(array.min()) <= int(array.max()) < 1 << 31:
         return array
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):  # what is infinite in float32 is refused
+        return array.astype(dtype)
 
 
-def _fits(array: np.ndarray[Any, Any]) -> bool:
-    bounds = np.iinfo(np.int32)
-    return bounds.min <= int(array.min()) and int(array.max()) <= bounds.max
+def _array_of(value: Any) -> np.ndarray[Any, Any] | None:
+    try:
+        if callable(getattr(value, "detach", None)):  # torch's, perhaps on a device, or of a dtype that numpy lacks
+            value = value.detach().cpu()
+            value = value.float() if value.is_floating_point() else value
+        return np.asarray(value)
+    except Exception:  # whatever a user's object does when it is asked for its elements
+        return None
 
 
 def _is_same(one: Any, other: Any) -> bool:

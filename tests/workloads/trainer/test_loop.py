@@ -458,7 +458,8 @@ def test_a_reward_that_forgets_to_return_is_told_so(make_job):
     with make_job(roles={"reward": {"entrypoint": f"{HERE}:ForgetfulReward"}}) as job:
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
     assert told.body["user_code"] is True
-    assert "reward.score: it returned NoneType, expected the list of groups" in told.body["error"]
+    assert "ForgetfulReward.score (toy_policy.py:" in told.body["error"]
+    assert "returned None, expected the list of groups" in told.body["error"]
 
 
 def test_a_reward_that_sets_no_reward_is_blamed_itself_and_at_once(make_job):
@@ -467,7 +468,8 @@ def test_a_reward_that_sets_no_reward_is_blamed_itself_and_at_once(make_job):
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
     assert (told.body["vertex"], told.body["user_code"]) == ("reward-0", True)
     assert re.fullmatch(  # whichever group is scored first
-        r"reward\.score: it returned group \d+ without rewards: set sample\.reward \(2 of 2 samples have none\)\.",
+        r"tests\.workloads\.toy_policy:BlindReward\.score \(toy_policy\.py:\d+\) returned "
+        r"no reward \(None\): set sample\.reward, a finite real number \(sample 0 of group \d+\)\.",
         told.body["error"],
     )
     assert job.account().trained == 0
