@@ -24,7 +24,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, literal_column, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from gyre.errors import Fenced, StoreError
 from gyre.store import tables

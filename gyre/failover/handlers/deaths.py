@@ -72,9 +72,7 @@ def _place_of(event: e.VertexStartFailed | e.TrainerFailed | e.OperatorFailed) -
     return {key: value for key, value in (("place", event.place), ("method", event.method)) if value}
 
 
-def _configured_wrong(
-    draft: Draft, record: VertexRecord, now: float, fault: Fault
-) -> Iterable[c.Command]:
+def _configured_wrong(draft: Draft, record: VertexRecord, now: float, fault: Fault) -> Iterable[c.Command]:
     """End the job at once: what is written is wrong, and is wrong the next time too."""
     return give_up(
         draft,

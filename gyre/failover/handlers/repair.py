@@ -25,7 +25,11 @@ SAID_CHARS = 500
 """Characters of what failed said that the job's message begins with; the whole is in the job's error."""
 
 
-_REASONS = {Cause.CONFIG: Reason.CONFIG, Cause.NOT_FINITE: Reason.NOT_FINITE, Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY}
+_REASONS = {
+    Cause.CONFIG: Reason.CONFIG,
+    Cause.NOT_FINITE: Reason.NOT_FINITE,
+    Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+}
 """The reasons of jobs that ended by a cause that says more than that budgets are spent."""
 
 

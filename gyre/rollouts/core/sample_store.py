@@ -62,9 +62,7 @@ class SampleStore:
     def take_in(self, columns: ReportColumns, owner: int, *, newest_version: int) -> int:
         """Take in what a report of the instance `owner` brings. Returns how many tokens are new. Raises FrameError for
         a report that cannot be."""
-        matched = match(
-            columns, self.rows, owner, newest_version=newest_version, vocabulary=self._vocabulary
-        )
+        matched = match(columns, self.rows, owner, newest_version=newest_version, vocabulary=self._vocabulary)
         self.account.generated += len(columns.tokens)
         if not (matched.mine & (matched.lengths == columns.starts)).all():
             trimmed = trim(columns, matched)

@@ -63,8 +63,8 @@ class SpreadCalls:
         step: int,
         expected: Expected | None = None,
     ) -> None:
-        """`shares` are the ranks' groups, together those of `ids`; `expected` is what the ranks check. A rank with an empty share is called too, since the
-        others may be its peers in a collective."""
+        """`shares` are the ranks' groups, together those of `ids`; `expected` is what the ranks check. A rank with an
+        empty share is called too, since the others may be its peers in a collective."""
         call = SpreadCall(method, list(firings), list(ids), gang, [None] * gang.size)
         self._calls.append(call)
         per_rank = [(share,) for share in shares]

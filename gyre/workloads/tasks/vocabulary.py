@@ -21,7 +21,10 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
     the prepared data or of the task.
     """
     megatron = config.get("megatron")
-    for path in (config.get("model_path"), megatron.get("model_path") if isinstance(megatron, dict) else None):
+    for path in (
+        config.get("model_path"),
+        megatron.get("model_path") if isinstance(megatron, dict) else None,
+    ):
         if isinstance(path, str) and path:
             found = limits.vocabulary_of(Path(path).expanduser())
             if found is not None:

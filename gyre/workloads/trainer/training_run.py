@@ -20,6 +20,7 @@ from gyre.config import JobSpec
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
+from gyre.rollouts.sample_checks import problem_with_tokens
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
@@ -267,7 +268,7 @@ class TrainingRun:
             report_failure=self._report_failure,
             on_scored=self._posts(inbox_messages.EvaluationScored),
         )
-        held_out = partial(self._trainer.held_out, run.held_out)
+        held_out = partial(self._held_out, run.held_out)
         self.vertex_firings = VertexFirings(
             graph,
             flow,
@@ -342,12 +343,30 @@ class TrainingRun:
 
     def _prompt(self, group_id: int) -> Group:
         group = self._trainer.prompt(group_id)
+        self._check_prompt(group, f"prompt({group_id})")
         if group.id != group_id:
             raise UserCodeError(
                 f"prompt({group_id}) gave a group with the id {group.id}.",
                 hint="A group's id is the index that it was asked for by.",
             )
         return group
+
+    def _held_out(self, count: int) -> list[Group]:
+        groups = self._trainer.held_out(count)
+        if not isinstance(groups, list):
+            raise UserCodeError(f"held_out({count}) gave {type(groups).__name__}, expected a list of groups.")
+        for group in groups:
+            self._check_prompt(group, f"held_out({count})")
+        return groups
+
+    def _check_prompt(self, group: Any, call: str) -> None:
+        """Raises UserCodeError, for whoever brings the prompts is the user's: no engine and no learner is to meet a
+        token that the model does not have."""
+        if not isinstance(group, Group):
+            raise UserCodeError(f"{call} gave {type(group).__name__}, expected a Group.")
+        problem = problem_with_tokens(group.prompt_ids, self._expectations.vocabulary)
+        if problem:
+            raise UserCodeError(f"{call} gave a prompt with {problem}.")
 
     def _scored(self, ids: Sequence[int]) -> None:
         if self.plane is not None:

@@ -298,7 +298,7 @@ class VertexHost:
                 given = Given.of(args[0]) if expected is not None and args else None
                 value = function(*args, **accepted(function, kwargs))
                 if expected is not None:
-                    value = checked(expected, given, value, function)
+                    value = checked(expected, given, value, function, version=kwargs.get("version"))
                 failed = False
                 return "ok", additions(before, value) if added_only else value
             except (Exception, SystemExit) as error:  # reported to the caller, which decides
@@ -331,7 +331,9 @@ class VertexHost:
         try:
             function = getattr(self._workload, method)
             value = function(*args, **accepted(function, kwargs))
-            return "ok", value if expected is None else checked(expected, None, value, function)
+            if expected is not None:
+                value = checked(expected, None, value, function, version=kwargs.get("version"))
+            return "ok", value
         except (Exception, SystemExit) as error:  # as in `call`
             return "error", self._failure(error, method)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 _COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl")
 
@@ -61,12 +64,16 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         place = f"{os.path.basename(error.filename)}:{error.lineno}"
     if isinstance(error, ConfigError):
         theirs = False
-    details = error.details if isinstance(error, UserCodeError) else {}
-    if "traceback" in details:  # raised in another process, or of no line
-        text = f"{details['traceback']}\n{text}".lstrip()
-    place, method = str(details.get("place", place)), str(details.get("method", method))
     message = _text_of(error)
-    if not isinstance(error, UserCodeError | ConfigError):  # which are whole sentences
+    if isinstance(error, UserCodeError):
+        told = str(error.details.get("traceback", ""))  # of another process
+        text = f"{told}\n{text}".lstrip()
+        place = str(error.details.get("place", "")) or _place_in(told) or place
+        method = str(error.details.get("method", "")) or method
+        raised = told.strip().rpartition("\n")[2] if "Traceback (most recent" in told else ""
+        if raised not in message:
+            message = f"{raised}: {message}"
+    elif not isinstance(error, ConfigError):  # as that of a UserCodeError a whole sentence
         message = f"{type(error).__name__}: {message}"
     sign = message.lower()
     return Failure(
@@ -79,6 +86,12 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         place=plain_text(place) if theirs else "",
         method=method if theirs else "",
     )
+
+
+def _place_in(told: str) -> str:
+    """The user's last line in the text of a traceback; "" where it has none."""
+    own = [one for one in _FRAME.findall(told) if not _is_gyre(one[0]) and not _is_library(one[0])]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def code_of(error: BaseException) -> str:

@@ -67,13 +67,21 @@ class Given:
         )
 
 
-def checked(expected: Expected, given: Given | None, value: Any, function: Callable[..., Any]) -> Any:
-    """The value that `function` returned, its numbers made plain. Raises UserCodeError, which names the method with its
-    file and line, what it returned and what was expected."""
+def checked(
+    expected: Expected,
+    given: Given | None,
+    value: Any,
+    function: Callable[..., Any],
+    *,
+    version: int | None = None,
+) -> Any:
+    """The value that `function` returned, its numbers made plain; `version` is the policy version that it was asked for,
+    if any. Raises UserCodeError, which names the method with its file and line, what it returned and what was
+    expected."""
     check = _CHECKS.get(expected.method)
     problem = ""
     if check is not None:
-        problem = check(value)
+        problem = check(value) or _other_version(expected.method, value, version)
     elif given is not None:
         value, problem = _groups(expected, given, value)
     if not problem:
@@ -185,7 +193,9 @@ def _as_vector(value: Any, kinds: str, dtype: type[np.generic]) -> Any:
 
 def _array_of(value: Any) -> np.ndarray[Any, Any] | None:
     try:
-        if callable(getattr(value, "detach", None)):  # torch's, perhaps on a device, or of a dtype that numpy lacks
+        if callable(
+            getattr(value, "detach", None)
+        ):  # torch's, perhaps on a device, or of a dtype that numpy lacks
             value = value.detach().cpu()
             value = value.float() if value.is_floating_point() else value
         return np.asarray(value)
@@ -226,7 +236,11 @@ def _state(value: Any) -> str:
 
 
 def _weights(value: Any) -> str:
-    if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[1], bytes | bytearray | memoryview):
+    if (
+        isinstance(value, Sequence)
+        and len(value) == 2
+        and isinstance(value[1], bytes | bytearray | memoryview)
+    ):
         return _manifest(value[0])
     return f"{_kind_of(value)}, expected a manifest and a buffer of bytes"
 
@@ -242,6 +256,13 @@ def _manifest(value: Any) -> str:
     ):
         return ""
     return f"the manifest {shown(value)}, expected {expected}"
+
+
+def _other_version(method: str, value: Any, asked: int | None) -> str:
+    manifest = value[0] if method == "export_weights" else value
+    if asked is None or method not in _OF_VERSIONS or manifest is None or manifest["version"] == asked:
+        return ""
+    return f"policy version {manifest['version']}, expected {asked}, which it was asked for"
 
 
 def _manifest_or_nothing(value: Any) -> str:
@@ -260,6 +281,10 @@ _CHECKS: Mapping[str, Callable[[Any], str]] = {
     "model_published": _manifest,
 }
 """By method, of those that do not return groups: what is wrong with a value, or ""."""
+
+
+_OF_VERSIONS = ("export_weights", "publish_model", "model_published")
+"""Methods that return the manifest of a policy version."""
 
 
 def _is_whole(value: Any) -> bool:

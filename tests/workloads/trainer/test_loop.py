@@ -393,8 +393,9 @@ def test_a_trainer_that_finds_other_data_trains_on_nothing(make_job, monkeypatch
     job.on("actor.apply", 2, lambda: monkeypatch.setattr(ToyData, "identity", "the data set b2"))
     job.on("actor.apply", 2, job.kill_trainer)
     sentence = "from the data set a1; now they would come from the data set b2"
-    with job, pytest.raises(UserCodeError, match=sentence):
+    with job, pytest.raises(JobFailed, match=sentence):
         job.result(timeout_s=DEADLINE_S)
+    assert len(job.reports_of("TrainerFailed")) == 1
     assert len(steps_of(job)) <= 2
 
 
@@ -448,7 +449,7 @@ def test_passes_that_do_not_fit_into_memory_are_halved(make_job, most):
         if most == 2:
             assert job.result(timeout_s=DEADLINE_S)["steps"] == job.spec.run.steps
         else:
-            with pytest.raises(JobFailed, match=r"^MemoryError: a pass does not fit"):
+            with pytest.raises(JobFailed, match=r"^toy_policy\.py:\d+: MemoryError: a pass does not fit"):
                 job.result(timeout_s=DEADLINE_S)
     assert [told.body["pass_tokens"] for told in job.reports_of("PassesHalved")] == [2048, 1024][:most]
     assert {told.body["code"] for told in job.reports_of("OperatorFailed")} == {"out_of_memory"}

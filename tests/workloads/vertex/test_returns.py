@@ -148,7 +148,10 @@ def test_other_groups_than_were_given_are_refused(change: Any, said: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"token_ids": np.array([0, 10, 1], np.int32)}, "token id 10, expected ids of the vocabulary, 0 to 9"),
+        (
+            {"token_ids": np.array([0, 10, 1], np.int32)},
+            "token id 10, expected ids of the vocabulary, 0 to 9",
+        ),
         ({"token_ids": np.array([0, -1, 1], np.int32)}, "token id -1"),
         ({"token_ids": np.array([0, 2**31 - 1, 1], np.int32)}, "token id 2147483647"),
         ({"token_ids": np.array([0, 2**40, 1])}, f"token id {2**40}"),
@@ -209,7 +212,9 @@ def test_as_many_samples_as_were_asked_for(made: list[Any], said: str) -> None:
 def test_lists_tensors_and_other_widths_become_the_protocols_arrays() -> None:
     given_as = [
         sample(token_ids=[0, 1, 2], logprobs=[-0.5, 0.0, -1.0]),
-        sample(token_ids=torch.tensor([0, 1, 2]), logprobs=torch.tensor([-0.5, 0.0, -1.0], dtype=torch.bfloat16)),
+        sample(
+            token_ids=torch.tensor([0, 1, 2]), logprobs=torch.tensor([-0.5, 0.0, -1.0], dtype=torch.bfloat16)
+        ),
     ]
     (group, _) = result_of(GENERATE, prompts(), generated(*given_as))
     for one in group.samples:
@@ -294,6 +299,13 @@ def test_what_a_learner_returns_is_what_its_protocol_says(method: str, value: An
 )
 def test_what_a_protocol_permits_comes_back_as_it_is(method: str, value: Any) -> None:
     assert checked(Expected(method), None, value, Mine().method) is value
+
+
+@pytest.mark.parametrize(("method", "value"), [("export_weights", (MANIFEST, b"12")), ("publish_model", MANIFEST)])
+def test_a_policy_has_the_version_that_was_asked_for(method: str, value: Any) -> None:
+    assert checked(Expected(method), None, value, Mine().method, version=1) is value
+    with pytest.raises(UserCodeError, match="returned policy version 1, expected 2"):
+        checked(Expected(method), None, value, Mine().method, version=2)
 
 
 ANYTHING = st.recursive(

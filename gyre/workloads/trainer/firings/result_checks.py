@@ -30,8 +30,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What a job's operators must return. `vocabulary` and `samples`, of a group, are None where the job's `config` does
-    not say; `own_learner` is whether the samples are trained by a class of Gyre's own, which reads `EXTRAS`."""
+    """What a job's operators must return. `vocabulary` and `samples`, of a group, are None where the job's `config`
+    does not say; `own_learner` is whether the samples are trained by a class of Gyre's own, which reads `EXTRAS`."""
 
     vocabulary: int | None = None
     samples: int | None = None
@@ -63,6 +63,9 @@ class Expectations:
     @staticmethod
     def for_evaluation() -> Expected:
         return Expected(EVALUATE)
+
+
+NOTHING_KNOWN = Expectations()
 
 
 def problem_with_groups(

@@ -31,7 +31,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, Sample
 from gyre.rollouts.trainer.plane_client import SampleAhead
 from gyre.workloads.gang.gang import Outcome, outcome_of
-from gyre.workloads.trainer.firings.result_checks import Expectations, problem_with_groups
+from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations, problem_with_groups
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
@@ -82,7 +82,7 @@ class SampleScoring:
         vertices: Callable[[], int],
         report_failure: Callable[[Member, str, Failure, int], None],
         on_result: Callable[[ScoringCall, Outcome | VertexLost], None],
-        expectations: Expectations = Expectations(),
+        expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._operator = operator
         self._flow = flow

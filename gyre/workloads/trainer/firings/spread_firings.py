@@ -12,7 +12,7 @@ from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall, SpreadCalls
-from gyre.workloads.trainer.firings.result_checks import Expectations
+from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_firings import ids_of, in_calls
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -31,7 +31,7 @@ class SpreadFirings:
         *,
         groups_per_call: int,
         on_result: Callable[[SpreadCall, int, Outcome | VertexLost], None],
-        expectations: Expectations = Expectations(),
+        expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._flow = flow
         self._groups = groups

@@ -19,7 +19,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
-from gyre.workloads.trainer.firings.result_checks import Expectations
+from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -56,7 +56,7 @@ class VertexFirings:
         groups_per_call: int,
         held_out: Callable[[], list[Group]],
         on_result: Callable[[VertexCall, Outcome | VertexLost], None],
-        expectations: Expectations = Expectations(),
+        expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._graph = graph
         self._flow = flow

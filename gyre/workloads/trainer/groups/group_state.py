@@ -90,12 +90,13 @@ class GroupState:
             del found.batches[step]
             self.batches.pop(step, None)
         for group_id, problem in unfit.items():
-            group = self.by_id.pop(group_id, None)
-            found.groups.pop(group_id, None)
-            tokens = group.token_count if group is not None else 0
+            read = self.by_id.get(group_id)
+            tokens = read.token_count if read is not None else 0
             self._ledger.record_redrawn(
                 group_id, version=self.step, reason="unfit", tokens=tokens, evidence=problem, now=time.time()
             )
+            if read is not None:
+                del self.by_id[group_id]
             self.unscored.add(group_id)
             self.min_versions[group_id] = self.step
             self.redrawn[group_id] = (tokens, problem)
