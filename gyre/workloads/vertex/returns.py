@@ -75,8 +75,8 @@ def checked(
     *,
     version: int | None = None,
 ) -> Any:
-    """The value that `function` returned, its numbers made plain; `version` is the policy version that it was asked for,
-    if any. Raises UserCodeError, which names the method with its file and line, what it returned and what was
+    """The value that `function` returned, its numbers made plain; `version` is the policy version that it was asked
+    for, if any. Raises UserCodeError, which names the method with its file and line, what it returned and what was
     expected."""
     check = _CHECKS.get(expected.method)
     problem = ""

@@ -96,7 +96,13 @@ class RayTransport:
         return ray.put(value)
 
     def _send(self, vertex: str, incarnation: int, call: Any) -> Future[tuple[str, Any]]:
-        from ray.exceptions import RayActorError, RayError
+        from ray.exceptions import (
+            NodeDiedError,
+            OutOfMemoryError,
+            RayActorError,
+            RayError,
+            WorkerCrashedError,
+        )
 
         out: Future[tuple[str, Any]] = Future()
         try:
@@ -110,7 +116,7 @@ class RayTransport:
             error = inner.exception()
             if error is None:
                 out.set_result(inner.result())
-            elif isinstance(error, RayActorError):
+            elif isinstance(error, RayActorError | WorkerCrashedError | NodeDiedError | OutOfMemoryError):
                 out.set_exception(_lost(vertex, incarnation, error))
             else:
                 out.set_result(("error", _not_sent(error)))
@@ -138,6 +144,8 @@ def _not_sent(error: BaseException) -> Failure:
 
     if isinstance(error, RayTaskError):
         text = str(error.cause or error)
+        if isinstance(error.cause, RayError):  # its arguments did not arrive
+            return Failure(f"{type(error.cause).__name__}: {text}"[:2000], str(error), user_code=False)
         return Failure(f"what it returned cannot be sent: {text}", str(error), user_code=True)
     # Ray puts what unpickling raised into a RaySystemError; its own such errors hold a text.
     if isinstance(error, RaySystemError) and isinstance(error.client_exc, BaseException):

@@ -301,7 +301,9 @@ def test_what_a_protocol_permits_comes_back_as_it_is(method: str, value: Any) ->
     assert checked(Expected(method), None, value, Mine().method) is value
 
 
-@pytest.mark.parametrize(("method", "value"), [("export_weights", (MANIFEST, b"12")), ("publish_model", MANIFEST)])
+@pytest.mark.parametrize(
+    ("method", "value"), [("export_weights", (MANIFEST, b"12")), ("publish_model", MANIFEST)]
+)
 def test_a_policy_has_the_version_that_was_asked_for(method: str, value: Any) -> None:
     assert checked(Expected(method), None, value, Mine().method, version=1) is value
     with pytest.raises(UserCodeError, match="returned policy version 1, expected 2"):
