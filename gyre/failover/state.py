@@ -102,7 +102,7 @@ class Cause(StrEnum):
     """A step's gradient holds NaN or infinity."""
     OUT_OF_MEMORY = "out_of_memory"
     """A call raised because a device or the host had no memory left."""
-    CONFIG = "config"
+    CONFIG = "config_error"
     """What the user wrote cannot be a job, which showed only in a vertex."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""

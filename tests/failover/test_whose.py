@@ -35,7 +35,7 @@ def test_a_wrong_configuration_is_tried_once_and_is_nobodys_code(
 ) -> None:
     fails(history)
     incident = history.incident
-    assert (incident.scope, incident.cause, incident.user_code) == (Scope.GIVE_UP, "config", False)
+    assert (incident.scope, incident.cause, incident.user_code) == (Scope.GIVE_UP, "config_error", False)
     assert len(history.state.incidents) == 1
     assert not history.state.uses
     job = history.stop_all().state.job

@@ -254,13 +254,15 @@ def give_up(
         outcome="gave up",
     )
     traceback = str(fault.evidence.get("traceback", "") or fault.evidence.get("stack", ""))
+    # A sentence that is complete: no traceback of ours adds to it, nor it to itself.
+    complete = fault.cause is Cause.CONFIG or (place and not traceback)
     return end_job(
         draft,
         now,
         outcome=JobPhase.FAILED,
         reason=_REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
         message=f"{said} ({who}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
-        error=traceback or error,
+        error="" if complete else traceback or error,
     )
 
 

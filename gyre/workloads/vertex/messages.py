@@ -67,7 +67,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
     message = _text_of(error)
     if isinstance(error, UserCodeError):
         told = str(error.details.get("traceback", ""))  # of another process
-        text = f"{told}\n{text}".lstrip()
+        # Of what was returned there is no line that raised, but one of ours.
+        text = "" if "returned" in error.details else f"{told}\n{text}".lstrip()
         place = str(error.details.get("place", "")) or _place_in(told) or place
         method = str(error.details.get("method", "")) or method
         raised = told.strip().rpartition("\n")[2] if "Traceback (most recent" in told else ""

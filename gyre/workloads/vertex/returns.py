@@ -89,7 +89,7 @@ def checked(
     method, place = named(function)
     raise UserCodeError(
         f"{method} ({place}) returned {problem}.",
-        details={"method": method, "place": place, "traceback": ""},
+        details={"method": method, "place": place, "returned": True},
     )
 
 

@@ -145,6 +145,7 @@ def test_a_class_that_returns_what_cannot_be_used_ends_the_job_by_its_name(
         job.result(timeout_s=GENEROUS_S)
     assert f"{HERE}:{cls.__name__}.{method}" in ended.value.message
     assert "test_bad_returns.py:" in ended.value.message
+    assert "Traceback" not in ended.value.details["traceback"]  # which would be ours
     assert job.reports_of("TrainerFailed") == []
     assert job.reports_of("VertexLost") == []
     assert {told.body["vertex"] for told in job.reports_of("OperatorFailed")} == {f"{role}-0"}
