@@ -65,6 +65,11 @@ class GraphError(ConfigError):
     code = "graph"
 
 
+def is_configuration(code: str) -> bool:
+    """Whether the code is of a ConfigError: a mistake in what the user wrote, which no retry changes."""
+    return code in (ConfigError.code, GraphError.code) or code.startswith(f"{ConfigError.code}.")
+
+
 class StoreError(GyreError):
     code = "store"
     exit_code = 3

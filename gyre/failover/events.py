@@ -79,6 +79,10 @@ class VertexStartFailed(Event):
     user_code: bool = False
     node: str = ""
     """The machine on which it was tried, if there is another."""
+    code: str = ""
+    place: str = ""
+    method: str = ""
+    """As in `OperatorFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,8 @@ class VertexStopped(Event):
 class OperatorFailed(Event):
     """A call raised in a vertex that goes on living. The controller repeats it by itself. `attempt` counts, this one
     included, how often in a row the same call has failed, or calls of its operator none of which succeeded between,
-    whichever is more; 0 where the controller does not know. `code` is the stable code of one of Gyre's errors."""
+    whichever is more; 0 where the controller does not know. `code` is the stable code of one of Gyre's errors. `place`
+    (`file.py:12`) and `method` (`module:Class.method`) say where in the user's code it was raised, if it was."""
 
     incarnation: int
     vertex: str
@@ -140,6 +145,8 @@ class OperatorFailed(Event):
     report: int = 0
     attempt: int = 0
     code: str = ""
+    place: str = ""
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,10 @@ class TrainerFailed(Event):
     traceback: str
     user_code: bool
     report: int = 0
+    code: str = ""
+    place: str = ""
+    method: str = ""
+    """As in `OperatorFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +293,18 @@ class GroupSetAside(Event):
     group: int
     replaced_by: int
     reason: str
+    tokens: int = 0
+    evidence: str = ""
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRedrawn(Event):
+    """A trainer found scored samples in the ledger that nobody can train, with what is wrong as evidence, and its
+    prompt is answered again. `tokens` counts the tokens that were discarded."""
+
+    incarnation: int
+    group: int
     tokens: int = 0
     evidence: str = ""
     report: int = 0
@@ -498,6 +521,7 @@ _KINDS: dict[str, type[Event]] = {
         Evaluated,
         EvaluationLeftOut,
         GroupSetAside,
+        GroupRedrawn,
         BatchSkipped,
         PassesHalved,
         MasterHung,
@@ -534,6 +558,7 @@ REPORTED = (
     Evaluated,
     EvaluationLeftOut,
     GroupSetAside,
+    GroupRedrawn,
     BatchSkipped,
     PassesHalved,
     RolloutsChanged,

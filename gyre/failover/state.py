@@ -67,6 +67,7 @@ class Reason(StrEnum):
     CONTINUED = "continued"
     NOT_FINITE = "not_finite"
     OUT_OF_MEMORY = "out_of_memory"
+    CONFIG = "config"
 
 
 class Cause(StrEnum):
@@ -103,6 +104,8 @@ class Cause(StrEnum):
     """A step's gradient holds NaN or infinity."""
     OUT_OF_MEMORY = "out_of_memory"
     """A call raised because a device or the host had no memory left."""
+    CONFIG = "config_error"
+    """What the user wrote cannot be a job, which showed only in a vertex."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
 

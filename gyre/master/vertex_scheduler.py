@@ -249,6 +249,9 @@ class Scheduler:
                 error=plain_text(failure.error),
                 traceback=plain_text(failure.traceback),
                 user_code=bool(failure.user_code),
+                code=failure.code,
+                place=failure.place,
+                method=failure.method,
                 node=self.plans.to_blame(spawned.node),
             )
         return VertexStarted(address.vertex, address.incarnation, pid=spawned.pid, node=spawned.node)

@@ -24,7 +24,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, literal_column, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from gyre.errors import Fenced, StoreError
 from gyre.store import tables
@@ -197,6 +207,7 @@ class LedgerStore:
         drop_payloads_through_step: int | None = None,
         forget_digests_from_step: int | None = None,
         digests: Mapping[int, str] | None = None,
+        forget_micro_batches_of_step: int | None = None,
     ) -> None:
         """Upsert everything in one transaction. Fenced if another term is stored.
 
@@ -204,12 +215,14 @@ class LedgerStore:
         payloads of groups trained up to that step, and never of one that no checkpoint covers.
         `forget_digests_from_step` removes the digests of that step and later ones: the trainer went on from it with
         other weights than the recorded ones. `digests` are of steps that are stored, by step.
+        `forget_micro_batches_of_step` removes those of a step that is not trained: it is assembled anew.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
         durable = (
             checkpoint is not None
             or drop_payloads_through_step is not None
             or forget_digests_from_step is not None
+            or forget_micro_batches_of_step is not None
             or bool(digests)
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
@@ -224,6 +237,13 @@ class LedgerStore:
                         steps_table.c.job_id == self.job_id, steps_table.c.step >= forget_digests_from_step
                     )
                     .values(digest=None)
+                )
+            if forget_micro_batches_of_step is not None:
+                batches = tables.ledger_micro_batches
+                connection.execute(
+                    delete(batches).where(
+                        batches.c.job_id == self.job_id, batches.c.step == forget_micro_batches_of_step
+                    )
                 )
             if group_rows:
                 connection.execute(self._upsert_groups, group_rows)

@@ -24,7 +24,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gyre.errors import Fenced, GyreError, Unreachable, UserCodeError, VertexLost
+from gyre.errors import (
+    ConfigError,
+    Fenced,
+    GyreError,
+    Unreachable,
+    UserCodeError,
+    VertexLost,
+    is_configuration,
+)
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.script import Arguments, ScriptGang
 from gyre.workloads.vertex.membership import Member, Membership
@@ -317,9 +325,17 @@ def _value(outcome: tuple[str, Any], vertex: str, method: str) -> Any:
 
 def error_of(failure: Failure, vertex: str, method: str) -> GyreError:
     """The exception for a failure that a vertex told of."""
-    details = {"vertex": vertex, "operator": method, "traceback": failure.traceback}
+    details = {
+        "vertex": vertex,
+        "operator": method,
+        "traceback": failure.traceback,
+        "place": failure.place,
+        "method": failure.method,
+    }
     if failure.fenced:
         return Fenced(failure.error, details=details)
+    if is_configuration(failure.code):
+        return ConfigError(failure.error, details=details)
     text = f"{vertex}.{method} raised {failure.error}"
     if failure.user_code:
         return UserCodeError(text, hint="This is the job's own code, not Gyre's.", details=details)

@@ -35,12 +35,14 @@ from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
 from gyre.rollouts.protocol.secrets import new_secret
 from gyre.rollouts.protocol.tls import server_context
+from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
 from gyre.rollouts.trainer.sample_ledger import rollout_ledger
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.owned_dirs import default_root
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.tasks.vocabulary import vocabulary_of
 
 START_TIMEOUT_S = 60.0
 """How long the manager may take to read its ledger and listen: gigabytes of deltas at a few hundred megabytes/s."""
@@ -170,6 +172,7 @@ class RolloutManagerVertex(BaseWorkload):
                 reconnect_grace_s=spec.reconnect_grace_s,
                 update_mode=spec.update_mode,
                 deterministic=spec.deterministic,
+                vocabulary=vocabulary_of(self.context.config) or MOST_TOKENS,
                 rebalance_every_s=spec.rebalance_every_s,
                 weights=WeightsSpec.model_validate(self.context.weights),
                 pools=_elastic_pools(self.context.pools),

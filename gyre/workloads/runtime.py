@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec, parse_job
-from gyre.errors import ConfigError, Fenced, GyreError, UserCodeError
+from gyre.errors import Fenced, GyreError, UserCodeError
 from gyre.workloads.base import BaseTrainer, WorkloadContext
 from gyre.workloads.gang.script import ScriptGang
 from gyre.workloads.handles import RoleHandle
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.messages import Binding, failure_of
+from gyre.workloads.vertex.returns import named
 from gyre.workloads.vertex.transport import RayTransport, Transport
 
 
@@ -157,21 +158,30 @@ class TrainerRuntime:
             return  # a newer trainer has taken over; this one has nothing more to say
         except UserCodeError as error:
             # The innermost cause is in a vertex, and its traceback is the one worth reading.
-            self.report("TrainerFailed", error=error.message, traceback=error.traceback, user_code=True)
+            where = {key: str(error.details.get(key, "")) for key in ("place", "method")}
+            self.report(
+                "TrainerFailed", error=error.message, traceback=error.traceback, user_code=True, **where
+            )
             return
         except GyreError as error:
             # Raised by a handle in the user's `fit()`, say: a deadline that passed is not the user's exception.
             told = failure_of(error)
-            user_code = isinstance(error, ConfigError)
-            self.report("TrainerFailed", error=told.error, traceback=told.traceback, user_code=user_code)
+            self.report(
+                "TrainerFailed", error=told.error, traceback=told.traceback, user_code=False, code=told.code
+            )
             return
         except BaseException as error:
-            failure = failure_of(error, module=type(self._trainer).__module__)
+            failure = failure_of(
+                error, module=type(self._trainer).__module__, method=named(self._trainer.fit)[0]
+            )
             self.report(
                 "TrainerFailed",
                 error=failure.error,
                 traceback=failure.traceback,
                 user_code=failure.user_code,
+                code=failure.code,
+                place=failure.place,
+                method=failure.method,
             )
             return
         self.report("TrainerFinished", result=plain_fields(result), stopped=self.should_stop)

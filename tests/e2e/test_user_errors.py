@@ -43,6 +43,22 @@ roles:
 """
 
 
+MENDED = """
+from gyre.workloads import BaseWorkload, operator
+
+
+class Score(BaseWorkload):
+    @operator
+    def score(self, groups):
+        if any({fails} for group in groups):
+            raise ValueError("no boxed answer")
+        for group in groups:
+            for sample in group.samples:
+                sample.reward = float(len(sample.token_ids) % 3)
+        return groups
+"""
+
+
 def said(shared: Shared, file: Path, *options: str) -> str:
     """What `gyre run` of a job that fails prints: the traceback, then one sentence."""
     ended = shared.gyre("run", str(file), *options)
@@ -86,6 +102,29 @@ def test_an_operator_that_always_raises_is_given_up_after_its_budget(shared: Sha
     assert {incident["vertex"] for incident in incidents} == {"reward-0"}
     assert all(incident["user_code"] for incident in incidents)
     assert [incident["scope"] for incident in incidents] == ["retry", "vertex", "give_up"]
+
+
+def test_a_mistake_that_was_mended_goes_on_where_the_job_was(shared: Shared, tmp_path: Path) -> None:
+    """The last sentence says what to mend, with file, line and exception."""
+    (tmp_path / "mended_reward.py").write_text(MENDED.format(fails="group.id >= 5"))
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        GRPO.replace("unrewarded", "mended").replace(f"{MODULE}:CarelessReward", "mended_reward:Score")
+    )
+    ended = shared.gyre("run", str(file))
+    assert ended.code == 1, ended.err
+    (last,) = (line for line in ended.err.splitlines() if line.startswith("error: Job mended failed"))
+    assert "mended_reward.py:9: ValueError: no boxed answer (mended_reward:Score.score on reward-0" in last
+    (tmp_path / "mended_reward.py").write_text(MENDED.format(fails="False"))
+    again = shared.gyre("resume", "mended")
+    assert again.code == 0, again.err
+    job = shared.verb("show", "mended", "--json").json()["job"]
+    assert (job["phase"], job["step"]) == ("succeeded", 3)
+    assert (job["result"]["prompts"], job["result"]["prompts_lost"], job["result"]["trained_twice"]) == (
+        12,
+        0,
+        0,
+    )
 
 
 def test_an_endless_loop_is_found_named_and_replaced(shared: Shared) -> None:

@@ -107,7 +107,14 @@ class History:
         return self
 
     def fail_operator(
-        self, vertex: str, *, user_code: bool = False, attempt: int = 0, code: str = ""
+        self,
+        vertex: str,
+        *,
+        user_code: bool = False,
+        attempt: int = 0,
+        code: str = "",
+        error: str = "ValueError: no",
+        **where: str,
     ) -> Decision:
         trainer = self["trainer-0"]
         return self.decide(
@@ -116,12 +123,13 @@ class History:
                 vertex=vertex,
                 vertex_incarnation=self[vertex].incarnation,
                 operator="run",
-                error="ValueError: no",
+                error=error,
                 traceback="Traceback …",
                 user_code=user_code,
                 report=trainer.reported + 1,
                 attempt=attempt,
                 code=code,
+                **where,
             )
         )
 

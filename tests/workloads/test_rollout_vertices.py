@@ -19,6 +19,7 @@ def started(directory: Path, incarnation: int) -> RolloutManagerVertex:
     vertex = RolloutManagerVertex.__new__(RolloutManagerVertex)
     context: Any = SimpleNamespace(
         directory=directory,
+        config={},
         store_url=f"sqlite:///{directory}/gyre.db",
         job_id="job",
         incarnation=incarnation,

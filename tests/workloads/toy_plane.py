@@ -44,6 +44,8 @@ class ToyPlane:
     seed: int = 0
     poison: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
+    spoilt: set[int] = field(default_factory=set)
+    """Groups whose first sample has tokens that no model has."""
     lies: bool = False
     """Whether what it tells ahead of a group begins anew before the group is delivered."""
 
@@ -214,6 +216,8 @@ class ToyPlane:
             )
             for number in range(one.n)
         ]
+        if one.group.id in self.spoilt:
+            samples[0].token_ids = samples[0].token_ids - 5000
         return Group(one.group.id, one.group.prompt_ids, one.group.meta, samples)
 
     def _deliver(self, client: ToyClient, groups: list[tuple[Key, Group]]) -> None:

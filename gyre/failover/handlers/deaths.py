@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
-from gyre.errors import NOT_FINITE, OUT_OF_MEMORY
+from gyre.config import TRAINER
+from gyre.errors import NOT_FINITE, OUT_OF_MEMORY, is_configuration
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
@@ -13,7 +16,7 @@ from gyre.failover.handlers import machines
 from gyre.failover.handlers.repair import Rung, give_up, pay, repair
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
-from gyre.failover.state import Cause, JobPhase, Scope, VertexPhase
+from gyre.failover.state import Cause, JobPhase, Scope, VertexPhase, VertexRecord
 from gyre.failover.vertices import TRAINER_VERTEX, current
 
 
@@ -39,6 +42,9 @@ def vertex_start_failed(
     if record is None or record.phase is not VertexPhase.STARTING:
         return ()
     fault = _fault_of(event, Cause.START_FAILED)
+    if is_configuration(event.code) and (not draft.job.trainer_started or record.role == TRAINER):
+        return _configured_wrong(draft, record, now, fault)
+    # Of a role that has started with this configuration: its machine lacks something.
     machines.blame(layout, draft, record, event.node, fault, now)
     return repair(layout, draft, record, now, fault)
 
@@ -49,13 +55,32 @@ def trainer_failed(
     record = current(draft, TRAINER_VERTEX, event.incarnation)
     if record is None or record.phase is not VertexPhase.RUNNING:
         return ()
-    return repair(layout, draft, record, now, _fault_of(event, Cause.CALL_FAILED))
+    fault = _fault_of(event, Cause.CALL_FAILED)
+    if is_configuration(event.code):
+        return _configured_wrong(draft, record, now, fault)
+    return repair(layout, draft, record, now, fault)
 
 
 def _fault_of(event: e.VertexStartFailed | e.TrainerFailed, otherwise: Cause) -> Fault:
     """What failed: the user's code, or Gyre's for the cause `otherwise`."""
-    evidence = {"error": event.error, "traceback": event.traceback}
+    evidence = {"error": event.error, "traceback": event.traceback, **_place_of(event)}
     return Fault(Cause.USER_CODE if event.user_code else otherwise, evidence, event.user_code)
+
+
+def _place_of(event: e.VertexStartFailed | e.TrainerFailed | e.OperatorFailed) -> dict[str, str]:
+    """Where in the user's code it was, as far as that is known."""
+    return {key: value for key, value in (("place", event.place), ("method", event.method)) if value}
+
+
+def _configured_wrong(draft: Draft, record: VertexRecord, now: float, fault: Fault) -> Iterable[c.Command]:
+    """End the job at once: what is written is wrong, and is wrong the next time too."""
+    return give_up(
+        draft,
+        record,
+        now,
+        replace(fault, cause=Cause.CONFIG, user_code=False),
+        "the configuration is wrong, so it is not tried again",
+    )
 
 
 def operator_failed(
@@ -67,7 +92,14 @@ def operator_failed(
     record = current(draft, event.vertex, event.vertex_incarnation)
     if record is None or record.phase is not VertexPhase.RUNNING:
         return ()
-    evidence = {"operator": event.operator, "error": event.error, "traceback": event.traceback}
+    evidence: dict[str, Any] = {
+        "operator": event.operator,
+        "error": event.error,
+        "traceback": event.traceback,
+        **_place_of(event),
+    }
+    if is_configuration(event.code):
+        return _configured_wrong(draft, record, now, Fault(Cause.CONFIG, evidence))
     if event.code == NOT_FINITE:
         # The trainer has skipped as many batches as it may. From the same state the same batch gives the same again.
         return give_up(draft, record, now, Fault(Cause.NOT_FINITE, evidence), "the gradient is not finite")
@@ -90,6 +122,8 @@ def operator_failed(
         return ()
     unknown = gang and retried is Cause.CALL_FAILED
     cause = Cause.COLLECTIVE if unknown else retried
+    if event.attempt > 1:
+        evidence["attempts"] = event.attempt
     return repair(layout, draft, record, now, Fault(cause, evidence, event.user_code))
 
 

@@ -25,7 +25,11 @@ SAID_CHARS = 500
 """Characters of what failed said that the job's message begins with; the whole is in the job's error."""
 
 
-_REASONS = {Cause.NOT_FINITE: Reason.NOT_FINITE, Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY}
+_REASONS = {
+    Cause.CONFIG: Reason.CONFIG,
+    Cause.NOT_FINITE: Reason.NOT_FINITE,
+    Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+}
 """The reasons of jobs that ended by a cause that says more than that budgets are spent."""
 
 
@@ -232,6 +236,14 @@ def give_up(
     """End the job. Its message begins with the words of what failed, as far as they fit; `why` follows."""
     error = str(fault.evidence.get("error", fault.cause.value))
     said = error if len(error) <= SAID_CHARS else f"{error[:SAID_CHARS]} …"
+    place, method = fault.evidence.get("place", ""), fault.evidence.get("method", "")
+    who = record.id
+    if place and place not in said:
+        said = f"{place}: {said}"
+    if method and method not in said:
+        who = f"{method} on {record.id}"
+    if "attempts" in fault.evidence:
+        why = f"{why}, {fault.evidence['attempts']} attempts"
     open_incident(
         draft,
         record,
@@ -242,13 +254,15 @@ def give_up(
         outcome="gave up",
     )
     traceback = str(fault.evidence.get("traceback", "") or fault.evidence.get("stack", ""))
+    # A sentence that is complete: no traceback of ours adds to it, nor it to itself.
+    complete = fault.cause is Cause.CONFIG or (place and not traceback)
     return end_job(
         draft,
         now,
         outcome=JobPhase.FAILED,
         reason=_REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
-        message=f"{said} ({record.id}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
-        error=traceback or error,
+        message=f"{said} ({who}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
+        error="" if complete else traceback or error,
     )
 
 

@@ -49,6 +49,7 @@ from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
 from gyre.rollouts.protocol.lineage import lineage
 from gyre.rollouts.protocol.progress import End, Progress, Report
+from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.placement import Placement
@@ -68,7 +69,8 @@ Recalled = dict[str, list[tuple[int, int]]]
 
 
 class OpenGroups:
-    def __init__(self, *, epoch: int) -> None:
+    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS) -> None:
+        """Token ids are below `vocabulary`."""
         self.placement = Placement()
         self.required_version = -1
         """The oldest policy that may generate now: an instance with an older one gets nothing."""
@@ -84,7 +86,7 @@ class OpenGroups:
         """Samples that failed on every instance and with every seed, by key."""
         self.cancelled: list[tuple[str, int, int]] = []
         """(instance, row, lease) of samples to stop, which the caller has not yet stopped and cleared."""
-        self._store = SampleStore(epoch=epoch)
+        self._store = SampleStore(epoch=epoch, vocabulary=vocabulary)
         open_instances = OpenInstances(self.placement)
         self._router = Router(self.placement, open_instances)
         self._rebalancing = Rebalancing(self.placement, open_instances, self._router)

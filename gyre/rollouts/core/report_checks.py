@@ -18,6 +18,7 @@ from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.progress import End
+from gyre.rollouts.sample_checks import MOST_TOKENS
 
 
 class Match(NamedTuple):
@@ -30,10 +31,16 @@ class Match(NamedTuple):
 
 
 def match(
-    columns: ReportColumns, rows: SampleRows, owners: int | NDArray[np.int64], *, newest_version: int
+    columns: ReportColumns,
+    rows: SampleRows,
+    owners: int | NDArray[np.int64],
+    *,
+    newest_version: int,
+    vocabulary: int = MOST_TOKENS,
 ) -> Match:
     """`owners` is the number of the instance that reports, or of each row's. Raises FrameError where something cannot
-    be: a row that was never given out, a gap, a sample longer than its limit, or a policy that was not published."""
+    be: a row that was never given out, a gap, a sample longer than its limit, a policy that was not published, or a
+    token that is not among the `vocabulary`."""
     numbers, starts = columns.rows, columns.starts
     if int(numbers.max()) >= len(rows):
         raise refuse("unknown_row", f"progress.rows: {int(numbers.max())} is no row of this manager")
@@ -52,6 +59,9 @@ def match(
     newest = int(columns.versions.max())
     if newest > newest_version:
         raise refuse("unknown_version", f"progress.versions: {newest}; the newest policy is {newest_version}")
+    highest = int(columns.tokens.max())
+    if highest >= vocabulary:
+        raise refuse("vocabulary", f"progress.tokens: {highest}; the model has tokens 0 to {vocabulary - 1}")
     return Match(mine, lengths)
 
 

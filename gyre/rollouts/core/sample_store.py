@@ -23,12 +23,15 @@ from gyre.rollouts.core.requests import FailureRecord, GroupRequest, InFlightSam
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.token_log.records import LeaseRecord, delta_in
 from gyre.rollouts.token_log.write_buffer import WriteBuffer
 
 
 class SampleStore:
-    def __init__(self, *, epoch: int) -> None:
+    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS) -> None:
+        """Token ids are below `vocabulary`."""
+        self._vocabulary = vocabulary
         self.account = TokenAccount()
         self.rows = SampleRows()
         self.leases = Leases(self.rows, epoch=epoch)
@@ -59,7 +62,7 @@ class SampleStore:
     def take_in(self, columns: ReportColumns, owner: int, *, newest_version: int) -> int:
         """Take in what a report of the instance `owner` brings. Returns how many tokens are new. Raises FrameError for
         a report that cannot be."""
-        matched = match(columns, self.rows, owner, newest_version=newest_version)
+        matched = match(columns, self.rows, owner, newest_version=newest_version, vocabulary=self._vocabulary)
         self.account.generated += len(columns.tokens)
         if not (matched.mine & (matched.lengths == columns.starts)).all():
             trimmed = trim(columns, matched)
@@ -76,7 +79,9 @@ class SampleStore:
         """The same for reports of different instances in one pass; `owners` has an element a row. False, and nothing
         has changed, where one of them has to be looked at by itself."""
         try:
-            matched = match(columns, self.rows, owners, newest_version=newest_version)
+            matched = match(
+                columns, self.rows, owners, newest_version=newest_version, vocabulary=self._vocabulary
+            )
         except FrameError:  # which report is refused, and why, shows when each is taken in by itself
             return False
         if not (matched.mine & (matched.lengths == columns.starts)).all():

@@ -96,7 +96,7 @@ class RolloutManager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings or ManagerSettings()
-        self.groups = OpenGroups(epoch=term)
+        self.groups = OpenGroups(epoch=term, vocabulary=self.settings.vocabulary)
         self.sessions = AgentSessions(self.groups)
         self.weights = PolicyVersions()
         self.refused = 0

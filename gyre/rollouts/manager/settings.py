@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gyre.config import WeightsSpec
 from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S
+from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.pools import Pool
 
 
@@ -42,6 +43,8 @@ class ManagerSettings:
     """By role, what an instance that Gyre places costs an hour."""
     on_cores: bool = False
     """Whether engines compute on cores, which those of one machine share, and not on devices of their own."""
+    vocabulary: int = MOST_TOKENS
+    """Token ids are below this."""
     rebalance_every_s: float = 1.0
     tokens_every_s: float = 1.0
     """How often the join tokens are read: a revoked one is good for so long."""

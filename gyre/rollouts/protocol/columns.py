@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre.rollouts.sample_checks import LOGPROB_SLACK
+
 COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
     ("rows", np.dtype("<u4")),
     ("leases", np.dtype("<u8")),
@@ -113,4 +115,6 @@ def _fault_of(columns: ReportColumns, samples: list[int], totals: list[int]) -> 
         return ColumnFault("invalid", "progress.tokens: a negative id")
     if not bool(np.isfinite(columns.logprobs).all()):
         return ColumnFault("not_finite", "progress.logprobs: NaN or infinite")
+    if float(columns.logprobs.max()) > LOGPROB_SLACK:
+        return ColumnFault("invalid", "progress.logprobs: above 0")
     return None

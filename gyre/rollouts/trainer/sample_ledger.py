@@ -92,6 +92,8 @@ class Recovered:
     restores: dict[str, Restore] = field(default_factory=dict)
     """The last restore of each role that had one."""
     restore_count: int = 0
+    unreadable: dict[int, str] = field(default_factory=dict)
+    """Scored groups whose samples cannot be read, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,18 @@ class SampleLedger:
         groups: dict[int, Group] = {}
         trained: set[int] = set()
         queued: dict[int, int | None] = {}
+        unreadable: dict[int, str] = {}
         for row in rows.groups:
             if row.status == "queued":
                 queued[row.group_id] = row.version_min
             elif row.payload is not None and row.status != "set_aside":
-                (group,) = unpack_groups(row.payload)
+                try:
+                    (group,) = unpack_groups(row.payload)
+                except ValueError as error:
+                    if row.status == "trained":
+                        raise  # a replay needs it
+                    unreadable[row.group_id] = str(error)
+                    continue
                 groups[row.group_id] = group
                 if row.status == "trained":
                     trained.add(row.group_id)
@@ -162,6 +171,7 @@ class SampleLedger:
             replaced=rows.replaced,
             restores={row.role: Restore(**asdict(row)) for row in rows.restores},
             restore_count=rows.restores[-1].number if rows.restores else 0,
+            unreadable=unreadable,
         )
 
     def check_data(self, identity: str) -> None:
@@ -190,6 +200,10 @@ class SampleLedger:
         shares = [list(share) for share in batch.shares]
         row = MicroBatchRow(batch.step, batch.index, shares, batch.last)
         self._store.write(self._term, micro_batches=[row])
+
+    def forget_batches(self, step: int) -> None:
+        """Forget the micro-batches of a step that is not trained, whose groups are not to be trained as they are."""
+        self._store.write(self._term, forget_micro_batches_of_step=step)
 
     def record_redrawn(
         self, group_id: int, *, version: int, reason: str, tokens: int, evidence: str, now: float

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from gyre.errors import UserCodeError
 from gyre.rollouts.samples import VersionRun
 
 
@@ -81,13 +82,13 @@ class StalenessPolicy:
     def sample(self, runs: Sequence[VersionRun], *, trainer_version: int) -> Verdict:
         """May the trainer, whose policy is `trainer_version`, train this sample now?
 
-        Raises TypeError where the user's function answers with something else than a Verdict.
+        Raises UserCodeError where the user's function answers with something else than a Verdict.
         """
         age = ages(runs, trainer_version)
         if self.judge is not None:
             verdict = self.judge(age)
             if not isinstance(verdict, Verdict):
-                raise TypeError(f"the staleness function answered {verdict!r:.100}, expected a Verdict")
+                raise UserCodeError(f"the staleness function answered {verdict!r:.100}, expected a Verdict.")
             return verdict
         if age.newest < 0:
             return Verdict(

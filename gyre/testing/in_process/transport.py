@@ -100,7 +100,7 @@ class InProcessTransport:
             if error is not None:
                 self._end(out, error=error)
             else:
-                self._end(out, value=unpack(inner.result()))
+                self._end(out, value=_read(inner.result()))
 
         run = found.control if beside else found.submit
         run(lambda: _sendable(call(found.host))).add_done_callback(finish)
@@ -128,6 +128,15 @@ class InProcessTransport:
             future.set_exception(error)
         else:
             future.set_result(value)
+
+
+def _read(packed: Packed) -> Outcome:
+    try:
+        outcome: Outcome = unpack(packed)
+        return outcome
+    except Exception as error:  # whatever an object's own unpickling raises, as in Ray's transport
+        text = f"what it returned cannot be read: {type(error).__name__}: {error}"
+        return "error", Failure(error=text, traceback="", user_code=True)
 
 
 def _sendable(outcome: Outcome) -> Packed:

@@ -19,6 +19,7 @@ from typing import Any
 from gyre.errors import Fenced, VertexLost
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
+from gyre.workloads.vertex.returns import Expected
 from gyre.workloads.vertex.transport import Transport
 
 SETTLE_S = 2.0
@@ -52,6 +53,8 @@ def operator_failed(member: Member, operator: str, failure: Failure, attempt: in
         "user_code": failure.user_code,
         "attempt": attempt,
         "code": failure.code,
+        "place": failure.place,
+        "method": failure.method,
     }
 
 
@@ -66,6 +69,8 @@ class Gang:
     transport: Transport
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
+    checked: bool = False
+    """Whether the ranks check what their methods return: those of the protocols, which the built-in trainer calls."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
 
     @property
@@ -77,6 +82,7 @@ class Gang:
     ) -> list[Future[Outcome]]:
         """To every rank. The call's number goes with it, by which a rank that was not given it is found out."""
         kwargs["_gyre_gang_call"] = (self.number, next(self._numbers))
+        kwargs = self._expecting(method, kwargs)
         return [
             self.transport.submit(*member, method, *args, **kwargs)
             for member, args in zip(self.members, per_rank, strict=True)
@@ -91,7 +97,10 @@ class Gang:
         return self.gather(method, [self.submit_rank0(method, *args, **kwargs)], timeout_s=timeout_s)[0]
 
     def submit_rank0(self, method: str, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        return self.transport.submit(*self.members[0], method, *args, **kwargs)
+        return self.transport.submit(*self.members[0], method, *args, **self._expecting(method, kwargs))
+
+    def _expecting(self, method: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"_gyre_expected": Expected(method), **kwargs} if self.checked else kwargs
 
     def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
         """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to

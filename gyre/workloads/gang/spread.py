@@ -23,6 +23,7 @@ from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
+from gyre.workloads.vertex.returns import Expected
 
 CALLS_PER_GANG = 2
 """Calls that a gang has at a time: one in work, one waiting, so that the ranks never idle for a round trip."""
@@ -60,13 +61,15 @@ class SpreadCalls:
         shares: Sequence[list[Group]],
         *,
         step: int,
+        expected: Expected | None = None,
     ) -> None:
-        """`shares` are the ranks' groups, together those of `ids`. A rank with an empty share is called too, since the
-        others may be its peers in a collective."""
+        """`shares` are the ranks' groups, together those of `ids`; `expected` is what the ranks check. A rank with an
+        empty share is called too, since the others may be its peers in a collective."""
         call = SpreadCall(method, list(firings), list(ids), gang, [None] * gang.size)
         self._calls.append(call)
         per_rank = [(share,) for share in shares]
-        futures = gang.submit(method, per_rank, _gyre_step=step, _gyre_index=firings[0].index)
+        checks = {} if expected is None else {"_gyre_expected": expected}
+        futures = gang.submit(method, per_rank, _gyre_step=step, _gyre_index=firings[0].index, **checks)
         for rank, future in enumerate(futures):
             future.add_done_callback(partial(self._rank_ended, call, rank))
 

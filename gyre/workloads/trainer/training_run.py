@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
-from gyre.config.sections import EvaluationSettings, read_section
+from gyre.config.sections import HELD_OUT, EvaluationSettings, read_section
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
+from gyre.rollouts.sample_checks import problem_with_tokens
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
@@ -29,11 +30,11 @@ from gyre.workloads.gang.gang import operator_failed
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer import inbox_messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
-from gyre.workloads.trainer.evaluation.held_out import numbered
+from gyre.workloads.trainer.evaluation.held_out import HeldOutSets, numbered
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
-from gyre.workloads.trainer.firings.result_checks import SCORE
+from gyre.workloads.trainer.firings.result_checks import SCORE, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.sample_scoring import SampleScoring
 from gyre.workloads.trainer.firings.spread_firings import SpreadFirings
@@ -96,7 +97,10 @@ class TrainingRun:
         self.pools = tuple(pools_of(self.spec))
         """The roles of instances that stand on machines of their own."""
         self.flow = self.graph.flow()
-        self.groups = GroupState(ledger, per_step=self.graph.per_step)
+        self._expectations = Expectations.of(self.spec, self.graph.leader.role)
+        self.groups = GroupState(
+            ledger, per_step=self.graph.per_step, vocabulary=self._expectations.vocabulary
+        )
         self.arrival = self._arrival_order()
         self.waits = WaitStats(self.graph.leader.role, now=time.monotonic)
         self.retries = Retries()
@@ -131,6 +135,8 @@ class TrainingRun:
         if isinstance(identity, str):
             self.ledger.check_data(identity)
         groups = self.groups
+        for group_id, (tokens, problem) in groups.redrawn.items():
+            self._runtime.report("GroupRedrawn", group=group_id, tokens=tokens, evidence=problem)
         drawn = groups.step * self.graph.per_step
         while drawn < self.spec.run.steps * self.graph.per_step and groups.is_drawn(drawn):
             drawn += 1
@@ -260,7 +266,8 @@ class TrainingRun:
             self.retries,
             EvaluationLog.of(self._trainer.context.directory),
             read_section(EvaluationSettings, self._trainer.config, "evaluation"),
-            held_out=lambda: numbered(self._trainer.held_out_sets(run.held_out)),
+            held_out=self._held_out,
+            expectations=self._expectations,
             plane=self.plane,
             report=report,
             report_failure=self._report_failure,
@@ -278,6 +285,7 @@ class TrainingRun:
             arrival=self.arrival,
             groups_per_call=run.groups_per_firing,
             on_result=self._posts(inbox_messages.VertexCallEnded),
+            expectations=self._expectations,
         )
         self.sample_scoring = self._sample_scoring(results) if self._scores_samples else None
         self.spread_firings = SpreadFirings(
@@ -287,6 +295,7 @@ class TrainingRun:
             results,
             groups_per_call=run.groups_per_firing,
             on_result=self._posts(inbox_messages.SpreadCallEnded),
+            expectations=self._expectations,
         )
         runners: dict[Dispatch, Runner] = {
             Dispatch.ONE: self.vertex_firings,
@@ -305,6 +314,7 @@ class TrainingRun:
                 self.replacements,
                 arrival=self.arrival,
                 max_staleness=self.spec.max_staleness,
+                vocabulary=self._expectations.vocabulary,
             )
         self.scheduler = FiringScheduler(
             graph,
@@ -329,18 +339,44 @@ class TrainingRun:
             vertices=lambda: len(membership.members(operator.role)),
             report_failure=self._report_failure,
             on_result=self._posts(inbox_messages.ScoringEnded),
+            expectations=self._expectations,
         )
 
     # -- what the parts call ------------------------------------------------------------------------
 
     def _prompt(self, group_id: int) -> Group:
         group = self._trainer.prompt(group_id)
+        self._check_prompt(group, f"prompt({group_id})")
         if group.id != group_id:
             raise UserCodeError(
                 f"prompt({group_id}) gave a group with the id {group.id}.",
                 hint="A group's id is the index that it was asked for by.",
             )
         return group
+
+    def _held_out(self) -> HeldOutSets:
+        count = self.spec.run.held_out
+        sets = self._trainer.held_out_sets(count)
+        if not isinstance(sets, Mapping):
+            raise UserCodeError(
+                f"held_out_sets({count}) gave {type(sets).__name__}, expected a mapping of names to lists of groups."
+            )
+        for name, groups in sets.items():
+            call = f"held_out({count})" if name == HELD_OUT else f"held_out_sets({count})[{name!r}]"
+            if not isinstance(groups, list):
+                raise UserCodeError(f"{call} gave {type(groups).__name__}, expected a list of groups.")
+            for group in groups:
+                self._check_prompt(group, call)
+        return numbered(sets)
+
+    def _check_prompt(self, group: Any, call: str) -> None:
+        """Raises UserCodeError, for whoever brings the prompts is the user's: no engine and no learner is to meet a
+        token that the model does not have."""
+        if not isinstance(group, Group):
+            raise UserCodeError(f"{call} gave {type(group).__name__}, expected a Group.")
+        problem = problem_with_tokens(group.prompt_ids, self._expectations.vocabulary)
+        if problem:
+            raise UserCodeError(f"{call} gave a prompt with {problem}.")
 
     def _scored(self, ids: Sequence[int]) -> None:
         if self.plane is not None:

@@ -40,6 +40,7 @@ from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
 from gyre.workloads.vertex.memory_kills import own_memory_kills
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
+from gyre.workloads.vertex.returns import USER_SCRIPT, Expected, Given, checked, named
 from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
 OUTBOX_LIMIT = 100_000
@@ -272,14 +273,16 @@ class VertexHost:
 
     def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
         """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_` are
-        offered: the method gets those that its signature names. Two are for the host: `_gyre_gang_call` is the gang and
-        the number of a call that every rank gets; with `_gyre_added_only` what comes back is not the groups that the
-        method returns but what it added to them. Groups may come as `SlimGroups`."""
+        offered: the method gets those that its signature names. Three are for the host: `_gyre_gang_call` is the gang
+        and the number of a call that every rank gets; with `_gyre_added_only` what comes back is not the groups that
+        the method returns but what it added to them; `_gyre_expected` is an `Expected`, and what is something else
+        fails the call. Groups may come as `SlimGroups`."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused
         gang_call = kwargs.pop("_gyre_gang_call", None)
         added_only = kwargs.pop("_gyre_added_only", False)
+        expected: Expected | None = kwargs.pop("_gyre_expected", None)
         with self._work:
             refused = self._check_term(term)
             if refused is not None:
@@ -292,11 +295,14 @@ class VertexHost:
                 function = getattr(self._workload, method)
                 args = tuple(one.groups() if isinstance(one, SlimGroups) else one for one in args)
                 before = extras_of(args[0]) if added_only else []
+                given = Given.of(args[0]) if expected is not None and args else None
                 value = function(*args, **accepted(function, kwargs))
+                if expected is not None:
+                    value = checked(expected, given, value, function, version=kwargs.get("version"))
                 failed = False
                 return "ok", additions(before, value) if added_only else value
             except (Exception, SystemExit) as error:  # reported to the caller, which decides
-                return "error", failure_of(error, module=type(self._workload).__module__)
+                return "error", self._failure(error, method)
             finally:
                 if gang_call is not None:
                     self._call_position = replace(self._call_position, inside=False, failed=failed)
@@ -321,11 +327,15 @@ class VertexHost:
             return "error", refused
         if method not in self._control_methods:
             return self.call(term, method, *args, **kwargs)
+        expected: Expected | None = kwargs.pop("_gyre_expected", None)
         try:
             function = getattr(self._workload, method)
-            return "ok", function(*args, **accepted(function, kwargs))
+            value = function(*args, **accepted(function, kwargs))
+            if expected is not None:
+                value = checked(expected, None, value, function, version=kwargs.get("version"))
+            return "ok", value
         except (Exception, SystemExit) as error:  # as in `call`
-            return "error", failure_of(error, module=type(self._workload).__module__)
+            return "error", self._failure(error, method)
 
     def call_position(self, term: int) -> tuple[str, Any]:
         """(control) The rank's `CallPosition`, also while a call runs. It fences nobody: calls of an older term that
@@ -382,6 +392,12 @@ class VertexHost:
         from gyre.workloads.runtime import TrainerRuntime
 
         self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
+
+    def _failure(self, error: BaseException, method: str) -> Failure:
+        """Of a method of the workload, which is named in it."""
+        function = getattr(self._workload, method, None)
+        name = named(function)[0] if callable(function) else ""
+        return failure_of(error, module=type(self._workload).__module__, method=name)
 
     def _hear(self, epoch: int) -> None:
         with self._fence:
@@ -469,11 +485,11 @@ def _extend_path(folders: list[str]) -> None:
 
 def _load_class(binding: Binding) -> type:
     if binding.file is not None:
-        spec = importlib.util.spec_from_file_location("gyre_user_script", binding.file)
+        spec = importlib.util.spec_from_file_location(USER_SCRIPT, binding.file)
         if spec is None or spec.loader is None:
             raise ImportError(f"{binding.file} is not a Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules["gyre_user_script"] = module
+        sys.modules[USER_SCRIPT] = module
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(binding.module)

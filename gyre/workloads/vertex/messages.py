@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 _COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl")
 
@@ -34,25 +37,45 @@ class Failure:
     fenced: bool = False
     code: str = ""
     """See `code_of`."""
+    place: str = ""
+    """`file.py:12`, the user's line that raised or returned; "" where it is not the user's, or not known."""
+    method: str = ""
+    """`module:Class.method`, where it is the user's."""
 
 
-def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failure:
+def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: str = "") -> Failure:
     """The failure of an exception. Frames of Gyre's own host are left out of the traceback.
 
-    `module` is the workload's. A module outside of Gyre answers for everything that is raised in it, also while it is
-    loaded: a SyntaxError or a missing class leaves no frame of the user's.
+    `module` is the workload's, `method` the name of what was called. A module outside of Gyre answers for everything
+    that is raised in it, also while it is loaded: a SyntaxError or a missing class leaves no frame of the user's.
+    Gyre's own ConfigError is nobody's code: what the user wrote cannot be a job, and trying again does not help.
     """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not _is_gyre(frame.filename)]
     shown = frames[_first_beyond_host(frames) :] or frames
     text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
     text += "".join(traceback.format_exception_only(error))
-    theirs = any(not _is_library(frame.filename) for frame in outside)
-    if isinstance(error, ConfigError | UserCodeError) or not module.startswith("gyre."):
+    own = [frame for frame in outside if not _is_library(frame.filename)]
+    place = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    theirs = bool(own)
+    if isinstance(error, UserCodeError) or not module.startswith("gyre."):
         theirs = True
-    if isinstance(error, UserCodeError) and "traceback" in error.details:  # raised in another process
-        text = f"{error.details['traceback']}\n{text}"
-    message = f"{type(error).__name__}: {_text_of(error)}"
+    if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
+        place = f"{os.path.basename(error.filename)}:{error.lineno}"
+    if isinstance(error, ConfigError):
+        theirs = False
+    message = _text_of(error)
+    if isinstance(error, UserCodeError):
+        told = str(error.details.get("traceback", ""))  # of another process
+        # Of what was returned there is no line that raised, but one of ours.
+        text = "" if "returned" in error.details else f"{told}\n{text}".lstrip()
+        place = str(error.details.get("place", "")) or _place_in(told) or place
+        method = str(error.details.get("method", "")) or method
+        raised = told.strip().rpartition("\n")[2] if "Traceback (most recent" in told else ""
+        if raised not in message:
+            message = f"{raised}: {message}"
+    elif not isinstance(error, ConfigError):  # as that of a UserCodeError a whole sentence
+        message = f"{type(error).__name__}: {message}"
     sign = message.lower()
     return Failure(
         error=plain_text(message),
@@ -61,7 +84,15 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads") -> Failu
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),
         code=code_of(error),
+        place=plain_text(place) if theirs else "",
+        method=method if theirs else "",
     )
+
+
+def _place_in(told: str) -> str:
+    """The user's last line in the text of a traceback; "" where it has none."""
+    own = [one for one in _FRAME.findall(told) if not _is_gyre(one[0]) and not _is_library(one[0])]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def code_of(error: BaseException) -> str:

@@ -2,6 +2,9 @@
 
 `submit` never blocks for the call and never raises for its outcome: the future's result is the `("ok", value)`
 or `("error", Failure)` of the vertex's host, and its only exception is VertexLost.
+
+Invariant *dead is what Ray says is dead*: a call ends as VertexLost only where the actor is gone or away. Whatever else
+is raised on the way, while an answer is unpickled say, is a failure of that call, and is told at once.
 """
 
 from __future__ import annotations
@@ -93,7 +96,13 @@ class RayTransport:
         return ray.put(value)
 
     def _send(self, vertex: str, incarnation: int, call: Any) -> Future[tuple[str, Any]]:
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import (
+            NodeDiedError,
+            OutOfMemoryError,
+            RayActorError,
+            RayError,
+            WorkerCrashedError,
+        )
 
         out: Future[tuple[str, Any]] = Future()
         try:
@@ -107,12 +116,10 @@ class RayTransport:
             error = inner.exception()
             if error is None:
                 out.set_result(inner.result())
-            elif isinstance(error, RayTaskError):
-                # The host tells every exception as an outcome: what is left is a value that does not pickle.
-                text = str(error.cause or error)
-                out.set_result(("error", Failure(f"it cannot be sent: {text}", str(error), user_code=True)))
-            else:
+            elif isinstance(error, RayActorError | WorkerCrashedError | NodeDiedError | OutOfMemoryError):
                 out.set_exception(_lost(vertex, incarnation, error))
+            else:
+                out.set_result(("error", _not_sent(error)))
 
         reference.future().add_done_callback(finish)
         return out
@@ -128,6 +135,26 @@ class RayTransport:
                 for old in [known for known in self._handles if known[0] == vertex and known != key]:
                     del self._handles[old]
             return self._handles[key]
+
+
+def _not_sent(error: BaseException) -> Failure:
+    """Of a call whose actor lives. The host reports every exception of the workload as an outcome, so what is left is a
+    value that does not pickle there, or does not unpickle here; or a fault of Ray's, such as an object that is gone."""
+    from ray.exceptions import RayError, RaySystemError, RayTaskError
+
+    if isinstance(error, RayTaskError):
+        text = str(error.cause or error)
+        if isinstance(error.cause, RayError):  # its arguments did not arrive
+            return Failure(f"{type(error.cause).__name__}: {text}"[:2000], str(error), user_code=False)
+        return Failure(f"what it returned cannot be sent: {text}", str(error), user_code=True)
+    # Ray puts what unpickling raised into a RaySystemError; its own such errors hold a text.
+    if isinstance(error, RaySystemError) and isinstance(error.client_exc, BaseException):
+        inner = error.client_exc
+        text = f"what it returned cannot be read: {type(inner).__name__}: {inner}"
+        return Failure(text, str(error.traceback_str or error), user_code=True)
+    if isinstance(error, RayError):
+        return Failure(f"{type(error).__name__}: {error}"[:2000], str(error), user_code=False)
+    return Failure(f"what it returned cannot be read: {type(error).__name__}: {error}", "", user_code=True)
 
 
 def _lost(vertex: str, incarnation: int, error: BaseException) -> VertexLost:

@@ -153,6 +153,26 @@ async def test_a_joined_peer_that_breaks_the_protocol_is_cut_and_its_samples_go_
     assert len(plane.told("PeerRefused")) == 1
 
 
+async def test_a_token_beyond_the_vocabulary_reaches_nobody(tmp_path: Path) -> None:
+    """Else it would end whoever looks its embedding up: another engine, the actor."""
+    async with live_plane(tmp_path, vocabulary=10) as plane:
+        trainer = await plane.trainer()
+        await trainer.publish(0)
+        bad = await plane.working("bad")
+        await trainer.ask([0])
+        (sample,) = await bad.work(1)
+        row = sample.work.row
+        seq = await bad.report({row: 9})  # tokens 1 to 9
+        await bad.acknowledged(seq)
+        await bad.report({row: 1})
+        assert (await bad.wire.expect(Reject)).code == "vocabulary"
+        (told,) = plane.told("PeerRefused")
+        assert "10; the model has tokens 0 to 9" in str(told)
+        good = await plane.working("good")
+        (again,) = await good.work(1)
+        assert again.tokens == list(range(1, 10))
+
+
 async def test_who_says_nothing_is_let_go(tmp_path: Path) -> None:
     async with live_plane(tmp_path, hello_timeout_s=0.1) as plane:
         wire = await plane.dial()

@@ -202,6 +202,7 @@ WRONG_PROGRESS: list[tuple[str, int, Any, str]] = [
     ("a log-prob too many", 7, b"\0" * 20, "lengths"),
     ("NaN", 7, np.array([0, NAN, 0, 0], "<f4").tobytes(), "not_finite"),
     ("infinite", 7, np.array([0, -INFINITE, 0, 0], "<f4").tobytes(), "not_finite"),
+    ("a log-prob above 0", 7, np.array([0, 0.5, 0, 0], "<f4").tobytes(), "invalid"),
     ("ends that are no list", 8, {}, "invalid"),
     ("an end of another shape", 8, [[1, 2, "stop"]], "invalid"),
     ("an unknown end", 8, [[1, 2, "eaten", "", []]], "invalid"),

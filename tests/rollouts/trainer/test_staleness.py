@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyre.errors import UserCodeError
 from gyre.rollouts.samples import VersionRun
 from gyre.rollouts.trainer.staleness import TRAIN, Action, Ages, StalenessPolicy, Verdict, ages
 
@@ -62,7 +63,7 @@ def test_a_function_of_the_user_s_decides_by_itself() -> None:
 
 def test_a_function_that_answers_something_else_is_told_so() -> None:
     policy = StalenessPolicy(0, lambda age: True)  # type: ignore[arg-type, return-value]
-    with pytest.raises(TypeError, match="answered True, expected a Verdict"):
+    with pytest.raises(UserCodeError, match="answered True, expected a Verdict"):
         policy.sample(runs((1, 1)), trainer_version=1)
 
 

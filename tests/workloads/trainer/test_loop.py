@@ -393,8 +393,9 @@ def test_a_trainer_that_finds_other_data_trains_on_nothing(make_job, monkeypatch
     job.on("actor.apply", 2, lambda: monkeypatch.setattr(ToyData, "identity", "the data set b2"))
     job.on("actor.apply", 2, job.kill_trainer)
     sentence = "from the data set a1; now they would come from the data set b2"
-    with job, pytest.raises(UserCodeError, match=sentence):
+    with job, pytest.raises(JobFailed, match=sentence):
         job.result(timeout_s=DEADLINE_S)
+    assert len(job.reports_of("TrainerFailed")) == 1
     assert len(steps_of(job)) <= 2
 
 
@@ -448,7 +449,7 @@ def test_passes_that_do_not_fit_into_memory_are_halved(make_job, most):
         if most == 2:
             assert job.result(timeout_s=DEADLINE_S)["steps"] == job.spec.run.steps
         else:
-            with pytest.raises(JobFailed, match=r"^MemoryError: a pass does not fit"):
+            with pytest.raises(JobFailed, match=r"^toy_policy\.py:\d+: MemoryError: a pass does not fit"):
                 job.result(timeout_s=DEADLINE_S)
     assert [told.body["pass_tokens"] for told in job.reports_of("PassesHalved")] == [2048, 1024][:most]
     assert {told.body["code"] for told in job.reports_of("OperatorFailed")} == {"out_of_memory"}
@@ -458,7 +459,8 @@ def test_a_reward_that_forgets_to_return_is_told_so(make_job):
     with make_job(roles={"reward": {"entrypoint": f"{HERE}:ForgetfulReward"}}) as job:
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
     assert told.body["user_code"] is True
-    assert "reward.score: it returned NoneType, expected the list of groups" in told.body["error"]
+    assert "ForgetfulReward.score (toy_policy.py:" in told.body["error"]
+    assert "returned None, expected the list of groups" in told.body["error"]
 
 
 def test_a_reward_that_sets_no_reward_is_blamed_itself_and_at_once(make_job):
@@ -467,7 +469,8 @@ def test_a_reward_that_sets_no_reward_is_blamed_itself_and_at_once(make_job):
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
     assert (told.body["vertex"], told.body["user_code"]) == ("reward-0", True)
     assert re.fullmatch(  # whichever group is scored first
-        r"reward\.score: it returned group \d+ without rewards: set sample\.reward \(2 of 2 samples have none\)\.",
+        r"tests\.workloads\.toy_policy:BlindReward\.score \(toy_policy\.py:\d+\) returned "
+        r"no reward \(None\): set sample\.reward, a finite real number \(sample 0 of group \d+\)\.",
         told.body["error"],
     )
     assert job.account().trained == 0

@@ -133,6 +133,17 @@ def test_a_group_that_nobody_can_generate_is_quarantined_and_replaced(planed: Ma
     assert job.progress["groups_set_aside"] == len(told)
 
 
+def test_what_the_plane_delivers_and_nobody_can_train_is_replaced(planed: MakePlaned) -> None:
+    """The plane may have it from a ledger of before: delivered again it would be the same."""
+    job, plane = planed("streamed", spoilt={2, -2})
+    with job:
+        came_out_right(job, plane)
+    (told,) = (report.body for report in job.reports_of("GroupSetAside"))
+    assert (told["group"], told["reason"]) == (2, "poison")
+    assert "token id -" in told["evidence"]
+    assert job.reports_of("TrainerFailed") == []
+
+
 def test_a_plane_that_can_generate_nothing_ends_the_job_with_its_last_words(planed: MakePlaned) -> None:
     job, _ = planed("streamed", poison=set(range(10_000)), failover=ONE_RESTART)
     with job, pytest.raises(JobFailed, match="the engine's last words"):

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from gyre.api import RLJobBuilder
-from gyre.errors import NOT_FINITE, OUT_OF_MEMORY
+from gyre.errors import (
+    NOT_FINITE,
+    OUT_OF_MEMORY,
+    ConfigError,
+    GraphError,
+    UserCodeError,
+    is_configuration,
+)
+from gyre.models.errors import ModelFolderError
 from gyre.workloads import BaseTrainer
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
@@ -112,3 +120,44 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_a_failure_has_the_code_of_what_happened(error: Exception, code: str) -> None:
     assert failure_of(error).code == code
+
+
+def test_a_failure_has_the_users_line_and_method() -> None:
+    def raises() -> None:
+        raise ValueError("no boxed answer")
+
+    with pytest.raises(ValueError, match="boxed") as raised:
+        raises()
+    failure = failure_of(raised.value, module="mine", method="mine:Score.score")
+    assert failure.error == "ValueError: no boxed answer"
+    assert failure.place.startswith("test_telling_failures.py:")
+    assert failure.method == "mine:Score.score"
+
+
+def test_what_another_process_raised_is_in_the_sentence_with_its_line() -> None:
+    told = (
+        'Traceback (most recent call last):\n  File "/home/me/rew.py", line 7, in f\n    raise ValueError("no")\n'
+        '  File "/usr/lib/python3/site-packages/x.py", line 9, in g\nValueError: no\n'
+    )
+    error = UserCodeError("the reward function 'rew.py:f' failed on a sample.", details={"traceback": told})
+    failure = failure_of(error)
+    assert failure.error == "ValueError: no: the reward function 'rew.py:f' failed on a sample."
+    assert (failure.place, failure.user_code) == ("rew.py:7", True)
+    complete = UserCodeError("rew.py:f raised ValueError: no.", details={"traceback": told})
+    assert failure_of(complete).error == "rew.py:f raised ValueError: no."
+
+
+@pytest.mark.parametrize("error", [ConfigError("config.x: no."), GraphError("no."), ModelFolderError("no.")])
+@pytest.mark.parametrize("module", ["gyre.workloads.torch", "mine"])
+def test_a_configuration_error_is_nobodys_code_wherever_it_is_raised(error: ConfigError, module: str) -> None:
+    failure = failure_of(error, module=module)
+    assert not failure.user_code
+    assert is_configuration(failure.code)
+    assert failure.error == str(error)
+
+
+def test_a_mistake_in_the_syntax_is_told_with_its_line() -> None:
+    with pytest.raises(SyntaxError) as raised:
+        compile("a = 1\nb = = 2\n", "/home/me/job.py", "exec")
+    failure = failure_of(raised.value, module="mine")
+    assert (failure.place, failure.user_code) == ("job.py:2", True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RaySystemError, RayTaskError
 
 from gyre.errors import VertexLost
 from gyre.workloads.vertex.transport import RayTransport, actor_name
@@ -63,3 +63,19 @@ def test_an_actor_whose_name_is_free_is_lost(monkeypatch):
 
 def test_a_replacement_has_another_name():
     assert actor_name("j1", "echo-0", 1) != actor_name("j1", "echo-0", 2)
+
+
+def test_an_answer_that_cannot_be_read_is_told_and_the_vertex_is_not_taken_for_dead(monkeypatch):
+    """Ray puts what unpickling raises into a RaySystemError."""
+    error = RaySystemError(ValueError("a sample of 3 tokens came with 2 log-probs"), "Traceback …")
+    status, failure = ended(Reference(error=error), monkeypatch).result(GENEROUS_S)
+    assert status == "error"
+    assert failure.user_code
+    assert "2 log-probs" in failure.error
+
+
+@pytest.mark.parametrize("error", [ObjectLostError("ab", None, ""), RaySystemError("the raylet is away")])
+def test_a_fault_of_rays_is_no_death_and_nobodys_code(monkeypatch, error):
+    status, failure = ended(Reference(error=error), monkeypatch).result(GENEROUS_S)
+    assert (status, failure.user_code) == ("error", False)
+    assert type(error).__name__ in failure.error

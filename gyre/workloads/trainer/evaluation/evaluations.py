@@ -30,7 +30,9 @@ from gyre.workloads.trainer.evaluation.results import row_of, row_of_own
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall, RolloutCalls
 from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated
 from gyre.workloads.trainer.firings.result_checks import (
+    NOTHING_KNOWN,
     SCORE,
+    Expectations,
     problem_with_answers,
     problem_with_evaluation,
     problem_with_groups,
@@ -67,6 +69,7 @@ class Evaluations:
         settings: EvaluationSettings,
         *,
         held_out: Callable[[], HeldOutSets],
+        expectations: Expectations = NOTHING_KNOWN,
         plane: RolloutRequests | None,
         report: Callable[..., None],
         report_failure: Callable[[Member, str, Failure, int], None],
@@ -84,7 +87,9 @@ class Evaluations:
         self._plane = plane
         self._report = report
         self._report_failure = report_failure
-        self._rollouts = RolloutCalls(graph, calls, policies, retries, on_result=on_called)
+        self._rollouts = RolloutCalls(
+            graph, calls, policies, retries, expectations=expectations, on_result=on_called
+        )
         self._scoring = EvaluationScoring(calls, retries, on_result=on_scored)
         self._sets: HeldOutSets = {}
         self._open: dict[Firing, set[str]] = {}

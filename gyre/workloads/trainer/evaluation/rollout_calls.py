@@ -16,6 +16,7 @@ from gyre.errors import VertexLost
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.evaluation import Part
+from gyre.workloads.trainer.firings.result_checks import Expectations
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
@@ -39,12 +40,14 @@ class RolloutCalls:
         policies: ServedPolicies,
         retries: Retries,
         *,
+        expectations: Expectations,
         on_result: Callable[[EvaluationCall, Outcome | VertexLost], None],
     ) -> None:
         self._graph = graph
         self._calls = calls
         self._policies = policies
         self._retries = retries
+        self._expectations = expectations
         self._on_result = on_result
         self._open: dict[Part, Sequence[Group]] = {}
         self._sent: set[Part] = set()
@@ -77,6 +80,9 @@ class RolloutCalls:
                 policy=policy,
                 _gyre_step=step,
                 _gyre_index=part.firing.index,
+                _gyre_expected=self._expectations.for_evaluation(
+                    newest=policy.version if policy is not None else None
+                ),
             )
             future.add_done_callback(partial(self._call_ended, EvaluationCall(part, member)))
             self._sent.add(part)

@@ -18,6 +18,7 @@ from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.vertex.membership import Member
+from gyre.workloads.vertex.returns import Expected
 
 REWARD, _, METHOD = SCORE.partition(".")
 
@@ -64,7 +65,14 @@ class EvaluationScoring:
             member = self._calls.free_member(REWARD)
             if member is None:
                 return
-            future = self._calls.submit(member, METHOD, generated.groups, _gyre_step=step, _gyre_index=0)
+            future = self._calls.submit(
+                member,
+                METHOD,
+                generated.groups,
+                _gyre_step=step,
+                _gyre_index=0,
+                _gyre_expected=Expected(METHOD, rewards=True),
+            )
             future.add_done_callback(partial(self._call_ended, part, member))
             self._sent.add(part)
 

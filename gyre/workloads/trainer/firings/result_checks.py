@@ -1,19 +1,71 @@
 """What an operator may return: a user's method may return anything, and the trainer must survive it.
 
-Each function returns a sentence that says what is wrong, or None where the value is accepted. This module must not
-know of vertices or calls.
+What a method returns is checked in its own process, against what the trainer expects (`Expectations`); here the trainer
+checks what only it knows, and what came in another way. Each function returns a sentence that says what is wrong, or
+None where the value is accepted. This module must not know of vertices or calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from gyre.config import JobSpec
+from gyre.graph.elements import Operator
 from gyre.rollouts.samples import Group
 from gyre.workloads.plain_data import plain
+from gyre.workloads.tasks.vocabulary import vocabulary_of
+from gyre.workloads.vertex.returns import EVALUATE, Expected
 
 SCORE = "reward.score"
 """The operator that gives samples their rewards."""
+
+EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"reference.logprobs": ("ref_logprobs",), "critic.values": ("values",)}
+)
+"""By operator, the extras that Gyre's own learners read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """What a job's operators must return. `vocabulary` and `samples`, of a group, are None where the job's `config`
+    does not say; `own_learner` is whether the samples are trained by a class of Gyre's own, which reads `EXTRAS`."""
+
+    vocabulary: int | None = None
+    samples: int | None = None
+    own_learner: bool = False
+
+    @classmethod
+    def of(cls, spec: JobSpec, learner: str) -> Expectations:
+        """`learner` is the role that is trained."""
+        sampling = spec.config.get("sampling")
+        count = sampling.get("n") if isinstance(sampling, dict) else None
+        entrypoint = spec.roles[learner].entrypoint
+        return cls(
+            vocabulary_of(spec.config),
+            count if isinstance(count, int) else None,
+            entrypoint is None or entrypoint.module.startswith("gyre.workloads."),
+        )
+
+    def for_groups(self, operator: Operator, *, newest: int | None = None) -> Expected:
+        """Of an operator that takes groups; `newest` is the newest policy version that its vertices were sent."""
+        return Expected(
+            operator.method,
+            vocabulary=self.vocabulary,
+            newest=newest,
+            samples=self.samples,
+            rewards=operator.ref == SCORE,
+            extras=EXTRAS.get(operator.ref, ()) if self.own_learner else (),
+        )
+
+    def for_evaluation(self, *, newest: int | None = None) -> Expected:
+        """Of an operator that answers held-out prompts."""
+        return Expected(EVALUATE, vocabulary=self.vocabulary, newest=newest)
+
+
+NOTHING_KNOWN = Expectations()
 
 
 def problem_with_groups(

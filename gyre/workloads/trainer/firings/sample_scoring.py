@@ -31,7 +31,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, Sample
 from gyre.rollouts.trainer.plane_client import SampleAhead
 from gyre.workloads.gang.gang import Outcome, outcome_of
-from gyre.workloads.trainer.firings.result_checks import problem_with_groups
+from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations, problem_with_groups
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
@@ -82,6 +82,7 @@ class SampleScoring:
         vertices: Callable[[], int],
         report_failure: Callable[[Member, str, Failure, int], None],
         on_result: Callable[[ScoringCall, Outcome | VertexLost], None],
+        expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._operator = operator
         self._flow = flow
@@ -92,6 +93,7 @@ class SampleScoring:
         self._vertices = vertices
         self._report_failure = report_failure
         self._on_result = on_result
+        self._expected = expectations.for_groups(operator)
         self._samples: dict[Key, Sample] = {}
         """What was told ahead or is in a firing, with its reward once it has one; without log-probs and versions."""
         self._waiting: dict[Key, None] = {}
@@ -171,6 +173,7 @@ class SampleScoring:
             _gyre_step=step,
             _gyre_index=self._groups.slot_of(groups[0].id),
             _gyre_added_only=True,
+            _gyre_expected=self._expected,
         )
         future.add_done_callback(partial(self._call_ended, call))
 

@@ -12,6 +12,7 @@ from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall, SpreadCalls
+from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_firings import ids_of, in_calls
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -30,6 +31,7 @@ class SpreadFirings:
         *,
         groups_per_call: int,
         on_result: Callable[[SpreadCall, int, Outcome | VertexLost], None],
+        expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._flow = flow
         self._groups = groups
@@ -37,6 +39,7 @@ class SpreadFirings:
         self._results = results
         self._groups_per_call = groups_per_call
         self._calls = SpreadCalls(on_result=on_result)
+        self._expectations = expectations
 
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
         """Send as many of the firings as the gang has room for, if the gang is there."""
@@ -50,7 +53,8 @@ class SpreadFirings:
             ]
             for firing in some:
                 self._flow.start(firing)
-            self._calls.send(gang, operator.method, some, ids, shares, step=step)
+            expected = self._expectations.for_groups(operator)
+            self._calls.send(gang, operator.method, some, ids, shares, step=step, expected=expected)
 
     def is_current(self, call: SpreadCall) -> bool:
         """Whether the call is still waited for, rather than one to a gang that was lost."""

@@ -18,6 +18,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
+from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -52,6 +53,7 @@ class VertexFirings:
         arrival: ArrivalOrder | None,
         groups_per_call: int,
         on_result: Callable[[VertexCall, Outcome | VertexLost], None],
+        expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -63,6 +65,7 @@ class VertexFirings:
         self._arrival = arrival
         self._groups_per_call = groups_per_call
         self._on_result = on_result
+        self._expectations = expectations
 
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
         """Send as many of the firings as vertices have room for; those that evaluate all at once, since each of them is
@@ -87,6 +90,7 @@ class VertexFirings:
                     self._arrival.requested(group_id, policy.version)
             for firing in some:
                 self._flow.start(firing)
+            newest = policy.version if takes_weights and policy is not None else None
             future = self._calls.submit(
                 member,
                 operator.method,
@@ -95,6 +99,9 @@ class VertexFirings:
                 _gyre_step=step,
                 _gyre_index=some[0].index,
                 _gyre_added_only=any(group.samples for group in groups),
+                _gyre_expected=self._expectations.for_groups(operator, newest=newest)
+                if ids
+                else self._expectations.for_evaluation(),
             )
             future.add_done_callback(partial(self._call_ended, VertexCall(some, ids, member)))
 

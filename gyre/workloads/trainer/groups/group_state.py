@@ -4,8 +4,11 @@ A group passes three stations here: it is drawn, scored and trained. `unscored` 
 yet, `scored` those that are in no micro-batch yet, and `batches` holds the micro-batches of the steps that no
 checkpoint covers.
 
-Invariant *ledger first*: every `record_…` method writes to the ledger before it changes anything here, so a trainer
-that dies at any moment is continued by one that reads the ledger.
+Invariants:
+- *ledger first*: every `record_…` method writes to the ledger before it changes anything here, so a trainer that dies
+  at any moment is continued by one that reads the ledger;
+- *fit to train*: a group that the ledger has, that is not trained and that nobody can train (a reward that is no
+  number, a token beyond the vocabulary, samples that cannot be read) is queued again when the ledger is read.
 
 This module must not know of vertices, calls or the graph.
 """
@@ -18,9 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gyre.rollouts.sample_checks import problem_with_group
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.micro_batcher import deal
-from gyre.rollouts.trainer.sample_ledger import RecordedBatch, Restore, SampleLedger
+from gyre.rollouts.trainer.sample_ledger import RecordedBatch, Recovered, Restore, SampleLedger
 from gyre.workloads.trainer.groups.slots import Slots
 
 REPORTED_AGAIN_STEPS = 1000
@@ -31,7 +35,8 @@ its master watchdog ends it."""
 class GroupState:
     """`groups[group_id]` is a group that was drawn and that no checkpoint covers, with its samples so far."""
 
-    def __init__(self, ledger: SampleLedger, *, per_step: int) -> None:
+    def __init__(self, ledger: SampleLedger, *, per_step: int, vocabulary: int | None = None) -> None:
+        """Token ids are below `vocabulary`, where it is known."""
         self._ledger = ledger
         self.per_step = per_step
         found = ledger.open()
@@ -53,6 +58,9 @@ class GroupState:
         """The groups of these steps, which are set aside."""
         self.batches = {step: rows for step, rows in found.batches.items() if step not in self.skipped}
         """The micro-batches of the steps that no checkpoint covers, and of the step that is being made."""
+        self.redrawn: dict[int, tuple[int, str]] = {}
+        """The groups that were queued again because nobody can train them: their tokens, and what is wrong."""
+        self._redraw_unfit(found, vocabulary)
         recorded = {group_id for batches in found.batches.values() for one in batches for group_id in one.ids}
         self.scored = {g: None for g in found.groups if g not in recorded and g not in found.trained}
         """Groups that are in the ledger with their scored samples and in no micro-batch, in order of arrival."""
@@ -67,6 +75,31 @@ class GroupState:
         """The last restore of each role that had one."""
         self._restore_count = found.restore_count
         self._add_steps_without_record(found.trained, list(found.metrics))
+
+    def _redraw_unfit(self, found: Recovered, vocabulary: int | None) -> None:
+        """Queue unfit groups again. The micro-batches of the step that is being made are forgotten where one has such a
+        group: no rank can have trained them for good, and the step is assembled anew."""
+        unfit = dict(found.unreadable)
+        for group_id, group in self.by_id.items():
+            problem = "" if group_id in found.trained else problem_with_group(group, vocabulary=vocabulary)
+            if problem:
+                unfit[group_id] = problem
+        step = self.step + 1
+        if unfit.keys() & {group_id for batch in found.batches.get(step, []) for group_id in batch.ids}:
+            self._ledger.forget_batches(step)
+            del found.batches[step]
+            self.batches.pop(step, None)
+        for group_id, problem in unfit.items():
+            read = self.by_id.get(group_id)
+            tokens = read.token_count if read is not None else 0
+            self._ledger.record_redrawn(
+                group_id, version=self.step, reason="unfit", tokens=tokens, evidence=problem, now=time.time()
+            )
+            if read is not None:
+                del self.by_id[group_id]
+            self.unscored.add(group_id)
+            self.min_versions[group_id] = self.step
+            self.redrawn[group_id] = (tokens, problem)
 
     def _add_steps_without_record(self, trained: frozenset[int], steps: Sequence[int]) -> None:
         """A ledger from before micro-batches were recorded: a step is its groups by number."""

@@ -28,6 +28,7 @@ from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import newest_copy
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.groups.micro_batches import is_made
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.learners import Learner, skipped_step
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
@@ -107,7 +108,15 @@ class GangLifecycle:
             complete[role] = members
         number = next(runtime.gang_numbers)
         gangs = {
-            role: Gang(number, role, tuple(members), runtime.membership, runtime.transport, runtime.waiting)
+            role: Gang(
+                number,
+                role,
+                tuple(members),
+                runtime.membership,
+                runtime.transport,
+                runtime.waiting,
+                checked=True,
+            )
             for role, members in complete.items()
         }
         leader = gangs.pop(self._leading_learner.role)
@@ -202,7 +211,9 @@ class GangLifecycle:
             self._checkpoints.write(leader, self._auxiliary, wait=True)
         else:
             newest, self._replayed = groups.checkpoint_step, False
-            at = self._catch_up(self._leading_learner, leader, "", groups.step)
+            # Only a step whose micro-batches are all recorded can have been applied without the ledger's knowing.
+            exactly = not is_made(groups, groups.step + 1)
+            at = self._catch_up(self._leading_learner, leader, "", groups.step, exactly=exactly)
             for role, gang in self._auxiliary.items():
                 self._catch_up(self._auxiliary_learners[role], gang, role, at, exactly=True)
             if at == groups.step + 1:

@@ -279,7 +279,7 @@ def test_an_evaluation_that_a_newer_version_has_overtaken_is_left_out_with_the_r
 
 @pytest.mark.parametrize(
     ("reward", "problem"),
-    [("ForgetfulReward", "it returned NoneType"), ("BlindReward", "it returned group -1 without rewards")],
+    [("ForgetfulReward", "returned None, expected the list"), ("BlindReward", "no reward (None)")],
 )
 def test_a_reward_that_does_not_score_an_evaluation_is_told_so(
     planed: MakePlaned, reward: str, problem: str

@@ -1,0 +1,192 @@
+"""What a sample must be before anything is trained on it, whoever made it.
+
+Tokens are in the vocabulary, log-probs are finite, not above 0 and as many as the tokens, version runs cover the
+tokens, a reward is a finite real number, and what operators added is finite and of the sample's length.
+
+Each function returns a sentence's part that says what was found and what was expected, or "" where nothing is wrong.
+This module must not know who made a sample, or what becomes of one that is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from gyre.rollouts.samples import Group, Sample, VersionRun
+
+LOGPROB_SLACK = 1e-2
+"""How far above 0 a log-prob may be: float32's and bfloat16's rounding, which differs from engine to engine."""
+
+MOST_TOKENS = 1 << 31
+"""Token ids are int32; where the vocabulary is not known they are below this."""
+
+FINISH_REASONS = ("stop", "length")
+
+OF_TOKENS = ("ref_logprobs", "values")
+"""The extras that the built-in learners read: float32, one a token."""
+
+_REAL_MAX = float(np.finfo(np.float32).max)
+"""Learners compute in float32, where a larger reward is infinite."""
+
+
+def real_number(value: Any) -> float | None:
+    """The value as a finite float; None where it is no finite real number. Scalars and one-element arrays of numpy and
+    torch are numbers, as are bools; texts are none."""
+    if isinstance(value, bool | int | float | Fraction):
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if abs(number) <= _REAL_MAX else None  # NaN compares as False
+    if hasattr(value, "item") and hasattr(value, "shape"):
+        if math.prod(value.shape) != 1:
+            return None
+        inner = value.item()
+        return real_number(inner) if isinstance(inner, bool | int | float) else None
+    return None
+
+
+def shown(value: Any) -> str:
+    """The value for a sentence: short, and whatever its repr does."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's object
+        text = f"an object whose repr raised {type(error).__name__}"
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def problem_with_reward(reward: Any) -> str:
+    if real_number(reward) is not None:
+        return ""
+    kind = type(reward).__name__
+    return f"a reward that is {shown(reward)} ({kind}), expected a finite real number"
+
+
+def problem_with_tokens(token_ids: Any, vocabulary: int | None) -> str:
+    if not isinstance(token_ids, np.ndarray) or token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
+        return f"token_ids that are {_kind_of(token_ids)}, expected an int32 array of one dimension"
+    if not token_ids.size:
+        return ""
+    most = MOST_TOKENS if vocabulary is None else vocabulary
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low < 0 or high >= most:
+        return f"token id {low if low < 0 else high}, expected ids of the vocabulary, 0 to {most - 1}"
+    return ""
+
+
+def problem_with_logprobs(logprobs: Any, count: int) -> str:
+    """`count` is how many tokens there are."""
+    if not isinstance(logprobs, np.ndarray) or logprobs.ndim != 1 or logprobs.dtype.kind != "f":
+        return f"logprobs that are {_kind_of(logprobs)}, expected a float32 array of one dimension"
+    if len(logprobs) != count:
+        return f"{len(logprobs)} log-probs for {count} tokens, expected one for each"
+    return _problem_with_values("log-prob", logprobs, most=LOGPROB_SLACK)
+
+
+def problem_with_versions(versions: Any, count: int, *, newest: int | None) -> str:
+    """`newest` is the newest policy version that there is, None where that is not known."""
+    runs = versions if isinstance(versions, tuple) else ()
+    if not isinstance(versions, tuple) or not all(isinstance(run, VersionRun) for run in runs):
+        return f"versions that are {shown(versions)}, expected a tuple of VersionRun"
+    covered = 0
+    for run in runs:
+        if not all(_is_whole(number) for number in (run.version, run.start, run.end)):
+            return f"the version run {shown(run)}, expected three integers"
+        if run.start != covered or run.end < run.start:
+            return f"version runs that leave a gap at token {covered}, expected runs that cover the tokens"
+        covered = run.end
+        if run.version < 0 or (newest is not None and run.version > newest):
+            known = f"0 to {newest}" if newest is not None else "0 and newer"
+            return f"tokens of policy version {run.version}, expected a version that exists: {known}"
+    if covered != count:
+        return f"version runs that cover {covered} of {count} tokens"
+    return ""
+
+
+def problem_with_extras(extras: Any, count: int, *, needed: Iterable[str] = ()) -> str:
+    """`needed` are names that must be there."""
+    if not isinstance(extras, dict) or not all(isinstance(key, str) for key in extras):
+        return f"extras that are {_kind_of(extras)}, expected a dict with names as keys"
+    for name in needed:
+        if name not in extras:
+            return f"no extras[{name!r}], expected a float32 array of {count} elements"
+    for name, value in extras.items():
+        problem = _problem_with_extra(name, value, count)
+        if problem:
+            return problem
+    return ""
+
+
+def _problem_with_extra(name: str, value: Any, count: int) -> str:
+    where = f"extras[{name!r}]"
+    if name in OF_TOKENS:
+        if not isinstance(value, np.ndarray) or value.shape != (count,) or value.dtype.kind != "f":
+            return f"{where} that is {_kind_of(value)}, expected a float32 array of {count} elements"
+        return _problem_with_values(where, value, most=LOGPROB_SLACK if name == "ref_logprobs" else math.inf)
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufSU":
+            return f"{where} that is {_kind_of(value)}, expected an array of numbers or texts"
+        return _problem_with_values(where, value, most=math.inf) if value.dtype.kind == "f" else ""
+    if isinstance(value, float | np.floating):
+        return "" if math.isfinite(value) else f"{where} that is {value}, expected a finite number"
+    try:
+        msgpack.packb(value.item() if isinstance(value, np.generic) else value)
+    except (TypeError, ValueError, OverflowError):  # what msgpack says of a value that it cannot hold
+        return f"{where} that is {_kind_of(value)}, expected a number, a text or a numpy array"
+    return ""
+
+
+def problem_with_sample(
+    sample: Any, *, vocabulary: int | None, newest: int | None = None, needed: Iterable[str] = ()
+) -> str:
+    """All of a generated sample; its reward only where it has one."""
+    if not isinstance(sample, Sample):
+        return f"a sample that is {_kind_of(sample)}, expected a Sample"
+    problem = problem_with_tokens(sample.token_ids, vocabulary)
+    if problem:
+        return problem
+    count = len(sample.token_ids)
+    if sample.finish_reason not in FINISH_REASONS:
+        return f"the finish_reason {shown(sample.finish_reason)}, expected one of {', '.join(FINISH_REASONS)}"
+    return (
+        problem_with_logprobs(sample.logprobs, count)
+        or problem_with_versions(sample.versions, count, newest=newest)
+        or (problem_with_reward(sample.reward) if sample.reward is not None else "")
+        or problem_with_extras(sample.extras, count, needed=needed)
+    )
+
+
+def problem_with_group(group: Group, *, vocabulary: int | None, newest: int | None = None) -> str:
+    """The first problem of a group's samples, with the sample's number."""
+    for index, sample in enumerate(group.samples):
+        problem = problem_with_sample(sample, vocabulary=vocabulary, newest=newest)
+        if problem:
+            return f"sample {index} of group {group.id} has {problem}"
+    return ""
+
+
+def _problem_with_values(what: str, values: np.ndarray[Any, Any], *, most: float) -> str:
+    """Of a float array. Two reductions find NaN, infinities and what is above `most`."""
+    if not values.size:
+        return ""
+    low, high = float(values.min()), float(values.max())  # either is NaN where any value is
+    if math.isfinite(low) and math.isfinite(high) and high <= most:
+        return ""
+    found = low if not math.isfinite(low) else high
+    bound = " and at most 0" if most == LOGPROB_SLACK else ""
+    return f"a {what} of {found:g}, expected finite numbers{bound}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} and shape {value.shape}"
+    return f"{shown(value)} ({type(value).__name__})"
