@@ -33,12 +33,14 @@ class BoundReward:
     def __init__(self, function: Callable[..., Any], name: str, signature: str = "auto") -> None:
         """Raises ConfigError if the function has no form, or not the one that is said."""
         self.name = name
+        self.where = place_of(function)
+        """Its file and line, "" where they cannot be seen."""
         self._function = function
         self.form: Form = form_of(
             getattr(function, "__name__", type(function).__name__),
             parameters_of(function, name),
             signature,
-            place_of(function),
+            self.where,
         )
 
     def __call__(self, samples: Sequence[Texts]) -> list[Scored]:
@@ -114,9 +116,9 @@ def parameters_of(function: Callable[..., Any], name: str) -> list[Parameter]:
 def place_of(function: Callable[..., Any]) -> str:
     """`file.py:12`, "" where it cannot be seen."""
     inner: Any = function.func if isinstance(function, functools.partial) else inspect.unwrap(function)
-    code = getattr(inner, "__code__", None) or getattr(
-        getattr(type(inner), "__call__", None), "__code__", None
-    )
+    code = getattr(inner, "__code__", None)
+    if code is None:  # an instance of a class of the user's
+        code = getattr(vars(type(inner)).get("__call__"), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
@@ -142,7 +144,7 @@ def _values(form: Form, prompt: str, completion: str, meta: Mapping[str, Any]) -
         return {"prompts": prompt, "completions": completion, "metas": meta}
     wanted = {value for _, value in form.arguments}
     if form.name == "openrlhf":
-        values = {"queries": prompt + completion, "prompts": prompt}
+        values: dict[str, Any] = {"queries": prompt + completion, "prompts": prompt}
         return values | ({"labels": _truth(form, meta)} if "labels" in wanted else {})
     extra = meta.get("extra_info")
     values = {

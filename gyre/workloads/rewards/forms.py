@@ -1,24 +1,25 @@
 """The forms of a reward function that Gyre can call, and which of them a function has.
 
-| form | what it names | gets | returns |
-| --- | --- | --- | --- |
-| `sample` | `completion`; `prompt`, `meta`, columns | one sample | a number, or a mapping with `score` |
-| `batch` | `completions`, `metas`; `prompts` | lists | a list of these |
-| `verl` | `solution_str`; `data_source`, `ground_truth`, `extra_info`; or all of them in the plural | one sample; lists | a number or a mapping; a list |
-| `trl` | `completions`; `prompts`, columns, `completion_ids`, … | lists | a list |
-| `openrlhf` | `queries`; `prompts`, `labels` | lists | a list or tensor, or a mapping with `rewards` |
+| form | names of its parameters | gets |
+| --- | --- | --- |
+| `sample` | `completion`; `prompt`, `meta`, columns | one sample |
+| `batch` | `completions`, `metas`; `prompts`, columns | lists |
+| `verl` | `solution_str`; `data_source`, `ground_truth`, `extra_info` | one sample; lists where all names are plural |
+| `trl` | `completions`; `prompts`, columns, `completion_ids`, … | lists |
+| `openrlhf` | `queries`; `prompts`, `labels` | lists |
 
 Invariant *called by name*: a function is recognised by the names of its parameters, and gets its arguments by these
-names; what cannot be recognised is refused, unless the job says the form. Only then, and where the names are Gyre's own,
-is a function called by position.
+names; what cannot be recognised is refused, unless the job says the form. Only then, or where its names are Gyre's own,
+may it be called by position.
 
 This module must not know how a function is found or called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gyre.errors import ConfigError
 
@@ -86,6 +87,14 @@ class Form:
     optional: tuple[str, ...] = ()
     """Parameters with a default that get a column of that name where the data has one."""
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Form:
+        """From what `asdict` made of one, after msgpack."""
+        pairs = tuple((parameter, value) for parameter, value in told["arguments"])
+        return cls(
+            **{**told, "arguments": pairs, "needs": tuple(told["needs"]), "optional": tuple(told["optional"])}
+        )
+
     @property
     def tokens(self) -> frozenset[str]:
         """Those of `TOKENS` that it names."""
@@ -136,7 +145,13 @@ def form_of(name: str, parameters: Sequence[Parameter], signature: str = "auto",
         positional = [one for one in parameters if one.kind in ("name", "position")]
         mine = [own_names.get(one.name) for one in positional]
         main = "completion" if signature == "sample" else "completions"
-        if main in mine and "position" not in kinds and len(set(own_names.values())) == len(own_names):
+        unnamed = any(one.required and not _bare(one.name) for one in positional)
+        if (
+            not unnamed
+            and main in mine
+            and "position" not in kinds
+            and len(set(own_names.values())) == len(own_names)
+        ):
             made = _by_name(signature, signature == "batch", own_names, parameters, columns=True)
         else:
             made = _by_position(signature, tuple(roles), parameters)

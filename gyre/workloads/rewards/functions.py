@@ -36,8 +36,8 @@ def math_verify(prompt: str, completion: str, meta: Mapping[str, Any]) -> float 
     `[math]`.
 
     The answer is in `\\boxed{}`, or after `####`, or else the last expression; `1/2`, `0.5` and `\\frac12` are equal.
-    An answer that cannot be read is wrong. Of a completion with a thinking part, only the text after `</think>` is read.
-    A gold answer that cannot be read earns every completion 0.0, and is told as `unreadable_gold`.
+    An answer that cannot be read is wrong. Of a completion that thinks, only the text after `</think>` is read. A gold
+    answer that cannot be read earns every completion 0.0, and is told as `unreadable_gold`.
     """
     from gyre.workloads.rewards.mathematics import same_answer
 
@@ -75,7 +75,7 @@ def gold_answers(meta: Mapping[str, Any]) -> list[str]:
     listed = list(answer) if isinstance(answer, list | tuple) else [answer]
     if not listed or not all(isinstance(one, str | numbers.Number) for one in listed):
         raise ConfigError(
-            f"config.reward.function: the answer {answer!r:.100} of a row is neither a text, a number, nor a list of these.",
+            f"config.reward.function: the answer {answer!r:.100} of a row is no text, number or list of these.",
             hint="Prepare the data with the answer itself, or write a reward function that reads this one.",
         )
     return [one if isinstance(one, str) else str(one) for one in listed]
@@ -115,7 +115,7 @@ def load_function(path: str) -> RewardFunction:
     function: RewardFunction = getattr(module, name)
     if not callable(function):
         raise ConfigError(
-            f"config.reward.function: {path!r} is a {type(function).__name__}, which cannot be called."
+            f"config.reward.function: {path!r} cannot be called: it is of type {type(function).__name__}."
         )
     return function
 
@@ -138,7 +138,7 @@ def no_such_function(path: str, name: str, known: list[str]) -> ConfigError:
     return ConfigError(
         f"config.reward.function: {path.rpartition(':')[0]} has no {name!r}"
         + (f"; {near}" if near.startswith("did") else "."),
-        hint=near.capitalize() if near.startswith("known") else "",
+        hint=near[:1].upper() + near[1:] if near.startswith("known") else "",
     )
 
 

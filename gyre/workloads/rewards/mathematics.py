@@ -28,6 +28,9 @@ _SPACED = re.compile(r"\\[!,;:> ]|~|\\quad|\\qquad|\\left(?![a-z])|\\right(?![a-
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _THIN_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\,|\\ |\\;)(?=\d{3}(?!\d))")
 _REPEATING = re.compile(r"(?P<sign>-?)(?P<whole>\d*)\.(?P<fixed>\d*)\\overline\s*\{(?P<repeated>\d+)\}")
+_UNIT_IN_TEXT = re.compile(r"\\text\{\s*(-?[\d.,]+)\s+([^{}]*)\}")
+_UNIT_IN_WORDS = re.compile(r"^(-?[\d.,]+)(?:\s+[A-Za-z]{2,})+$")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]\+?(-?\d+)(?![\w.])")
 _TIME = re.compile(r"\d{1,2}:\d{2}(:\d{2})?( ?[ap]\.?m\.?)?", re.IGNORECASE)
 _BASE = re.compile(r"(?P<digits>[0-9A-Fa-f]+)_\{?(?P<base>\d+)\}?")
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -43,22 +46,22 @@ def same_answer(gold: str, completion: str) -> bool:
     wanted = _bare(gold)
     if not wanted:
         raise ValueError(f"the answer {gold!r} of the data set cannot be read as mathematics")
-    said = _said(completion)
-    if any(_plain(one) == _plain(wanted) for one in said):
+    marked = _marked(completion)
+    said = _bare(completion if marked is None else marked)
+    if _plain(said) == _plain(wanted):
         return True
     if _is_words(wanted) or _TIME.fullmatch(_plain(wanted)):
         return False
-    base = _BASE.fullmatch(_plain(wanted))
-    if base is not None and any(_BASE.fullmatch(_plain(one)) for one in said):
+    if marked is not None and _BASE.fullmatch(_plain(wanted)) and _BASE.fullmatch(_plain(said)):
         return False  # in another base, or other digits
     parse, verify = _library()
     values = _values(wanted)
     if not values:
         raise ValueError(f"the answer {gold!r} of the data set cannot be read as mathematics")
-    if said:
-        answers = [list(_values(one)) for one in _candidates(completion, values, said)]
-    else:
+    if marked is None:
         answers = [parse(_readable(completion), parsing_timeout=None)]
+    else:
+        answers = [list(_values(one)) for one in _candidates(completion, values, said)]
     return any(bool(answer) and verify(list(values), answer, timeout_seconds=None) for answer in answers)
 
 
@@ -87,28 +90,20 @@ def _values(answer: str) -> tuple[Any, ...]:
     return tuple(parse(f"${_readable(answer)}$", parsing_timeout=None))
 
 
-def _candidates(completion: str, values: tuple[Any, ...], said: list[str]) -> list[str]:
+def _candidates(completion: str, values: tuple[Any, ...], said: str) -> list[str]:
     """The completion's answer; with a gold of several values also its last boxes together."""
     boxes = _boxes(completion)
     count = len(values[0].args) if type(values[0]).__name__ in ("FiniteSet", "Tuple") else 1
-    return said + ([", ".join(boxes[-count:])] if 1 < count <= len(boxes) else [])
+    return [said, ", ".join(boxes[-count:])] if 1 < count <= len(boxes) else [said]
 
 
-def _said(completion: str) -> list[str]:
-    """The completion's answer: what is in its last box, or after its last `####`; or, where there is neither, all of a
-    text of one line. Empty where none is marked."""
+def _marked(completion: str) -> str | None:
+    """What is in the completion's last box, or after its last `####`; None where there is neither."""
     boxes = _boxes(completion)
     if boxes:
-        return [_bare(boxes[-1])]
+        return boxes[-1]
     after = _HASHES.findall(completion)
-    if after:
-        return [_bare(after[-1])]
-    whole = completion.strip()
-    return (
-        [_bare(whole)]
-        if whole and "\n" not in whole and len(whole) <= 200 and not re.search(r"\w\s+\w.*=|[.:?] ", whole)
-        else []
-    )
+    return after[-1] if after else None
 
 
 def _boxes(text: str) -> list[str]:
@@ -141,7 +136,9 @@ def _bare(answer: str) -> str:
 
 def _readable(answer: str) -> str:
     r"""As math-verify reads it: `\$` and spaces within numbers are gone, repeating decimals are fractions."""
-    found = _THIN_THOUSANDS.sub(",", answer.replace("\\$", ""))
+    answer = _UNIT_IN_WORDS.sub(r"\1", answer.strip().lstrip("€£¥"))
+    found = _UNIT_IN_TEXT.sub(r"\1 \\text{\2}", answer.replace("\\$", ""))
+    found = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", _THIN_THOUSANDS.sub(",", found))
     found = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), found)
     return _REPEATING.sub(_as_fraction, found)
 

@@ -1,7 +1,8 @@
 """A pool of processes that run a reward function, with a time limit for each sample.
 
 A function of one sample gets them one by one, in all processes. A function of a batch gets all samples of a call at
-once, in one process, and has the time of all of them; a batch whose process hung or died is tried again sample by sample.
+once, in one process, and has the time of all of them; a batch whose process hung or died is tried again sample by
+sample.
 
 Invariants:
 - *a failure is never a reward*: a sample whose function raised, hung or crashed its process ends in an error, never in
@@ -32,6 +33,7 @@ from typing import Any, NoReturn
 from gyre.config.sections import RewardSettings
 from gyre.errors import ConfigError, UserCodeError
 from gyre.workloads.rewards.calls import Texts
+from gyre.workloads.rewards.forms import Form
 from gyre.workloads.rewards.frames import StrangeFrame
 from gyre.workloads.rewards.process import RewardProcess
 from gyre.workloads.rewards.results import Scored
@@ -69,9 +71,8 @@ class RewardPool:
         self._selector = selectors.DefaultSelector()
         self._processes: list[RewardProcess] = []
         self._requests = 0
-        self._batch: bool | None = None
-        self.tokens: frozenset[str] = frozenset()
-        """Which tokens the function wants in a sample's meta: `prompt_ids`, `completion_ids`. Known after `begin`."""
+        self.form: Form | None = None
+        """How the function is called. Known after `begin`."""
         self.stuck = 0
         """Samples that got `stuck_score`."""
         # The processes end even if nobody calls `close`.
@@ -107,7 +108,8 @@ class RewardPool:
         try:
             self._until_known(on_wait)
             places = list(range(len(work)))
-            waiting = deque([_Work(places)] if self._batch else [_Work([place]) for place in places])
+            assert self.form is not None
+            waiting = deque([_Work(places)] if self.form.batch else [_Work([place]) for place in places])
 
             def failed(asked: _Work | None, what: str) -> None:
                 for place, worth in self._failed(work, asked, tries, waiting, what):
@@ -144,7 +146,7 @@ class RewardPool:
         def failed(asked: _Work | None, what: str) -> NoReturn:
             self._not_begun(what)
 
-        while self._batch is None:
+        while self.form is None:
             if not self._processes:
                 self._start()
             for process in self._heard(on_wait):
@@ -224,7 +226,7 @@ class RewardPool:
     def _began(self, process: RewardProcess, pid: int, status: str, content: Any) -> None:
         if status == "ready":
             process.pid, process.deadline = pid, math.inf
-            self._batch, self.tokens = content["batch"], frozenset(content["tokens"])
+            self.form = Form.of(content)
             return
         self._drop(process)
         if status == "refused":

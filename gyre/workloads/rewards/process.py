@@ -1,8 +1,8 @@
 """One process of the reward pool, with everything that it starts.
 
 Invariants:
-- *nobody is left behind*: the process runs under a guard (`gyre.engines.process_guard`), which ends it and every process
-  that it started, also those in sessions of their own, when the pool drops it, closes or dies;
+- *nobody is left behind*: the process runs under a guard (`gyre.engines.process_guard`), which ends it and every
+  process that it started, also those in sessions of their own, when the pool drops it, closes or dies;
 - *nobody waits for it*: what is sent and what comes does not block, whatever the process does.
 
 This module must not know of groups, samples or tokens.

@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from gyre.errors import ConfigError
@@ -69,14 +70,14 @@ def _load(path: str, signature: str) -> tuple[Any, list[Any]]:
         ]
     except BaseException as error:  # whatever the user's module raises, SystemExit too
         return None, ["raised", [_sentence(error, path), traceback.format_exc(), None]]
-    return reward, ["ready", {"batch": reward.form.batch, "tokens": sorted(reward.form.tokens)}]
+    return reward, ["ready", asdict(reward.form)]
 
 
 def _score(reward: Any, samples: list[Any]) -> list[Any]:
     try:
         return ["scored", reward([tuple(sample) for sample in samples])]
     except NoReward as error:
-        return ["no_reward", [str(error), "", error.index]]
+        return ["no_reward", [f"{error} ({reward.where})" if reward.where else str(error), "", error.index]]
     except ConfigError as error:
         return ["refused", [error.message, error.hint, ""]]
     except BaseException as error:  # whatever the user's code raises, SystemExit and KeyboardInterrupt too

@@ -82,9 +82,10 @@ class PythonReward(BaseWorkload):
 
     def _texts(self, group: Group, sample: Sample) -> Texts:
         meta = group.meta | {"finish_reason": sample.finish_reason}
-        if "prompt_ids" in self.pool.tokens:
+        tokens = self.pool.form.tokens if self.pool.form is not None else ()
+        if "prompt_ids" in tokens:
             meta["prompt_ids"] = group.prompt_ids.tolist()
-        if "completion_ids" in self.pool.tokens:
+        if "completion_ids" in tokens:
             meta["completion_ids"] = sample.token_ids.tolist()
         return self.task.prompt_text(group), self.task.answer_of(sample), meta
 
