@@ -13,7 +13,6 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from gyre.errors import ConfigError
@@ -149,13 +148,14 @@ def _hides_names(tree: ast.Module) -> bool:
 
 def _file_of_module(module: str, folders: list[str]) -> Path | None:
     """Its source file; None where the import system finds it otherwise, or not at all. No package is imported."""
-    places: list[str] | None = [folder or "." for folder in folders]
-    for at, _ in enumerate(parts := module.split(".")):
-        found = PathFinder.find_spec(".".join(parts[: at + 1]), places)
-        if found is None:
-            return None
-        places = list(found.submodule_search_locations or []) or None
-        if places is None and at + 1 < len(parts):
-            return None
-    file = Path(found.origin) if found is not None and found.origin else None
-    return file if file is not None and file.suffix == ".py" else None
+    places = [Path(folder or ".") for folder in folders]
+    *packages, last = module.split(".")
+    for package in packages:
+        inner = [place / package for place in places]
+        whole = next((one for one in inner if (one / "__init__.py").is_file()), None)
+        places = [whole] if whole is not None else [one for one in inner if one.is_dir()]
+    for place in places:
+        for file in (place / last / "__init__.py", place / f"{last}.py"):
+            if file.is_file():
+                return file.resolve()
+    return None
