@@ -1,12 +1,173 @@
-"""The reward function that a job names: its file, its signature, and the answers that it needs."""
+"""The reward function that a job names: its file, its signature, and the answers that it needs.
+
+The function's file is read, not run. Where that does not show what it is, a process of its own loads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from gyre.config import JobSpec
+from gyre.config.plugins import on_path
+from gyre.config.sections import RewardSettings, WorkloadSettings
+from gyre.errors import ConfigError, UserCodeError
+from gyre.workloads.rewards.forms import Form, form_of, lacking
+from gyre.workloads.rewards.functions import BUILTIN, check_builtin, unreadable_gold
+from gyre.workloads.rewards.signatures import NoFile, look_at
+
+_PYTHON, _EXACT = ("PythonReward", "PythonGroupReward"), "ExactMatchReward"
+_LOAD_S = 20.0
+"""Longest wait for a function to load that has to be loaded to be seen."""
+_ROWS_LOOKED_AT = 64
+"""Answers that are read with the eyes of `math_verify`, which takes some milliseconds each."""
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
-    yield from ()
+    reward = spec.roles.get("reward")
+    entrypoint = reward.entrypoint if reward is not None else None
+    if entrypoint is None or not entrypoint.module.startswith("gyre.workloads.rewards"):
+        return
+    settings = WorkloadSettings.read(spec.config)
+    data = _Data.of(settings) if settings.data is not None else None
+    if entrypoint.name == _EXACT:
+        _check_answers(data, "gyre.workloads.rewards:ExactMatchReward")
+    if entrypoint.name not in _PYTHON:
+        return
+    function = settings.reward.function
+    if not function:
+        raise ConfigError(
+            "config.reward.function: is missing.",
+            hint=f"Write path/to/file.py:function or package.module:function, or take one of {', '.join(BUILTIN)}.",
+        )
+    if function in BUILTIN:
+        check_builtin(function)
+        _check_answers(data, function)
+        if function == "math_verify" and data is not None:
+            yield from _unreadable(data)
+        return
+    try:
+        form = _form(settings.reward, spec.python_path)
+    except NoFile as error:
+        if here:
+            raise
+        yield f"{error.message} The machines that run the job must have it."
+        return
+    except _NotSeen as error:
+        yield str(error)
+        return
+    if form is not None and data is not None:
+        _check_columns(form, data, function)
+
+
+class _NotSeen(Exception):
+    """A function whose form could not be found out; says why."""
+
+
+def _form(settings: RewardSettings, python_path: Collection[str]) -> Form | None:
+    """How the function is called. Raises ConfigError, NoFile; _NotSeen where it did not load in time."""
+    seen = look_at(settings.function, python_path)
+    if seen is not None:
+        return form_of(seen.name, seen.parameters, settings.signature, seen.where)
+    from gyre.workloads.rewards.pool import RewardPool
+
+    limit_s = min(settings.start_timeout_s, _LOAD_S)
+    with on_path(python_path):
+        pool = RewardPool(settings.model_copy(update={"start_timeout_s": limit_s}))
+        try:
+            pool.begin()
+        except UserCodeError as error:
+            if "longer than" in error.message:
+                raise _NotSeen(
+                    f"config.reward.function: {settings.function} did not load within {limit_s:g} s, so that its "
+                    "parameters were not looked at."
+                ) from None
+            raise ConfigError(
+                f"config.reward.function: {error.message}", hint=error.hint, details=error.details
+            ) from None
+        finally:
+            pool.close()
+    return pool.form
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """What is known of the rows: their columns besides the prompt, and how many have no answer."""
+
+    folder: Path
+    columns: frozenset[str]
+    rows: int
+    without_answer: int
+
+    @classmethod
+    def of(cls, settings: WorkloadSettings) -> _Data | None:
+        """None where the folder is not here; whoever checks the data says so."""
+        from gyre.data.folder import PreparedFolder
+
+        assert settings.data is not None
+        found = PreparedFolder(Path(settings.data.path))
+        try:
+            manifest: Mapping[str, Any] = found.manifest
+            told = manifest.get("columns")
+            rows = found.rows
+            some = [found.meta(row) for row in range(min(rows, 8))]
+        except (ConfigError, OSError, ValueError, KeyError, AttributeError):
+            return None
+        columns = {str(one) for one in told} if isinstance(told, list | dict) else set()
+        columns |= {key for meta in some for key in meta}
+        without = manifest.get("without_answer", 0)
+        if "answer" in columns and not any("answer" in meta for meta in some) and not without:
+            without = len(some)
+        if "answer" not in columns:
+            without = rows
+        return cls(found.path, frozenset(columns), rows, without if isinstance(without, int) else 0)
+
+    def answers(self, count: int) -> list[Any]:
+        """Answers of so many rows, from all over the folder."""
+        from gyre.data.folder import PreparedFolder
+
+        found = PreparedFolder(self.folder)
+        step = max(1, self.rows // count)
+        return [found.meta(row).get("answer") for row in range(0, self.rows, step)][:count]
+
+
+def _check_answers(data: _Data | None, function: str) -> None:
+    if data is not None and data.without_answer:
+        raise ConfigError(
+            f"config.data.path: {data.without_answer} of the {data.rows} rows in {data.folder} have no answer, and "
+            f"{function} compares with it.",
+            hint="Prepare the data with its column of answers (gyre data prepare … --answer COLUMN), or take a reward "
+            "that needs none.",
+        )
+
+
+def _check_columns(form: Form, data: _Data, function: str) -> None:
+    missing = lacking(form, data.columns)
+    if missing:
+        raise ConfigError(
+            f"config.reward.function: {function} needs {' and '.join(map(repr, missing))}, and the rows in "
+            f"{data.folder} have no such column.",
+            hint=f"They have {', '.join(sorted(data.columns)) or 'no column besides the prompt'}; a parameter `meta` "
+            "gets all of them.",
+        )
+
+
+def _unreadable(data: _Data) -> Iterator[str]:
+    answers = data.answers(_ROWS_LOOKED_AT)
+    for answer in answers:
+        if isinstance(answer, Mapping):
+            raise ConfigError(
+                f"config.data.path: the answer {answer!r:.100} of a row in {data.folder} is a mapping, and math_verify "
+                "compares with a text, a number, or a list of these.",
+                hint="Prepare the data with the answer itself.",
+            )
+    unread = [answer for answer in answers if unreadable_gold(answer)]
+    if unread:
+        yield (
+            f"config.data.path: math_verify cannot read {len(unread)} of {len(answers)} answers that were looked at, "
+            f"such as {unread[0]!r:.60}, and gives 0 for whatever is answered to them; `gyre reward math_verify "
+            f"{data.folder} --rows 0` lists them."
+        )

@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "token": ("tokens", "Make, list and revoke tokens for machines that join."),
     "replay": ("replay", "Fold a job's history again and compare."),
     "data": ("data_sets", "Prepare a data set for jobs, or show one."),
+    "reward": ("reward", "Try a reward function on the rows of a data set."),
     "models": ("models", "Say which models are trained and served, or what a folder is."),
     "export": ("export", "Export a trained model as a model folder."),
     "doctor": ("doctor", "Check this machine, and say what to do."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,10 +17,12 @@ class RewardSettings(Section):
 
     function: str = ""
     """`exact_match`, `math_verify`, `package.module:function` or `path/to/file.py:function`."""
+    signature: Literal["auto", "sample", "batch", "verl", "trl", "openrlhf"] = "auto"
+    """How the function is called; `auto` knows it by the names of its parameters."""
     processes: PositiveInt = 2
     """Processes of each reward vertex."""
     timeout_s: Seconds = 10.0
-    """Time for one sample; a process that takes longer is ended."""
+    """Time for one sample; a process that takes longer is ended. A batch has the time of all its samples."""
     attempts: PositiveInt = 2
     """How often a sample whose process hung or died is tried, each time in a new process."""
     stuck_score: float | None = None

@@ -10,22 +10,26 @@ from typing import Any
 
 _EXPORTS = {
     "ExactMatchReward": "workloads",
+    "PythonGroupReward": "workloads",
     "PythonReward": "workloads",
     "RewardFunction": "functions",
     "RewardPool": "pool",
     "exact_match": "functions",
     "load_function": "functions",
     "math_verify": "functions",
+    "unreadable_gold": "functions",
 }
 
 __all__ = [
     "ExactMatchReward",
+    "PythonGroupReward",
     "PythonReward",
     "RewardFunction",
     "RewardPool",
     "exact_match",
     "load_function",
     "math_verify",
+    "unreadable_gold",
 ]
 
 

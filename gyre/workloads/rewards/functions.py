@@ -10,73 +10,143 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import numbers
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, nearest
 
-RewardFunction = Callable[[str, str, Mapping[str, Any]], float]
-"""The reward for the prompt's text, the completion's text and the group's meta."""
+RewardFunction = Callable[..., Any]
+"""In one of the forms of `gyre.workloads.rewards.forms`."""
 
-
-def exact_match(prompt_text: str, completion_text: str, meta: Mapping[str, Any]) -> float:
-    """1.0 if the completion is `meta["answer"]` to the character, else 0.0."""
-    return 1.0 if completion_text == meta["answer"] else 0.0
+UNREADABLE = "unreadable_gold"
+"""Among what `math_verify` returns of a sample whose gold answer cannot be read."""
 
 
-def math_verify(prompt_text: str, completion_text: str, meta: Mapping[str, Any]) -> float:
-    """1.0 if the completion's last answer equals `meta["answer"]` as mathematics, else 0.0. Needs `[math]`.
+def exact_match(prompt: str, completion: str, meta: Mapping[str, Any]) -> float:
+    """1.0 if the completion is `meta["answer"]` to the character, or one of the answers of a list; else 0.0."""
+    return 1.0 if completion in gold_answers(meta) else 0.0
 
-    The answer is in `\\boxed{}`, or else the last expression; `1/2`, `0.5` and `\\frac12` are equal. An answer that
-    cannot be read is wrong. Of a completion with a thinking part, only the text after `</think>` is read.
+
+def math_verify(prompt: str, completion: str, meta: Mapping[str, Any]) -> float | dict[str, float]:
+    """1.0 if the completion's last answer equals `meta["answer"]`, or one of a list, as mathematics; else 0.0. Needs
+    `[math]`.
+
+    The answer is in `\\boxed{}`, or after `####`, or else the last expression; `1/2`, `0.5` and `\\frac12` are equal.
+    An answer that cannot be read is wrong. Of a completion that thinks, only the text after `</think>` is read. A gold
+    answer that cannot be read earns every completion 0.0, and is told as `unreadable_gold`.
     """
-    from math_verify import parse, verify
+    from gyre.workloads.rewards.mathematics import same_answer
 
-    answer = str(meta["answer"])
-    said = completion_text.rpartition("</think>")[2]
-    # math-verify's own time limits are signals, and the pool has a limit: they stay off.
-    gold = parse(answer if "\\boxed" in answer or "$" in answer else f"${answer}$", parsing_timeout=None)
-    if not gold:
-        raise ValueError(f"the answer {answer!r} of the data set cannot be read as mathematics")
-    return 1.0 if verify(gold, parse(said, parsing_timeout=None), timeout_seconds=None) else 0.0
+    said = completion.rpartition("</think>")[2]
+    unreadable = 0
+    golds = gold_answers(meta)
+    for gold in golds:
+        try:
+            if same_answer(gold, said):
+                return 1.0
+        except ValueError:
+            unreadable += 1
+    return {"score": 0.0, UNREADABLE: 1.0} if unreadable == len(golds) else 0.0
+
+
+def unreadable_gold(answer: Any) -> bool:
+    """Whether `math_verify` cannot read this answer of a data set, so that every completion would earn 0."""
+    from gyre.workloads.rewards.mathematics import readable
+
+    try:
+        return not any(readable(gold) for gold in gold_answers({"answer": answer}))
+    except ConfigError:
+        return True
+
+
+def gold_answers(meta: Mapping[str, Any]) -> list[str]:
+    """The answers that count as right, as texts. Raises ConfigError where there is none, or where it is no text, number
+    or list of these."""
+    answer = meta.get("answer")
+    if answer is None:
+        raise ConfigError(
+            "config.reward.function: the data has a row without an answer, and this reward compares with it.",
+            hint="Prepare the data with its column of answers: gyre data prepare … --answer COLUMN.",
+        )
+    listed = list(answer) if isinstance(answer, list | tuple) else [answer]
+    if not listed or not all(isinstance(one, str | numbers.Number) for one in listed):
+        raise ConfigError(
+            f"config.reward.function: the answer {answer!r:.100} of a row is no text, number or list of these.",
+            hint="Prepare the data with the answer itself, or write a reward function that reads this one.",
+        )
+    return [one if isinstance(one, str) else str(one) for one in listed]
 
 
 BUILTIN: dict[str, RewardFunction] = {"exact_match": exact_match, "math_verify": math_verify}
 
 
+def split_path(path: str) -> tuple[str, str]:
+    """The file or module, and the name in it. Raises ConfigError."""
+    module, _, name = path.rpartition(":")
+    if not module or not name.isidentifier():
+        near = nearest(path, BUILTIN) if path else ""
+        raise ConfigError(
+            f"config.reward.function: {path!r} is no reward function{f'; {near}' if near.startswith('did') else '.'}",
+            hint="Write it as path/to/file.py:function or package.module:function, or take one of "
+            f"{', '.join(BUILTIN)}.",
+        )
+    return module, name
+
+
 def load_function(path: str) -> RewardFunction:
     """The built-in function of this name, or the one at `package.module:function` or `path/to/file.py:function`.
-    Raises ConfigError that names what cannot be found."""
+    Raises ConfigError that names what cannot be found, and what the module itself raises."""
     if path in BUILTIN:
-        if path == "math_verify" and importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                "config.reward.function 'math_verify' needs the package math-verify.",
-                hint="Install gyre-rl[math].",
-            )
+        check_builtin(path)
         return BUILTIN[path]
-    module_name, _, name = path.rpartition(":")
-    if not module_name or not name:
-        raise ConfigError(
-            f"config.reward.function is {path!r}.",
-            hint=f"Write it as 'package.module:function', or take one of {', '.join(BUILTIN)}.",
-        )
+    module_name, name = split_path(path)
     try:
-        module = _from_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
-        function: RewardFunction = getattr(module, name)
-    except (ImportError, AttributeError, OSError) as error:
-        raise ConfigError(f"config.reward.function {path!r} cannot be loaded: {error}.") from error
+        module = (
+            _from_file(file_of(module_name)) if module_name.endswith(".py") else import_module(module_name)
+        )
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigError(f"config.reward.function: {path!r} cannot be loaded: {error}.") from error
+    if not hasattr(module, name):
+        raise no_such_function(path, name, [key for key, value in vars(module).items() if callable(value)])
+    function: RewardFunction = getattr(module, name)
     if not callable(function):
-        raise ConfigError(f"config.reward.function {path!r} is not callable.")
+        raise ConfigError(
+            f"config.reward.function: {path!r} cannot be called: it is of type {type(function).__name__}."
+        )
     return function
 
 
-def _from_file(path: Path) -> Any:
-    where = path.resolve()
+def check_builtin(name: str) -> None:
+    """Raises ConfigError if the package is missing that a built-in function needs."""
+    if name == "math_verify" and importlib.util.find_spec("math_verify") is None:
+        raise ConfigError(
+            "config.reward.function: 'math_verify' needs the package math-verify.",
+            hint="Install gyre-rl[math].",
+        )
+
+
+def file_of(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def no_such_function(path: str, name: str, known: list[str]) -> ConfigError:
+    near = nearest(name, [one for one in known if not one.startswith("_")])
+    return ConfigError(
+        f"config.reward.function: {path.rpartition(':')[0]} has no {name!r}"
+        + (f"; {near}" if near.startswith("did") else "."),
+        hint=near[:1].upper() + near[1:] if near.startswith("known") else "",
+    )
+
+
+def _from_file(where: Path) -> Any:
     name = f"gyre_reward_{hashlib.blake2b(str(where).encode(), digest_size=6).hexdigest()}"
     if name not in sys.modules:
+        if not where.is_file():
+            raise ImportError(f"there is no file {where}")
         spec = importlib.util.spec_from_file_location(name, where)
         if spec is None or spec.loader is None:
             raise ImportError(f"{where} is no Python file")

@@ -1,69 +1,62 @@
 """A pool of processes that run a reward function, with a time limit for each sample.
 
+A function of one sample gets them one by one, in all processes. A function of a batch gets all samples of a call at
+once, in one process, and has the time of all of them; a batch whose process hung or died is tried again sample by
+sample.
+
 Invariants:
 - *a failure is never a reward*: a sample whose function raised, hung or crashed its process ends in an error, never in
   a number. The exception is `stuck_score`, the job's reward for samples that hang or crash each time; they are counted
   and logged;
+- *an answer is its sample's*: it carries the number of the request and the id of the process that was asked. Where
+  either is another, the process is ended and the sample tried again;
 - *retried before told*: a sample that hung or crashed is tried again in a new process, up to `attempts` times; an
   exception is the function's answer, and is raised at once;
-- *nobody is left behind*: the processes end with the pool, and see the end of its process.
+- *nobody is left behind*: whatever was started for a sample ends with the process that ran it; see
+  `gyre.workloads.rewards.process`. A process that earlier samples left more than `MOST_LEFT` others under is replaced.
 
 This module must not know of groups, samples or tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import selectors
-import subprocess
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from gyre.config.sections import RewardSettings
-from gyre.errors import UserCodeError
-from gyre.workloads.rewards.worker import receive, send
+from gyre.errors import ConfigError, UserCodeError
+from gyre.workloads.rewards.calls import Texts
+from gyre.workloads.rewards.forms import Form
+from gyre.workloads.rewards.frames import StrangeFrame
+from gyre.workloads.rewards.process import RewardProcess
+from gyre.workloads.rewards.results import Scored
+from gyre.workloads.rewards.worker import READY
 
-Texts = tuple[str, str, Mapping[str, Any]]
-"""A prompt, its completion, and the group's meta."""
+MOST_LEFT = 32
+"""Processes that a function may leave running after its samples: one that it keeps for the next is no leak."""
 
 _SHOWN = 400
 """Characters of a text that an error quotes."""
+_LOOK_S = 1.0
+"""Longest wait between two calls of `on_wait`."""
 
 
 @dataclass(slots=True)
-class _Process:
-    process: subprocess.Popen[bytes]
-    deadline: float
-    ready: bool = False
-    job: int | None = None
-    selector_key: IO[bytes] = field(init=False)
+class _Work:
+    """Samples for one call of the function, by their places."""
 
-    def __post_init__(self) -> None:
-        assert self.process.stdout is not None
-        self.selector_key = self.process.stdout
-
-    def ask(self, content: Any) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has died: its stdout shows it
-            send(self.process.stdin, content)
-
-    def end(self) -> None:
-        self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-        self.process.wait()
+    places: list[int]
+    number: int = 0
 
 
-def _end_all(processes: list[_Process]) -> None:
+def _end_all(processes: list[RewardProcess]) -> None:
     for process in processes:
         process.end()
     processes.clear()
@@ -76,58 +69,69 @@ class RewardPool:
         self._settings = settings
         self._clock = clock
         self._selector = selectors.DefaultSelector()
-        self._processes: list[_Process] = []
+        self._processes: list[RewardProcess] = []
+        self._requests = 0
+        self.form: Form | None = None
+        """How the function is called. Known after `begin`."""
         self.stuck = 0
         """Samples that got `stuck_score`."""
         # The processes end even if nobody calls `close`.
         weakref.finalize(self, _end_all, self._processes)
 
+    def begin(self) -> None:
+        """Start a process and wait until it has loaded the function. Raises ConfigError if it is not there or cannot be
+        called, UserCodeError if its module raises."""
+        self._until_known(lambda: None)
+
     def score(self, work: Sequence[Texts], *, on_scored: Callable[[], None] = lambda: None) -> list[float]:
-        """The rewards of these samples, in order. `on_scored` is called after each.
+        """The rewards of these samples, in order; see `scored`."""
+        return [reward for reward, _ in self.scored(work, on_scored=on_scored)]
+
+    def scored(
+        self,
+        work: Sequence[Texts],
+        *,
+        on_scored: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> list[Scored]:
+        """The rewards of these samples, in order, each with the further numbers that the function returned. `on_scored`
+        is called after each, `on_wait` every second while none comes.
 
         Raises UserCodeError if the function raised or did not return a finite number, or, without a `stuck_score`,
-        if a sample hung or crashed in all its attempts.
+        if a sample hung or crashed in all its attempts. Raises ConfigError if the function is not there, cannot be
+        called, or needs what the data lacks.
         """
-        rewards: list[float | None] = [None] * len(work)
-
-        def failed(job: int | None, what: str) -> None:
-            worth = self._failed(work, job, tries, waiting, what)
-            if job is not None and worth is not None:
-                rewards[job] = worth
-                on_scored()
-
-        waiting = deque(range(len(work)))
+        if not work:
+            return []
+        found: list[Scored | None] = [None] * len(work)
         tries = [0] * len(work)
         try:
-            while any(reward is None for reward in rewards):
-                self._hand_out(work, waiting)
-                for process in self._heard():
-                    job, process.job = process.job, None
-                    try:
-                        answer = receive(process.selector_key)
-                    except EOFError:
-                        self._drop(process)
-                        code = process.process.returncode
-                        if job is not None or not process.ready:  # an idle process may end
-                            failed(job, f"its process ended with status {code}")
-                        continue
-                    if not process.ready:
-                        self._began(process, answer)
-                        continue
-                    assert job is not None
-                    process.deadline = math.inf  # it is idle
-                    rewards[job] = self._number(work[job], answer)
+            self._until_known(on_wait)
+            places = list(range(len(work)))
+            assert self.form is not None
+            waiting = deque([_Work(places)] if self.form.batch else [_Work([place]) for place in places])
+
+            def failed(asked: _Work | None, what: str) -> None:
+                for place, worth in self._failed(work, asked, tries, waiting, what):
+                    found[place] = (worth, {})
                     on_scored()
+
+            while any(one is None for one in found):
+                self._hand_out(work, waiting)
+                for process in self._heard(on_wait):
+                    asked, answer = process.work, self._answer_of(process, failed)
+                    if answer is None:
+                        continue
+                    for place, one in zip(asked.places, self._read(work, asked, answer), strict=True):
+                        found[place] = one
+                        on_scored()
                 for process in [one for one in self._processes if self._clock() >= one.deadline]:
-                    job = process.job
-                    self._drop(process)
-                    limit = self._settings.timeout_s if process.ready else self._settings.start_timeout_s
-                    failed(job, f"it took longer than {limit:g} s")
+                    failed(process.work, self._late(process))
         except BaseException:
-            for process in [one for one in self._processes if one.job is not None or not one.ready]:
+            for process in [one for one in self._processes if one.work is not None or not one.ready]:
                 self._drop(process)  # nobody wants its result any more
             raise
-        return [reward for reward in rewards if reward is not None]
+        return [one for one in found if one is not None]
 
     def close(self) -> None:
         for process in list(self._processes):
@@ -136,86 +140,172 @@ class RewardPool:
 
     # -- processes ----------------------------------------------------------------------------------
 
-    def _hand_out(self, work: Sequence[Texts], waiting: deque[int]) -> None:
-        idle = [one for one in self._processes if one.ready and one.job is None]
+    def _until_known(self, on_wait: Callable[[], None]) -> None:
+        """Wait until a process has told what the function is."""
+
+        def failed(asked: _Work | None, what: str) -> NoReturn:
+            self._not_begun(what)
+
+        while self.form is None:
+            if not self._processes:
+                self._start()
+            for process in self._heard(on_wait):
+                self._answer_of(process, failed)
+            for process in [one for one in self._processes if self._clock() >= one.deadline]:
+                failed(None, self._late(process))
+
+    def _hand_out(self, work: Sequence[Texts], waiting: deque[_Work]) -> None:
+        idle = [one for one in self._processes if one.ready and one.work is None]
         for process in idle[: len(waiting)]:
-            process.job = waiting.popleft()
-            process.deadline = self._clock() + self._settings.timeout_s
-            process.ask(list(work[process.job]))
+            asked = process.work = waiting.popleft()
+            self._requests += 1
+            asked.number = self._requests
+            process.deadline = self._clock() + self._settings.timeout_s * len(asked.places)
+            process.ask([asked.number, [list(work[place]) for place in asked.places]])
         starting = sum(not one.ready for one in self._processes)
         room = self._settings.processes - len(self._processes)
         for _ in range(min(room, len(waiting) - starting)):
             self._start()
 
     def _start(self) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from gyre.workloads.rewards.worker import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        one = _Process(process, self._clock() + self._settings.start_timeout_s)
-        self._processes.append(one)
-        self._selector.register(one.selector_key, selectors.EVENT_READ, one)
-        one.ask([self._settings.function, sys.path])
+        process = RewardProcess(self._selector)
+        process.deadline = self._clock() + self._settings.start_timeout_s
+        self._processes.append(process)
+        process.ask([self._settings.function, self._settings.signature, sys.path])
 
-    def _heard(self) -> list[_Process]:
+    def _heard(self, on_wait: Callable[[], None]) -> list[RewardProcess]:
         """Wait until a process answers or the next deadline comes; returns the processes that have answered."""
-        busy = [one.deadline for one in self._processes if one.job is not None or not one.ready]
-        timeout_s = max(0.0, min(busy) - self._clock()) if busy else 0.0
-        return [key.data for key, _ in self._selector.select(timeout_s)]
+        while True:
+            busy = [one.deadline for one in self._processes if one.work is not None or not one.ready]
+            left_s = max(0.0, min(busy) - self._clock()) if busy else 0.0
+            events = self._selector.select(min(left_s, _LOOK_S))
+            for key, event in events:
+                if event & selectors.EVENT_WRITE:
+                    key.data.flush()
+            answered = [key.data for key, event in events if event & selectors.EVENT_READ]
+            if answered or left_s <= _LOOK_S:
+                return answered
+            on_wait()
 
-    def _began(self, process: _Process, answer: list[Any]) -> None:
-        status, told = answer
-        if status != "ready":
+    def _answer_of(
+        self, process: RewardProcess, failed: Callable[[_Work | None, str], None]
+    ) -> list[Any] | None:
+        """The status and content of its answer; None if there is none for what it was asked."""
+        asked: _Work | None = process.work
+        try:
+            frame = process.receive()
+            if frame is None:
+                return None
+            pid, number, status, content, left = frame
+            if number != (asked.number if asked is not None else READY) or process.pid not in (None, pid):
+                raise StrangeFrame
+        except EOFError:
+            self._processes.remove(process)
+            ending = process.ended()
+            if asked is not None or not process.ready:  # an idle process may end
+                failed(asked, f"its process {ending}")
+            return None
+        except (StrangeFrame, TypeError, ValueError):
             self._drop(process)
-            raise UserCodeError(
-                f"the reward function {self._settings.function!r} cannot be loaded.",
-                details={"traceback": told},
+            failed(asked, "another process answered in its stead")
+            return None
+        if not process.ready:
+            self._began(process, pid, status, content)
+            return None
+        process.work, process.deadline = None, math.inf  # it is idle
+        if left > MOST_LEFT:
+            print(
+                f"the reward function {self._settings.function!r} left {left} processes running after its samples; "
+                "they are ended",
+                file=sys.stderr,
+                flush=True,
             )
-        process.ready, process.deadline = True, math.inf
+            self._drop(process)
+        return [status, content]
 
-    def _drop(self, process: _Process) -> None:
+    def _began(self, process: RewardProcess, pid: int, status: str, content: Any) -> None:
+        if status == "ready":
+            process.pid, process.deadline = pid, math.inf
+            self.form = Form.of(content)
+            return
+        self._drop(process)
+        if status == "refused":
+            message, hint, traceback = content
+            raise ConfigError(message, hint=hint, details={"traceback": traceback} if traceback else None)
+        sentence, traceback, _ = content
+        raise UserCodeError(
+            f"the reward function {self._settings.function!r} cannot be loaded: {sentence}.",
+            details={"traceback": traceback},
+        )
+
+    def _late(self, process: RewardProcess) -> str:
+        """End a process whose deadline has passed, and say so."""
+        asked: _Work | None = process.work
+        self._drop(process)
+        limit_s = (
+            self._settings.timeout_s * len(asked.places)
+            if asked is not None
+            else self._settings.start_timeout_s
+        )
+        return f"it took longer than {limit_s:g} s"
+
+    def _drop(self, process: RewardProcess) -> None:
         self._processes.remove(process)
-        self._selector.unregister(process.selector_key)
         process.end()
 
     # -- results ------------------------------------------------------------------------------------
 
-    def _number(self, texts: Texts, answer: list[Any]) -> float:
-        status, told = answer
-        if status == "error":
-            raise self._error(texts, "it raised", told)
-        if not math.isfinite(told):
-            raise self._error(texts, f"it returned {told}, which is no reward")
-        return float(told)
+    def _read(self, work: Sequence[Texts], asked: _Work, answer: list[Any]) -> list[Scored]:
+        status, content = answer
+        if status == "scored":
+            return [(float(reward), more) for reward, more in content]
+        if status == "refused":
+            message, hint, _ = content
+            raise ConfigError(message, hint=hint)
+        if status == "raised":
+            sentence, traceback, _ = content
+            raise self._error(work, asked.places, f"it raised {sentence}", traceback)
+        why, _, index = content
+        raise self._error(work, asked.places if index is None else [asked.places[index]], why)
 
     def _failed(
-        self, work: Sequence[Texts], job: int | None, tries: list[int], waiting: deque[int], what: str
-    ) -> float | None:
-        """The sample's `stuck_score`, or None if it waits for another attempt. Raises UserCodeError."""
-        if job is None:
-            raise UserCodeError(
-                f"a process of the reward function {self._settings.function!r} did not begin: {what}.",
-                hint="Import the function by hand; its output is in the reward vertex's log.",
-            )
-        tries[job] += 1
-        if tries[job] < self._settings.attempts:
-            waiting.appendleft(job)
-            return None
-        error = self._error(work[job], f"{what}, {tries[job]} times in a row")
+        self, work: Sequence[Texts], asked: _Work | None, tries: list[int], waiting: deque[_Work], what: str
+    ) -> list[tuple[int, float]]:
+        """The samples that earn `stuck_score` now; those that wait for another attempt are in `waiting`. Raises
+        UserCodeError."""
+        if asked is None:
+            self._not_begun(what)
+        if len(asked.places) > 1:  # which of them it was shows when each has a call of its own
+            waiting.extendleft(_Work([place]) for place in reversed(asked.places))
+            return []
+        (place,) = asked.places
+        tries[place] += 1
+        if tries[place] < self._settings.attempts:
+            waiting.appendleft(asked)
+            return []
+        error = self._error(work, [place], f"{what}, {tries[place]} times in a row")
         worth = self._settings.stuck_score
         if worth is None:
             raise error
         self.stuck += 1
         print(f"{error} It earns {worth:g}. {error.details['traceback']}", file=sys.stderr, flush=True)
-        return worth
+        return [(place, worth)]
 
-    def _error(self, texts: Texts, what: str, traceback: str = "") -> UserCodeError:
-        prompt, completion, _ = texts
-        told = f"The sample: {prompt[-_SHOWN:]!r} → {completion[-_SHOWN:]!r}\n{traceback}".rstrip()
+    def _not_begun(self, what: str) -> NoReturn:
+        raise UserCodeError(
+            f"a process of the reward function {self._settings.function!r} did not begin: {what}.",
+            hint="Import the function by hand; its output is in the reward vertex's log.",
+        )
+
+    def _error(
+        self, work: Sequence[Texts], places: list[int], what: str, traceback: str = ""
+    ) -> UserCodeError:
+        prompt, completion, _ = work[places[0]]
+        which = "a sample" if len(places) == 1 else f"a batch of {len(places)} samples"
+        first = "The sample" if len(places) == 1 else "The first of them"
+        told = f"{first}: {prompt[-_SHOWN:]!r} → {completion[-_SHOWN:]!r}\n{traceback}".rstrip()
         return UserCodeError(
-            f"the reward function {self._settings.function!r} failed on a sample: {what}.",
+            f"the reward function {self._settings.function!r} failed on {which}: {what}.",
             hint="A sample without a reward is not trained on: the function must return a number for any text.",
             details={"traceback": told},
         )

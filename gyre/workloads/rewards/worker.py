@@ -1,76 +1,130 @@
-"""A process of the reward pool: it reads texts, calls the user's function and writes the result.
+"""A process of the reward pool: it reads samples, calls the user's function and writes what it returned.
 
-A frame on stdin or stdout is a length (4 bytes, big-endian) and msgpack. The user's prints go to stderr.
+    python -c "from gyre.workloads.rewards.worker import main; main(READ_FD, WRITE_FD)"
+
+It runs under a guard (`gyre.engines.process_guard`), in a session of its own.
+
+Invariants:
+- *every answer says whose it is*: it has the number of its request and the id of this process. A process that the
+  function forked, and that comes back in its stead, ends without a word;
+- *the next sample finds what the last one found*: the working folder, and no timer of another sample. The function's
+  prints go to stderr, its stdin is empty, and what it does to these three descriptors does not reach the pool.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
-import struct
+import signal
 import sys
-import threading
-import time
 import traceback
-from typing import IO, Any
+from dataclasses import asdict
+from typing import Any, NoReturn
 
-import msgpack
+from gyre.errors import ConfigError
+from gyre.workloads.rewards.frames import packed, read_one, write_all
+from gyre.workloads.rewards.results import NoReward
 
-
-def send(stream: IO[bytes], content: Any) -> None:
-    data = msgpack.packb(content, default=_plain)
-    stream.write(struct.pack(">I", len(data)) + data)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> Any:
-    """Read one frame. Raises EOFError if the other side is gone."""
-    head = stream.read(4)
-    if len(head) < 4:
-        raise EOFError
-    (size,) = struct.unpack(">I", head)
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return msgpack.unpackb(data, strict_map_key=False)
+READY = -1
+"""The number of the first frame, which answers no request."""
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's arrays and scalars as lists and numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a group's meta holds a {type(value).__name__}, which is not plain data")
+def main(requests: int, answers: int) -> None:
+    """Answer requests until there are no more."""
+    os.setsid()  # a signal to its process group is not for the guard
+    os.dup2(2, 1)
+    for fd in (requests, answers):
+        os.set_inheritable(fd, False)
+    me = os.getpid()
+    path, signature, folders = read_one(requests)
+    sys.path[:] = folders
+    home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    reward, answer = _load(path, signature)
+    _only(me)
+    write_all(answers, packed([me, READY, *answer, 0]))
+    if reward is None:
+        return
+    while True:
+        try:
+            number, samples = read_one(requests)
+        except EOFError:
+            return
+        answer = _score(reward, samples)
+        _only(me)
+        _put_back(home)
+        write_all(answers, packed([me, number, *answer, _left(me)]))
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+def _load(path: str, signature: str) -> tuple[Any, list[Any]]:
+    """The function and what it is; or None and why not."""
+    try:
+        from gyre.workloads.rewards.calls import BoundReward
+        from gyre.workloads.rewards.functions import load_function
+
+        reward = BoundReward(load_function(path), path, signature)
+    except ConfigError as error:
+        return None, [
+            "refused",
+            [error.message, error.hint, traceback.format_exc() if error.__cause__ else ""],
+        ]
+    except BaseException as error:  # whatever the user's module raises, SystemExit too
+        return None, ["raised", [_sentence(error, path), traceback.format_exc(), None]]
+    return reward, ["ready", asdict(reward.form)]
+
+
+def _score(reward: Any, samples: list[Any]) -> list[Any]:
+    try:
+        return ["scored", reward([tuple(sample) for sample in samples])]
+    except NoReward as error:
+        return ["no_reward", [f"{error} ({reward.where})" if reward.where else str(error), "", error.index]]
+    except ConfigError as error:
+        return ["refused", [error.message, error.hint, ""]]
+    except BaseException as error:  # whatever the user's code raises, SystemExit and KeyboardInterrupt too
+        return ["raised", [_sentence(error, reward.name), traceback.format_exc(), None]]
+
+
+def _sentence(error: BaseException, path: str) -> str:
+    """`KeyError: 'x' (rew.py, line 3)`: the exception, and the last line of the function's own file that it passed."""
+    file = path.rpartition(":")[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/gyre/workloads/rewards/" not in frame.filename]
+    of_file = [
+        frame
+        for frame in own
+        if file.endswith(".py") and os.path.basename(file) == os.path.basename(frame.filename)
+    ]
+    told = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    where = next(iter(reversed(of_file or own)), None)
+    return told if where is None else f"{told} ({where.filename}, line {where.lineno})"
+
+
+def _only(me: int) -> None:
+    """End this process if it is not the pool's but one that the function forked."""
+    if os.getpid() != me:
+        _end()
+
+
+def _end() -> NoReturn:
+    print(
+        "a process that the reward function forked came back from it; it is ended, and its result counts for nothing",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(1)
 
 
-def main() -> None:
-    """Answer requests until stdin ends."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    told = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    asked = sys.stdin.buffer
-    path, folders = receive(asked)
-    sys.path[:] = folders
-    try:
-        from gyre.workloads.rewards.functions import load_function
+def _put_back(home: int) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    with contextlib.suppress(OSError):  # the function may have closed it
+        os.fchdir(home)
 
-        function = load_function(path)
-    except BaseException:
-        send(told, ["broken", traceback.format_exc()])
-        return
-    send(told, ["ready", None])
-    while True:
-        try:
-            prompt, completion, meta = receive(asked)
-        except EOFError:
-            return
-        try:
-            answer = ["ok", float(function(prompt, completion, meta))]
-        except Exception:  # whatever the user's code raises; the pool sees crashes itself
-            answer = ["error", traceback.format_exc()]
-        send(told, answer)
+
+def _left(me: int) -> int:
+    """How many processes earlier samples left: children of this process, and of its guard."""
+    found = -1  # this process is its guard's child
+    for pid in (me, os.getppid()):
+        for file in glob.glob(f"/proc/{pid}/task/*/children"):
+            with contextlib.suppress(OSError), open(file, "rb") as children:
+                found += len(children.read().split())
+    return max(found, 0)

@@ -12,11 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 from gyre.config.sections import RewardSettings, read_section
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.rewards.functions import exact_match, load_function
+from gyre.workloads.rewards.calls import Texts
+from gyre.workloads.rewards.functions import UNREADABLE, exact_match
 from gyre.workloads.rewards.pool import RewardPool
 from gyre.workloads.tasks.task import task_of
+
+MORE = "reward."
+"""Before the name of each further number that a reward function returned, in a sample's `extras`."""
 
 
 class ExactMatchReward(BaseWorkload):
@@ -32,10 +36,8 @@ class ExactMatchReward(BaseWorkload):
         """The same groups, with `reward` set to 1.0 or 0.0 on every sample."""
         for group in groups:
             for sample in group.samples:
-                right = sample.finish_reason == "stop" and exact_match(
-                    "", self.task.answer_of(sample), group.meta
-                )
-                sample.reward = 1.0 if right else 0.0
+                right = exact_match("", self.task.answer_of(sample), group.meta)
+                sample.reward = right if sample.finish_reason == "stop" else 0.0
             self.report_progress()
         return groups
 
@@ -43,38 +45,52 @@ class ExactMatchReward(BaseWorkload):
 class PythonReward(BaseWorkload):
     """Scores with `config["reward"]["function"]`, in a pool of processes.
 
-    The function takes the prompt's text, the completion's text and the group's meta, and returns a number. The meta
-    also says how the sample ended, as `finish_reason`: `stop`, or `length` where it was cut off.
+    The function has one of the forms of `gyre.workloads.rewards.forms`. A sample's meta is the group's; it also says
+    how the sample ended, as `finish_reason`: `stop`, or `length` where it was cut off.
     """
 
     SCORES_EACH_SAMPLE = True
 
     def setup(self) -> None:
         self.task = task_of(self.config)
-        settings = read_section(RewardSettings, self.config, "reward")
-        load_function(settings.function)  # raises before the first sample
-        self.pool = RewardPool(settings)
+        self.pool = RewardPool(read_section(RewardSettings, self.config, "reward"))
+        self.unreadable = 0
+        try:
+            self.pool.begin()  # raises before the first sample
+        except BaseException:
+            self.pool.close()
+            raise
 
     def teardown(self) -> None:
         self.pool.close()
 
     def health(self) -> dict[str, Any]:
-        return {**super().health(), "stuck_samples": self.pool.stuck}
+        return {**super().health(), "stuck_samples": self.pool.stuck, "unreadable_golds": self.unreadable}
 
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
-        """The same groups, with `reward` set on every sample. Raises UserCodeError; see `RewardPool.score`."""
-        work = [
-            (
-                self.task.prompt_text(group),
-                self.task.answer_of(sample),
-                group.meta | {"finish_reason": sample.finish_reason},
-            )
-            for group in groups
-            for sample in group.samples
-        ]
-        rewards = iter(self.pool.score(work, on_scored=self.report_progress))
+        """The same groups, with `reward` set on every sample, and in `extras` what else the function returned of it.
+        Raises UserCodeError, ConfigError; see `RewardPool.scored`."""
+        work = [self._texts(group, sample) for group in groups for sample in group.samples]
+        scored = iter(self.pool.scored(work, on_scored=self.report_progress, on_wait=self.report_progress))
         for group in groups:
             for sample in group.samples:
-                sample.reward = next(rewards)
+                sample.reward, more = next(scored)
+                sample.extras |= {f"{MORE}{name}": value for name, value in more.items()}
+                self.unreadable += UNREADABLE in more
         return groups
+
+    def _texts(self, group: Group, sample: Sample) -> Texts:
+        meta = group.meta | {"finish_reason": sample.finish_reason}
+        tokens = self.pool.form.tokens if self.pool.form is not None else ()
+        if "prompt_ids" in tokens:
+            meta["prompt_ids"] = group.prompt_ids.tolist()
+        if "completion_ids" in tokens:
+            meta["completion_ids"] = sample.token_ids.tolist()
+        return self.task.prompt_text(group), self.task.answer_of(sample), meta
+
+
+class PythonGroupReward(PythonReward):
+    """`PythonReward` for a function of a batch that compares the samples of a prompt: it gets whole groups."""
+
+    SCORES_EACH_SAMPLE = False

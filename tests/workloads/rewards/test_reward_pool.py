@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -80,9 +81,9 @@ def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
             assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
         now[0] = 1000.0
         assert pool.score(says("fine")) == [1.0]
-        idle = pool._processes[1].process
-        idle.kill()
-        idle.wait(GENEROUS_S)
+        idle = pool._processes[1]
+        os.kill(idle.pid, signal.SIGKILL)
+        idle._guard.wait(GENEROUS_S)
         assert pool.score(says("fine")) == [1.0]
         assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
     finally:
@@ -135,9 +136,8 @@ def test_a_function_of_a_file_is_found_by_its_path(tmp_path):
 def test_a_function_that_cannot_be_loaded_in_the_process_is_told():
     pool = RewardPool(RewardSettings(function="no_such_module_here:f"))
     try:
-        with pytest.raises(UserCodeError, match="cannot be loaded") as caught:
+        with pytest.raises(ConfigError, match="'no_such_module_here:f' cannot be loaded"):
             pool.score(says("a"))
-        assert "no_such_module_here" in caught.value.details["traceback"]
     finally:
         pool.close()
 

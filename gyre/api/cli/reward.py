@@ -1,0 +1,112 @@
+"""`reward`: a reward function tried on the rows of a data set. Needs neither Ray nor torch, and starts no job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gyre.api.cli.output import remark, write_json, write_table
+
+
+@click.command()
+@click.argument("function", metavar="FUNCTION")
+@click.argument("data", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--answer",
+    "--completion",
+    "completion",
+    metavar="TEXT",
+    help="Completion to score. Without it each row's own answer is scored, and an empty completion.",
+)
+@click.option(
+    "--rows", type=click.IntRange(0), default=20, show_default=True, help="Rows to score; 0 is all."
+)
+@click.option(
+    "--signature",
+    type=click.Choice(["auto", "sample", "batch", "verl", "trl", "openrlhf"]),
+    default="auto",
+    show_default=True,
+    help="How the function is called.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds a sample.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Rows and summary as one object.")
+@click.pass_context
+def reward(
+    ctx: click.Context,
+    function: str,
+    data: Path,
+    completion: str | None,
+    rows: int,
+    signature: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Score rows of DATA with FUNCTION, as a job with `config.reward.function` would.
+
+    FUNCTION is path/to/file.py:function, package.module:function, exact_match or math_verify. DATA is a folder that
+    `gyre data prepare` made, or a file of rows.
+    """
+    from gyre.api.reward_trial import try_reward
+    from gyre.config.plugins import on_path
+    from gyre.config.sections import RewardSettings, read_section
+
+    section = {"function": function, "signature": signature, "timeout_s": timeout_s, "attempts": 1}
+    with on_path([os.getcwd()]):
+        found = try_reward(
+            read_section(RewardSettings, {"reward": section}, "reward"), data, completion, rows
+        )
+    if as_json:
+        write_json(found.as_dict())
+    else:
+        _show(found)
+        click.echo(found.summary())
+    for warning in found.warnings():
+        remark(f"warning: {warning}")
+    if found.failed:
+        ctx.exit(1)
+
+
+def _show(found: Any) -> None:
+    from gyre.api.terminal.text_tables import Column
+
+    columns = [Column(name) for name in ("row", "prompt", "completion", "answer")]
+    columns += [Column(name) for name in (("reward",) if found.own_text else ("reward", "empty"))]
+    more = any(row.more for row in found.rows)
+    write_table(
+        [*columns, *([Column("more")] if more else [])],
+        [
+            [
+                str(row.row),
+                _tail(row.prompt),
+                _tail(row.completion),
+                _tail("" if row.answer is None else str(row.answer)),
+                _number(row.reward),
+                *([] if found.own_text else [_number(row.empty)]),
+                *([" ".join(f"{name}={value:g}" for name, value in row.more.items())] if more else []),
+            ]
+            for row in found.rows
+        ],
+    )
+    for row in found.rows:
+        if row.error:
+            remark(f"row {row.row}: {row.error}")
+
+
+def _number(value: float | None) -> str:
+    return "failed" if value is None else f"{value:g}"
+
+
+def _tail(text: str, most: int = 40) -> str:
+    """The end of a text, on one line."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"…{flat[1 - most :]}"
