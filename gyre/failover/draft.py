@@ -10,14 +10,17 @@ from typing import Any
 
 from gyre.config import JOIN_TOKEN
 from gyre.failover.state import (
+    TRAINING,
     VERTEX_TRANSITIONS,
     Incident,
     JobRecord,
     JobState,
     JoinToken,
+    LearningWarning,
     MachineRecord,
     Reason,
     RowKey,
+    TrainingRecord,
     VertexPhase,
     VertexRecord,
 )
@@ -36,6 +39,8 @@ class Draft:
         self.machines: dict[str, MachineRecord] = state.machines
         self.tokens: dict[str, JoinToken] = state.tokens
         self.attempts: dict[str, int] = state.attempts
+        self.warnings: dict[str, LearningWarning] = state.warnings
+        self.training: TrainingRecord = state.training
         self.moved = False
         """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
@@ -113,6 +118,15 @@ class Draft:
         self.tokens[token.name] = token
         self._written.add((JOIN_TOKEN, token.name))
 
+    def set_warning(self, warning: LearningWarning) -> None:
+        self._own_table("warnings")
+        self.warnings[warning.code] = warning
+        self._written.add(("warning", warning.code))
+
+    def set_training(self, **fields: Any) -> None:
+        self.training = replace(self.training, **fields)
+        self._written.add((TRAINING, TRAINING))
+
     def set_attempts(self, key: str, attempts: int) -> None:
         """Change the number of uses without progress of a budget that has uses."""
         self._own_table("attempts")
@@ -131,6 +145,8 @@ class Draft:
             self.attempts,
             self.machines,
             self.tokens,
+            self.warnings,
+            self.training,
         )
 
     def changed(self) -> frozenset[RowKey]:
@@ -150,6 +166,10 @@ class Draft:
             return of.machines.get(name)
         if kind == JOIN_TOKEN:
             return of.tokens.get(name)
+        if kind == "warning":
+            return of.warnings.get(name)
+        if kind == TRAINING:
+            return of.training
         if kind == "incident":
             return of.incidents.get(name)
         return of.uses.get(name), of.attempts.get(name)

@@ -9,7 +9,6 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
-from gyre.api.terminal.formats import duration
 from gyre.api.terminal.signals import ended_at_once
 
 if TYPE_CHECKING:
@@ -129,8 +128,6 @@ def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) 
             live.close()
     if as_json:
         write_json(view)
-    else:
-        _summarise(view)
 
 
 @verb()
@@ -167,11 +164,19 @@ def resume(
                 remark(f"{found.name}: resuming (event {seq})")
             return
         before, store_url = reader.store.job(found.job_id).spec, reader.store.url
-    _load("gyre.api.resume")
-    from gyre.api.resume import resume_job
+        view = reader.view(found.job_id)
+    from gyre.api.terminal.run_end import last_lines, nothing_left
     from gyre.config.parse import apply_overrides
 
     after = _spec(session, file, ()).model_dump(mode="json") if file is not None else before
+    if told := nothing_left(view, apply_overrides(after, overrides)):
+        for line in (*last_lines(view), *told):
+            remark(line)
+        if as_json:
+            write_json(view)
+        return
+    _load("gyre.api.resume")
+    from gyre.api.resume import resume_job
 
     def start() -> JobHandle:
         return resume_job(
@@ -261,9 +266,3 @@ def _start(session: Session, spec: JobSpec, name: str | None, **where: Any) -> J
     from gyre.api.submit import submit_job
 
     return submit_job(spec, name, home_path=session.home.path, token=session.token, **where)
-
-
-def _summarise(view: dict[str, Any]) -> None:
-    job = view["job"]
-    took = duration(job["ended_at"] - job["submitted_at"]) if job["ended_at"] else ""
-    remark(f"{job['name']} {job['phase']} after {took}: step {job['step']}, version {job['version']}")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gyre.api.terminal.formats import duration, incident_message, sparkline
+from gyre.api.terminal.run_end import warning_lines
 from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
 
@@ -37,9 +38,6 @@ SHOWN_REPLICAS = 8
 
 SHOWN_OPERATORS = 2
 """Number of operators named in the row of several replicas, the most frequent first."""
-
-WAIT_LINES = 1
-"""Lines about who waits for whom: the role that learns first, and its longest wait."""
 
 BAR_WIDTH = 60
 FRAME_ROWS, FRAME_COLUMNS = 2, 4
@@ -95,8 +93,9 @@ def _head(view: View, history: RunHistory, at: float, now: float, width: int) ->
     if history.rewards:
         lines.append(_reward(history.rewards, width))
     lines += _wrap([(fact, "") for fact in facts(view, progress)], width)
-    waits = (progress.get("waits") or {}).items()
-    lines += _wrap([(f"{who} {share:.0%}", "dim") for who, share in waits], width)[:WAIT_LINES]
+    if view.get("bottleneck"):
+        lines += _wrap([(f"bottleneck: {view['bottleneck']}", "dim")], width)
+    lines += [line for warning in warning_lines(view) for line in _wrap([(warning, "yellow")], width)]
     return lines
 
 
