@@ -159,7 +159,7 @@ def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
     if history.rewards:
         parts.append(f"reward {history.rewards[-1]:.2f}")
     parts += facts(view, progress)
-    if view.get("bottleneck"):
+    if view.get("bottleneck") and view["progress"].get("step"):
         parts.append(f"bottleneck: {view['bottleneck']}")
     count = len(view["incidents"])
     parts.append(f"{count} incident{'' if count == 1 else 's'}")

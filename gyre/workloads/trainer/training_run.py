@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
+from gyre.config.sections import LossSettings
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
@@ -379,8 +380,9 @@ class TrainingRun:
 
 def _compares_in_group(config: Mapping[str, Any]) -> bool:
     """Whether a sample's baseline are the others of its group. (A learner of the user's own may have any `loss`.)"""
-    loss = config.get("loss")
-    return isinstance(loss, dict) and loss.get("adv_estimator") in GROUP_ESTIMATORS
+    loss = config.get("loss") or {}
+    default = LossSettings.model_fields["adv_estimator"].default
+    return isinstance(loss, dict) and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
 
 
 def _why_not_evaluated(every: int, held_out: int) -> str:

@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from gyre.workloads.trainer.learning.step_line import percent
+
 AT_START = 3
 """Steps that are enough at the start."""
 RECENT = 10
@@ -105,14 +107,14 @@ class LearningWatch:
         else:
             self._same_for, self._reward = 0, None
         self._zero_for = self._zero_for + 1 if metrics.get("grad_norm") == 0 else 0
-        return self._changes(self._found(AT_START), step, _OF_STEPS)
+        return self._changes(self._found(step, AT_START), step, _OF_STEPS)
 
     def at_end(self) -> list[Warned]:
         """The run is over: judge it by the steps that it has, however few."""
         if not self._recent:
             return []
         step = int(self._recent[-1].get("step", self._seen))
-        found = {**{code: one.message for code, one in self._held.items()}, **self._found(1)}
+        found = {**{code: one.message for code, one in self._held.items()}, **self._found(step, 1)}
         return self._changes({code: found[code] for code in _OF_STEPS if code in found}, step, _OF_STEPS)
 
     def _changes(self, found: Mapping[str, str], step: int, codes: tuple[str, ...]) -> list[Warned]:
@@ -125,32 +127,32 @@ class LearningWatch:
                 told.append(Warned(code, self._held.pop(code).message, step, holds=False))
         return told
 
-    def _found(self, enough: int) -> dict[str, str]:
+    def _found(self, step: int, enough: int) -> dict[str, str]:
         """What is wrong now, by code. `enough` steps are enough to judge by."""
         found: dict[str, str] = {}
         seen = len(self._recent)
         at_start = self._same_for == len(self._first) or self._same_for == self._seen
         if self._same_for >= (enough if at_start else RECENT) and self._reward is not None:
             found["equal_rewards"] = (
-                f"every reward of {_steps(self._same_for)} is {self._reward:g}: with equal rewards no answer is "
-                "better than another, and nothing is learnt"
+                f"every reward is {self._reward:g} since step {step - self._same_for + 1}: with equal rewards no "
+                "answer is better than another, and nothing is learnt"
             )
         if seen >= enough:
             flat = self._mean("flat_groups_ratio")
             if self._group_baseline and flat is not None and flat > FLAT_SHARE:
                 found["flat_groups"] = (
-                    f"{flat:.0%} of the groups of the last {_steps(seen)} have no gradient: all of their samples "
+                    f"{percent(flat)} of the groups of {_steps(step, seen)} have no gradient: all of their samples "
                     "earned the same"
                 )
             cut = self._mean("cut_off_ratio")
             if cut is not None and cut > CUT_SHARE:
                 found["cut_off"] = (
-                    f"{cut:.0%} of the answers of the last {_steps(seen)} were cut off at their limit of tokens; "
-                    "sampling.max_new_tokens sets it"
+                    f"{percent(cut)} of the answers of {_steps(step, seen)} were cut off at their limit of tokens, "
+                    "which sampling.max_new_tokens sets"
                 )
         if self._zero_for >= enough:
             found["no_gradient"] = (
-                f"the gradient of {_steps(self._zero_for)} is exactly 0: the weights stay as they are"
+                f"the gradient is exactly 0 since step {step - self._zero_for + 1}: nothing is learnt"
             )
         if self._seen >= 2 * SHORT:
             found |= self._of_distributions()
@@ -194,5 +196,5 @@ def _mean(rows: list[Mapping[str, Any]], name: str) -> float | None:
     return fmean(values) if values else None
 
 
-def _steps(count: int) -> str:
-    return f"{count} step{'' if count == 1 else 's'}"
+def _steps(last: int, count: int) -> str:
+    return f"step {last}" if count == 1 else f"steps {last - count + 1} to {last}"
