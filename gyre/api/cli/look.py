@@ -10,9 +10,7 @@ import click
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
-from gyre.api.terminal.run_end import learnt, ran_for
 from gyre.api.terminal.text_tables import Column
-from gyre.workloads.trainer.learning.step_line import step_line
 
 if TYPE_CHECKING:
     from gyre.api.reader import JobReader
@@ -156,6 +154,8 @@ def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
 
 
 def _show_job(view: dict[str, Any], verbose: bool) -> None:
+    from gyre.api.terminal.run_end import ran_for
+
     job, master = view["job"], view["master"]
     now = time.time()
     state = " ".join(filter(None, (str(job["phase"]), job["reason"] and f"({job['reason']})")))
@@ -198,6 +198,9 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
 
 def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
     """What the job learnt so far, what says that it does not, and what its speed depends on."""
+    from gyre.api.terminal.run_end import learnt
+    from gyre.workloads.trainer.learning.step_line import step_line
+
     rows = []
     last = view["training"]["last"]
     if last:

@@ -9,8 +9,6 @@ import click
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
 from gyre.api.terminal.text_tables import Column
-from gyre.workloads.trainer.learning.metric_names import METRICS
-from gyre.workloads.trainer.learning.step_line import short
 
 SHOWN_STEPS = 20
 """Steps that are shown on a terminal without --last."""
@@ -66,6 +64,9 @@ def metrics(session: Session, job: str | None, last: int | None, as_json: bool) 
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
+    from gyre.workloads.trainer.learning.metric_names import METRICS
+    from gyre.workloads.trainer.learning.step_line import short
+
     value = row.get(name)
     if not isinstance(value, int | float):
         return ""

@@ -114,7 +114,10 @@ class LearningWatch:
         if not self._recent:
             return []
         step = int(self._recent[-1].get("step", self._seen))
-        found = {**{code: one.message for code, one in self._held.items()}, **self._found(step, 1)}
+        found = {
+            **{code: one.message for code, one in self._held.items()},
+            **self._found(step, min(AT_START, self._seen)),
+        }
         return self._changes({code: found[code] for code in _OF_STEPS if code in found}, step, _OF_STEPS)
 
     def _changes(self, found: Mapping[str, str], step: int, codes: tuple[str, ...]) -> list[Warned]:
@@ -131,7 +134,7 @@ class LearningWatch:
         """What is wrong now, by code. `enough` steps are enough to judge by."""
         found: dict[str, str] = {}
         seen = len(self._recent)
-        at_start = self._same_for == len(self._first) or self._same_for == self._seen
+        at_start = self._same_for == self._seen
         if self._same_for >= (enough if at_start else RECENT) and self._reward is not None:
             found["equal_rewards"] = (
                 f"every reward is {self._reward:g} since step {step - self._same_for + 1}: with equal rewards no "
