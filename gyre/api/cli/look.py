@@ -198,7 +198,7 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
 
 def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
     """What the job learnt so far, what says that it does not, and what its speed depends on."""
-    from gyre.api.terminal.run_end import learnt
+    from gyre.api.terminal.run_end import evaluated, learnt
     from gyre.workloads.trainer.learning.step_line import step_line
 
     rows = []
@@ -206,6 +206,7 @@ def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
     if last:
         rows.append(("learnt", ", ".join(learnt(view))))
         rows.append(("last step", step_line(last, steps=view["progress"].get("steps") or 0)))
+    rows += [(f"evaluated {name}", told) for name, told in evaluated(view)]
     rows += [(f"! {warning['code'].replace('_', ' ')}", warning["message"]) for warning in view["warnings"]]
     if view["bottleneck"]:
         rows.append(("bottleneck", view["bottleneck"]))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gyre.api.terminal.formats import duration, incident_message, sparkline
-from gyre.api.terminal.run_end import warning_lines
+from gyre.api.terminal.run_end import held_out, warning_lines
 from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
 
@@ -143,6 +143,8 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
         found.append(warm)
     if progress.get("accuracy") is not None:
         found.append(f"held-out {progress['accuracy']:.1%}")
+    else:  # rewards that are no right or wrong, or other sets
+        found += held_out(view)
     if progress.get("tokens_per_s"):
         found.append(f"{progress['tokens_per_s']:,.0f} tok/s")
     if progress.get("version", -1) >= 0:

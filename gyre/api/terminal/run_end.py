@@ -123,7 +123,27 @@ def held_out(view: View) -> list[str]:
         told = {**view["progress"], **view["job"]["result"]}
         first, last = told.get("accuracy_first"), told.get("accuracy_last", told.get("accuracy"))
         if isinstance(last, int | float):
-            found.append(f"held-out {_change(first, last, percent)}")
+            found.append(f"held-out {_change(first, last, percent, first != last)}")
+    return found
+
+
+def evaluated(view: View) -> list[tuple[str, str]]:
+    """Each evaluated set with its last evaluation, as in `version 80: accuracy 97 %, reward 0.97 ±0.1, 512 answers`."""
+    evaluations = view.get("evaluations")
+    found = []
+    for name, rows in evaluations.items() if isinstance(evaluations, Mapping) else ():
+        if not rows:
+            continue
+        last = rows[-1]
+        parts = []
+        if last.get("accuracy") is not None:
+            parts.append(f"accuracy {percent(last['accuracy'])}")
+        if last.get("reward_mean") is not None:
+            spread = f" ±{short(last['reward_std'])}" if last.get("reward_std") is not None else ""
+            parts.append(f"reward {short(last['reward_mean'])}{spread}")
+        if last.get("count"):
+            parts.append(f"{last['count']} answers")
+        found.append((str(name), f"version {last.get('version')}: {', '.join(parts)}"))
     return found
 
 
