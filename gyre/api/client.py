@@ -94,6 +94,11 @@ class GyreClient:
         page: list[dict[str, Any]] = self._get(f"{_job(job)}/events", after=after, limit=limit)["events"]
         return page
 
+    def steps(self, job: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """The metrics of the steps beyond `after`, in order."""
+        page: list[dict[str, Any]] = self._get(f"{_job(job)}/metrics", since=after, limit=limit)["steps"]
+        return page
+
     def logs(
         self,
         job: str,

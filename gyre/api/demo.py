@@ -182,22 +182,11 @@ def _watch(handle: JobHandle, live: LiveProgress, chaos: bool) -> dict[str, Any]
 
 
 def _tell_end(live: LiveProgress, view: dict[str, Any], summary: dict[str, Any]) -> None:
-    job = view["job"]
+    """What the last line does not say: the error, or each incident, and where to look."""
     if summary["status"] != "succeeded":
-        live.say(f"{summary['status']}: {job['message']}")
-        if job["error"]:
-            live.say(job["error"])
+        if error := view["job"]["error"]:
+            live.say(error)
         return
-    first, last = summary["accuracy_first"], summary["accuracy_last"]
-    recovered = [incident for incident in view["incidents"] if incident["recovered_at"]]
-    live.say(
-        f"done in {summary['wall_s']:.0f} s: {summary['steps']} steps, "
-        f"held-out accuracy {first:.1%} after the warm start → {last:.1%}"
-    )
-    live.say(
-        f"{summary['prompts_lost']} prompts lost, {summary['trained_twice']} trained twice; "
-        f"{summary['incidents']} incidents, {len(recovered)} recovered"
-    )
     for incident in view["incidents"]:
         seconds = incident["recovery_s"]
         took = f"{seconds:.1f} s" if seconds else "–"

@@ -94,6 +94,10 @@ class JobHandle:
                 return view
             time.sleep(pause_s)
 
+    def steps(self, last: int | None = None) -> list[dict[str, Any]]:
+        """The metrics of each step, in order, by the names in docs/training.md; with `last` of so many only."""
+        return self._jobs.steps(self.job_id, last=last)
+
     def events(self, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """The history after a sequence number; with `follow` until the job has ended."""
         return self._jobs.history(self.job_id, after=after, follow=follow)
@@ -197,6 +201,9 @@ class AsyncJobHandle:
             if pause_s is None:
                 return view
             await asyncio.sleep(pause_s)
+
+    async def steps(self, last: int | None = None) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._handle.steps, last)
 
     async def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
         """An asynchronous iterator."""

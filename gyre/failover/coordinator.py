@@ -98,6 +98,10 @@ class FailoverCoordinator:
             return True
         if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
             return True
+        if isinstance(event, e.LearningWarned):
+            known = state.warnings.get(event.code)
+            if event.holds is (known is not None and known.holds):
+                return True
         if (
             isinstance(event, e.CheckpointCommitted)
             and event.again
@@ -189,6 +193,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.TrainerFailed: deaths.trainer_failed,
     e.JobStalled: deaths.job_stalled,
     e.StepCompleted: training_progress.step_completed,
+    e.LearningWarned: training_progress.learning_warned,
     e.WeightsPublished: training_progress.weights_published,
     e.CheckpointCommitted: training_progress.checkpoint_committed,
     e.CheckpointDamaged: training_progress.checkpoint_damaged,

@@ -10,15 +10,18 @@ from typing import Any
 
 from gyre.config import JOIN_TOKEN
 from gyre.failover.state import (
+    TRAINING,
     VERTEX_TRANSITIONS,
     Evaluation,
     Incident,
     JobRecord,
     JobState,
     JoinToken,
+    LearningWarning,
     MachineRecord,
     Reason,
     RowKey,
+    TrainingRecord,
     VertexPhase,
     VertexRecord,
 )
@@ -38,6 +41,8 @@ class Draft:
         self.tokens: dict[str, JoinToken] = state.tokens
         self.attempts: dict[str, int] = state.attempts
         self.evaluations: dict[str, Evaluation] = state.evaluations
+        self.warnings: dict[str, LearningWarning] = state.warnings
+        self.training: TrainingRecord = state.training
         self.moved = False
         """True once a vertex came, went, changed its phase or began to wait for room."""
         self._before = state
@@ -120,6 +125,15 @@ class Draft:
         self.evaluations[evaluation.key] = evaluation
         self._written.add(("evaluation", evaluation.key))
 
+    def set_warning(self, warning: LearningWarning) -> None:
+        self._own_table("warnings")
+        self.warnings[warning.code] = warning
+        self._written.add(("warning", warning.code))
+
+    def set_training(self, **fields: Any) -> None:
+        self.training = replace(self.training, **fields)
+        self._written.add((TRAINING, TRAINING))
+
     def set_attempts(self, key: str, attempts: int) -> None:
         """Change the number of uses without progress of a budget that has uses."""
         self._own_table("attempts")
@@ -139,6 +153,8 @@ class Draft:
             self.machines,
             self.tokens,
             self.evaluations,
+            self.warnings,
+            self.training,
         )
 
     def changed(self) -> frozenset[RowKey]:
@@ -158,6 +174,10 @@ class Draft:
             return of.machines.get(name)
         if kind == JOIN_TOKEN:
             return of.tokens.get(name)
+        if kind == "warning":
+            return of.warnings.get(name)
+        if kind == TRAINING:
+            return of.training
         if kind == "incident":
             return of.incidents.get(name)
         if kind == "evaluation":

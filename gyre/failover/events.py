@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.failover.state import fields_of
 
-RULES = 1
+RULES = 2
 """The newest rules of decisions; see `MasterStarted`."""
 
 
@@ -49,7 +49,8 @@ class JobContinued(Event):
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
     """A master took the job over: its epoch fences every older one. `rules` numbers the rules that it decides by, so
-    that a history folds by those of its time: `RULES` today, 0 before attempts without progress were counted."""
+    that a history folds by those of its time: `RULES` today, 1 before steps were summed up, 0 before attempts without
+    progress were counted."""
 
     epoch: int
     pid: int
@@ -183,6 +184,19 @@ class StepCompleted(Event):
     metrics: dict[str, float] = field(default_factory=dict)
     report: int = 0
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LearningWarned(Event):
+    """The job's metrics say that it does not learn as it should: `code` and `message` say how, from `step` on. With
+    `holds` False they say so no longer."""
+
+    incarnation: int
+    code: str
+    message: str
+    step: int
+    report: int = 0
+    holds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +527,7 @@ _KINDS: dict[str, type[Event]] = {
         TrainerFinished,
         TrainerFailed,
         StepCompleted,
+        LearningWarned,
         WeightsPublished,
         CheckpointCommitted,
         CheckpointDamaged,
@@ -550,6 +565,7 @@ REPORTED = (
     TrainerFinished,
     TrainerFailed,
     StepCompleted,
+    LearningWarned,
     WeightsPublished,
     CheckpointCommitted,
     CheckpointDamaged,

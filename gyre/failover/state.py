@@ -22,6 +22,9 @@ from typing import Any
 from gyre.config import JOIN_TOKEN
 from gyre.errors import StoreCorrupt
 
+TRAINING = "training"
+"""The kind, and the key, of the snapshot's row of a `TrainingRecord`."""
+
 
 class JobPhase(StrEnum):
     SUBMITTED = "submitted"
@@ -276,6 +279,31 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """What the steps of a job say together: the metrics of the first and of the last step, and the tokens of all.
+    `continued_at` and `continued_step` say when and at which step an ended job went on last."""
+
+    first: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 0
+    continued_at: float | None = None
+    continued_step: int = 0
+    continued_reward: float | None = None
+    """The reward of the first step since."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningWarning:
+    """A warning that the job does not learn as it should. The last one of each code; `holds` is whether it still
+    does."""
+
+    code: str
+    step: int
+    message: str
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """Immutable. `uses` holds, per budget key, the times of use within the window; `attempts` the number of uses since
     the last progress."""
@@ -288,6 +316,8 @@ class JobState:
     machines: dict[str, MachineRecord] = field(default_factory=dict)
     tokens: dict[str, JoinToken] = field(default_factory=dict)
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    warnings: dict[str, LearningWarning] = field(default_factory=dict)
+    training: TrainingRecord = field(default_factory=TrainingRecord)
 
 
 RowKey = tuple[str, str]
@@ -331,6 +361,11 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     if kind == "machine":
         machine = state.machines.get(name)
         return None if machine is None else {**fields_of(machine), "deaths": list(machine.deaths)}
+    if kind == TRAINING:
+        return None if state.training == TrainingRecord() else fields_of(state.training)
+    if kind == "warning":
+        warning = state.warnings.get(name)
+        return None if warning is None else fields_of(warning)
     incident = state.incidents.get(name)
     return None if incident is None else {**fields_of(incident), "region": list(incident.region)}
 
@@ -344,6 +379,8 @@ def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
     keys += [("machine", name) for name in state.machines]
     keys += [(JOIN_TOKEN, name) for name in state.tokens]
     keys += [("evaluation", name) for name in state.evaluations]
+    keys += [("warning", name) for name in state.warnings]
+    keys.append((TRAINING, TRAINING))
     return {key: row for key in keys if (row := row_of(state, key)) is not None}
 
 
@@ -367,6 +404,8 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     tokens: dict[str, JoinToken] = {}
     attempts: dict[str, int] = {}
     evaluations: dict[str, Evaluation] = {}
+    warnings: dict[str, LearningWarning] = {}
+    training = TrainingRecord()
     for (kind, name), row in rows.items():
         if kind == "job":
             outcome = row["outcome"]
@@ -396,6 +435,10 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
             tokens[name] = JoinToken(**row)
         elif kind == "evaluation":
             evaluations[name] = Evaluation(**row)
+        elif kind == "warning":
+            warnings[name] = LearningWarning(**row)
+        elif kind == TRAINING:
+            training = TrainingRecord(**row)
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
     return JobState(
         job,
@@ -406,4 +449,6 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
         machines,
         tokens,
         evaluations,
+        warnings,
+        training,
     )

@@ -285,6 +285,9 @@ class JobMaster:
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return [row.as_view() for row in self._context.journal.events(after=after, limit=limit)]
 
+    def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        return self._store.ledger(self.job_id).metrics(after=after, limit=limit)
+
     def wait_for(self, holds: Callable[[JobState], bool], *, timeout_s: float) -> JobState | None:
         """Returns the committed state as soon as this holds of it, or None if it does not in time. For any thread."""
         with self._context.news:

@@ -17,6 +17,10 @@ The view of a job is plain data with these keys:
     evaluations
                of each held-out set, by its name, the results in the order of versions
                (`gyre.workloads.trainer.evaluation.results`)
+    training   of all steps together: first and last (the metrics of a step, by the names in
+               docs/training.md), tokens, continued_at, continued_step, continued_reward
+    warnings   a list: code, step, message of what says that the job does not learn, while it holds
+    bottleneck one sentence on what the job's speed depends on, or ""
     seq        sequence number of the last committed event
     store      error: why the journal cannot be written, or ""
 """
@@ -32,6 +36,7 @@ from sqlalchemy import make_url
 from gyre.config import JobSpec
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.graph import NodeCapacity
+from gyre.workloads.trainer.bottleneck import bottleneck_of
 
 View = dict[str, Any]
 
@@ -81,6 +86,10 @@ class MasterApi(Protocol):
     ) -> dict[str, Any]:
         """Returns `chunks`, a list of vertex, incarnation, file, offset and text, and `next`, the offset to continue
         from by file."""
+        ...
+
+    def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """The metrics of the steps beyond `after`, in order, at most `limit` of them."""
         ...
 
     def metrics(self) -> bytes:
@@ -176,6 +185,7 @@ def view_of(
         for incident in state.incidents.values()
     ]
     incidents.sort(key=lambda incident: incident["at"])
+    shown = dict(progress or {})
     return {
         "job": job,
         "master": {
@@ -187,8 +197,15 @@ def view_of(
         },
         "vertices": vertices,
         "incidents": incidents,
-        "progress": dict(progress or {}),
+        "progress": shown,
         "evaluations": _evaluations(state),
+        "training": asdict(state.training),
+        "warnings": [
+            {"code": one.code, "step": one.step, "message": one.message}
+            for one in state.warnings.values()
+            if one.holds
+        ],
+        "bottleneck": bottleneck_of(job["phase"], shown),
         "seq": seq,
         "store": {"error": store_error},
     }

@@ -11,6 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gyre.failover import JobPhase, VertexPhase
+from gyre.workloads.trainer.learning.learning_watch import CODES
+from gyre.workloads.trainer.learning.metric_names import METRICS
+from gyre.workloads.trainer.learning.step_metrics import is_number
 
 
 class _ViewCollector:
@@ -68,6 +71,24 @@ class _ViewCollector:
                 gauge = GaugeMetricFamily(key, text, labels=["job"])
                 gauge.add_metric([name], float(value))
                 yield gauge
+
+        last = view["training"]["last"]
+        for key, metric in METRICS.items():
+            if is_number(last.get(key)):
+                unit = f", in {metric.unit}" if metric.unit else ""
+                gauge = GaugeMetricFamily(
+                    f"gyre_step_{key}", f"Of the last step: {metric.meaning}{unit}", labels=["job"]
+                )
+                gauge.add_metric([name], float(last[key]))
+                yield gauge
+
+        warnings = GaugeMetricFamily(
+            "gyre_learning_warning", "1 while the metrics say so", labels=["job", "code"]
+        )
+        held = {one["code"] for one in view["warnings"]}
+        for code in CODES:
+            warnings.add_metric([name, code], float(code in held))
+        yield warnings
 
         waits = GaugeMetricFamily(
             "gyre_wait_ratio", "Share of recent time that a role waited for another", labels=["job", "who"]

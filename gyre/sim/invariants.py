@@ -14,7 +14,7 @@ from gyre.failover import Decision, JobState
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
-from gyre.failover.state import VERTEX_TRANSITIONS, RowKey, VertexPhase
+from gyre.failover.state import TRAINING, VERTEX_TRANSITIONS, RowKey, VertexPhase
 
 
 class Witness:
@@ -143,6 +143,8 @@ def differing(before: JobState, after: JobState) -> set[RowKey]:
     out: set[RowKey] = set()
     if before.job != after.job:
         out.add(("job", "job"))
+    if before.training != after.training:
+        out.add((TRAINING, TRAINING))
     tables: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
         ("vertex", before.vertices, after.vertices),
         ("incident", before.incidents, after.incidents),
@@ -150,6 +152,7 @@ def differing(before: JobState, after: JobState) -> set[RowKey]:
         ("machine", before.machines, after.machines),
         (JOIN_TOKEN, before.tokens, after.tokens),
         ("evaluation", before.evaluations, after.evaluations),
+        ("warning", before.warnings, after.warnings),
         ("budget", before.attempts, after.attempts),
     )
     for kind, old, new in tables:

@@ -487,6 +487,20 @@ class LedgerStore:
             restores=[RestoreRow(*row) for row in restore_rows],
         )
 
+    def metrics(
+        self, *, after: int = 0, limit: int | None = None, newest: bool = False
+    ) -> list[dict[str, Any]]:
+        """The metrics of the steps beyond `after`, in order: the first `limit` of them, or with `newest` the last."""
+        steps = tables.ledger_steps
+        wanted = select(steps.c.step, steps.c.metrics).where(
+            steps.c.job_id == self.job_id, steps.c.step > after
+        )
+        wanted = wanted.order_by(steps.c.step.desc() if newest else steps.c.step).limit(limit)
+        with self._database.read() as connection:
+            rows = connection.execute(wanted).all()
+        found = [{**decode_body(metrics, f"step {step}"), "step": step} for step, metrics in rows]
+        return found[::-1] if newest else found
+
     def load_trained(self, *, after: int, through: int) -> tuple[list[GroupRow], list[MicroBatchRow]]:
         """The groups that the steps after `after` up to `through` trained, and the micro-batches of those steps."""
         groups, batches = tables.ledger_groups, tables.ledger_micro_batches

@@ -19,6 +19,7 @@ from gyre.api.terminal.panel import SHOWN_INCIDENTS, draw_panel, share_rows
 from gyre.api.terminal.run_history import RunHistory
 from gyre.master.master_api import View
 from gyre.testing.standing_job import StandingJob
+from gyre.workloads.trainer.bottleneck import bottleneck_of
 from tests.examples import examples
 
 WIDTHS = (60, 80, 100, 120, 140, 200)
@@ -72,8 +73,9 @@ def run_to(view: View, step: int) -> RunHistory:
             "tokens_per_s": 1234.5,
             "version": number - 1,
             "checkpoint_step": 10,
-            "waits": {"actor waits for rollout (generating)": 0.62, "rollout waits for actor": 0.2},
+            "times": {"actor": {"waits for rollout (generating)": 0.62, "training": 0.38}},
         }
+        view["bottleneck"] = bottleneck_of("running", view["progress"])
         history.observe(view, number * STEP_S)
     return history
 
@@ -105,7 +107,7 @@ def test_every_row_is_there_and_whole_at_every_width(width: int) -> None:
         "1,234 tok/s",
         "policy v29",
         "checkpoint at step 10",
-        "actor waits for rollout (generating) 62%",
+        "bottleneck: rollout; the actor waits 62 % of",
     ):
         assert text.count(fact) == 1
     (reward,) = (line for line in inside if line.startswith("reward "))
@@ -251,7 +253,7 @@ def test_the_line_is_the_same_while_only_time_passes() -> None:
     line = line_of(view, history)
     assert line == (
         "running · step 2/60 · reward 0.03 · held-out 30.5% · 1,234 tok/s · policy v1 · checkpoint at step 10"
-        " · actor waits for rollout (generating) 62% · 0 incidents"
+        " · bottleneck: rollout; the actor waits 62 % of its time for samples · 0 incidents"
     )
     history.observe(view, 1000.0)
     assert line_of(view, history) == line

@@ -72,6 +72,11 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
         "step": 0,
         "version": -1,
         "progress": {"step": 3, "reward": "nan"},
+        "steps": [],
+        "next": 0,
+        "more": False,
+        "warnings": [],
+        "bottleneck": "",
     }
 
 

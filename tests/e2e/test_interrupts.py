@@ -105,8 +105,8 @@ def is_interrupted_while_it_trains(running: Process) -> None:
     ends(running, 130)
     row = row_of(running)
     assert row is not None
-    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted"), story(
-        running
+    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted by Ctrl-C"), (
+        story(running)
     )
 
 
@@ -131,8 +131,8 @@ def test_a_sigterm_to_the_whole_group_ends_the_job_in_order(running: Process) ->
     os.killpg(running.process.pid, signal.SIGTERM)
     ends(running, 143)
     [row] = rows(running)
-    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted"), story(
-        running
+    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted by SIGTERM"), (
+        story(running)
     )
 
 
@@ -161,7 +161,7 @@ def test_a_killed_driver_takes_everything_along_and_its_name_comes_free_for_one_
         ("stopped", "stop_requested"),
         ("failed", "cluster_lost"),
     ]
-    assert rows(again)[0].message == "interrupted", story(again)
+    assert rows(again)[0].message == "interrupted by SIGTERM", story(again)
 
 
 def rows(process: Process) -> list[JobRow]:

@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ls": ("look", "List jobs."),
     "show": ("look", "Show a job: master, vertices, progress, incidents."),
     "nodes": ("machines", "List the cluster's machines, and what stands there."),
+    "metrics": ("steps", "Print the metrics of a job's steps."),
     "events": ("look", "Print a job's events."),
     "logs": ("look", "Print the logs of a job's vertices."),
     "scale": ("command", "Change how many vertices a role has."),

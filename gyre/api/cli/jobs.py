@@ -10,7 +10,6 @@ import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
-from gyre.api.terminal.formats import duration
 from gyre.api.terminal.signals import ended_at_once
 
 if TYPE_CHECKING:
@@ -132,8 +131,6 @@ def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) 
             live.close()
     if as_json:
         write_json(view)
-    else:
-        _summarise(view)
 
 
 @verb()
@@ -170,18 +167,30 @@ def resume(
                 remark(f"{found.name}: resuming (event {seq})")
             return
         before, store_url = reader.store.job(found.job_id).spec, reader.store.url
-    _load("gyre.api.resume")
-    from gyre.api.resume import resume_job
+        view = reader.view(found.job_id)
+    from gyre.api.terminal.run_end import last_lines, nothing_left
     from gyre.config.parse import apply_overrides
 
     job_of_file = _job(session, file, overrides) if file is not None else None
-    after = job_of_file.spec.model_dump(mode="json") if job_of_file is not None else before
+    after = (
+        apply_overrides(before, overrides)
+        if job_of_file is None
+        else job_of_file.spec.model_dump(mode="json")
+    )
+    if told := nothing_left(view, after):
+        for line in (*last_lines(view), *told):
+            remark(line)
+        if as_json:
+            write_json(view)
+        return
+    _load("gyre.api.resume")
+    from gyre.api.resume import resume_job
 
     def start() -> JobHandle:
         with _named(job_of_file):
             return resume_job(
                 found.job_id,
-                after if job_of_file is not None else apply_overrides(after, overrides),
+                after,
                 store_url=store_url,
                 home_path=session.home.path,
                 token=session.token,
@@ -283,9 +292,3 @@ def _start(session: Session, job: RLJob, name: str | None, **where: Any) -> JobH
 
     with _named(job):
         return submit_job(job.spec, name, home_path=session.home.path, token=session.token, **where)
-
-
-def _summarise(view: dict[str, Any]) -> None:
-    job = view["job"]
-    took = duration(job["ended_at"] - job["submitted_at"]) if job["ended_at"] else ""
-    remark(f"{job['name']} {job['phase']} after {took}: step {job['step']}, version {job['version']}")

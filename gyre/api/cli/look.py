@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from gyre.api.reader import JobReader
 
 LOG_POLL_S = 0.5
+TELLING = ("reward_mean", "loss", "grad_norm", "kl", "entropy", "completion_tokens_mean")
+DETAILS = (
+    "reward",
+    "accuracy_first",
+    "accuracy_version",
+    "tokens_per_s",
+    "step_s",
+    "staleness",
+    "staleness_mean",
+    "digest",
+)
+"""Entries of the trainer's report that `show` tells otherwise; -v has them."""
+
 SHOWN_VERTICES = 200
 SHOWN_INCIDENTS = 20
 SHOWN_EVALUATIONS = 4
@@ -124,20 +137,26 @@ def _reason(job: dict[str, Any]) -> str:
 
 @verb()
 @click.argument("job", required=False)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Also how each role spends its time, and all of the trainer's report.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole view as one object.")
-def show(session: Session, job: str | None, as_json: bool) -> None:
-    """Show a job: its master, vertices, progress and incidents."""
+def show(session: Session, job: str | None, verbose: bool, as_json: bool) -> None:
+    """Show a job: what it learns, its master, vertices, incidents; of one that has ended, its result."""
     with session.reader() as reader:
         view = reader.view(reader.find(job).job_id)
     if as_json:
         write_json(view)
     else:
-        show_view(view)
+        show_view(view, verbose=verbose)
 
 
-def show_view(view: dict[str, Any]) -> None:
+def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
     """A view (see `gyre.master.master_api`) for people."""
-    _show_job(view)
+    _show_job(view, verbose)
     _show_vertices(view["vertices"])
     _show_evaluations(view.get("evaluations") or {})
     _show_engines(view)
@@ -147,30 +166,40 @@ def show_view(view: dict[str, Any]) -> None:
         click.echo(view["job"]["error"].rstrip())
 
 
-def _show_job(view: dict[str, Any]) -> None:
+def _show_job(view: dict[str, Any], verbose: bool) -> None:
+    from gyre.api.terminal.run_end import ran_for
+
     job, master = view["job"], view["master"]
     now = time.time()
     state = " ".join(filter(None, (str(job["phase"]), job["reason"] and f"({job['reason']})")))
-    answers = "answering" if master["answering"] else "not answering; from the journal"
     rows = [
         ("job", f"{job['name']}  {job['job_id']}"),
         ("phase", f"{state} {job['message']}".rstrip()),
         ("submitted", moment(job["submitted_at"], now)),
     ]
+    if job["ended_at"]:
+        rows.append(("ended", moment(job["ended_at"], now)))
+    rows.append(("ran for", duration(ran_for(view, now))))
     if job.get("weights_from"):
         rows.append(("weights from", job["weights_from"]))
-    if job.get("started_at"):
-        rows.append(("trained for", duration((job["ended_at"] or now) - job["started_at"])))
-    rows.append(
-        ("master", f"pid {master['pid']}, epoch {master['epoch']}, {answers}  {master['url']}".rstrip())
-    )
+    if not job["ended_at"]:
+        answers = "answering" if master["answering"] else "not answering; from the journal"
+        told = f"pid {master['pid']}, epoch {master['epoch']}, {answers}  {master['url']}"
+        rows.append(("master", told.rstrip()))
+    rows += _learning_rows(view)
+    hidden = () if verbose else DETAILS
     progress = {
         key: value
         for key, value in view["progress"].items()
-        if isinstance(value, int | float | str) and not isinstance(value, bool)
+        if isinstance(value, int | float | str) and not isinstance(value, bool) and key not in hidden
     }
+    if not view["training"]["last"]:  # Gyre's own numbers say nothing of a trainer of the user's own
+        for key, unset in (("step", 0), ("version", -1)):
+            if progress.get(key) == unset:
+                del progress[key]
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
-    rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
+    if verbose:
+        rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
     rows += _pools(view)
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:
@@ -178,6 +207,23 @@ def _show_job(view: dict[str, Any]) -> None:
     if view["store"]["error"]:
         rows.append(("journal", view["store"]["error"]))
     write_table(FACT_COLUMNS, rows)
+
+
+def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the job learnt so far, what says that it does not, and what its speed depends on."""
+    from gyre.api.terminal.run_end import evaluated, learnt
+    from gyre.workloads.trainer.learning.step_line import step_line
+
+    rows = []
+    last = view["training"]["last"]
+    if last:
+        rows.append(("learnt", ", ".join(learnt(view))))
+        rows.append(("last step", step_line(last, steps=view["progress"].get("steps") or 0)))
+    rows += [(f"evaluated {name}", told) for name, told in evaluated(view)]
+    rows += [(f"! {warning['code'].replace('_', ' ')}", warning["message"]) for warning in view["warnings"]]
+    if view["bottleneck"]:
+        rows.append(("bottleneck", view["bottleneck"]))
+    return rows
 
 
 def _show_vertices(vertices: list[dict[str, Any]]) -> None:
@@ -356,11 +402,17 @@ def _said(event: dict[str, Any]) -> str:
         if isinstance(value, str):
             text = value.rstrip().splitlines()[-1] if value.strip() else ""
         elif isinstance(value, dict):
-            text = ",".join(f"{name}:{_short(item)}" for name, item in value.items())
+            text = ",".join(f"{name}:{_short(number(item))}" for name, item in _first_things_first(value))
         else:
             text = number(value)
         parts.append(f"{key}={_short(text)}")
     return " ".join(parts)
+
+
+def _first_things_first(value: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The entries, of a step's metrics the telling ones first: a long row is cut."""
+    order = {name: index for index, name in enumerate(TELLING)}
+    return sorted(value.items(), key=lambda item: order.get(item[0], len(order)))
 
 
 def _short(value: Any, length: int = 100) -> str:

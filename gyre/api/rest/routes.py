@@ -143,10 +143,21 @@ def list_incidents(view: Found) -> Any:
 
 
 @reads.get("/jobs/{job:gyre_job}/metrics", response_model=schemas.Metrics)
-def show_metrics(view: Found) -> Any:
-    """What the trainer last reported."""
+def show_metrics(
+    view: Found,
+    port: Port,
+    since: Annotated[int, Query(ge=0, le=LAST_SEQ, description="Only steps beyond this one.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Any:
+    """The metrics of each step, and what the trainer last reported."""
     record = view["job"]
+    steps = port.steps(after=since, limit=limit)
     return {
+        "steps": steps,
+        "next": steps[-1]["step"] if steps else since,
+        "more": len(steps) == limit,
+        "warnings": view["warnings"],
+        "bottleneck": view["bottleneck"],
         "job_id": record["job_id"],
         "seq": view["seq"],
         "step": record["step"],

@@ -219,6 +219,26 @@ class StoreHealth(Out):
     """Why the journal cannot be written, or an empty string."""
 
 
+class LearningWarning(Out):
+    """What says that the job does not learn as it should, since `step`; it holds now. `code` is stable."""
+
+    code: str
+    step: int
+    message: str
+
+
+class Training(Out):
+    """What the steps of the job say together: the metrics of its first and last step, and the tokens of all. Where an
+    ended job went on: when (seconds since 1970), at which step, and the reward of the first step since."""
+
+    first: dict[str, Any] = Field(default_factory=dict)
+    last: dict[str, Any] = Field(default_factory=dict)
+    tokens: int = 0
+    continued_at: float | None = None
+    continued_step: int = 0
+    continued_reward: float | None = None
+
+
 class JobView(Out):
     """All there is to see of a job at one moment."""
 
@@ -229,6 +249,10 @@ class JobView(Out):
     progress: dict[str, Any]
     evaluations: dict[str, list[Evaluation]] = Field(default_factory=dict)
     """By the held-out set's name, in the order of versions."""
+    training: Training = Field(default_factory=Training)
+    warnings: list[LearningWarning] = Field(default_factory=list)
+    bottleneck: str = ""
+    """What the job's speed depends on, in one sentence; empty where nothing can be said."""
     seq: int
     store: StoreHealth
 
@@ -269,6 +293,14 @@ class LogPage(BaseModel):
 
 
 class Metrics(BaseModel):
+    """`steps` are the metrics of each step, by the names in docs/training.md; `next` is the `since` of the following
+    page, and `more` whether this one is full. `progress` is what the trainer last reported."""
+
+    steps: list[dict[str, Any]]
+    next: int
+    more: bool
+    warnings: list[LearningWarning]
+    bottleneck: str
     job_id: str
     seq: int
     step: int

@@ -17,8 +17,10 @@ from typing import NoReturn
 from gyre.api.handle import JobHandle
 from gyre.api.orphaned_jobs import end_lost_job
 from gyre.api.ray_session import disconnect, owns_cluster
+from gyre.api.terminal.run_end import INTERRUPTED_BY, last_lines
 from gyre.api.terminal.signals import signals_ignored
 from gyre.errors import GyreError, JobFailed
+from gyre.failover import JobPhase
 from gyre.failover.events import StopRequested
 from gyre.store import open_store
 
@@ -63,12 +65,12 @@ def starting() -> Iterator[None]:
 @contextmanager
 def in_foreground(handle: JobHandle) -> Iterator[None]:
     """A block with a running job: the job is stopped when the block is interrupted, and its end is cleaned up."""
-    interrupted = False
+    interrupted = ""
     try:
         yield
-    except KeyboardInterrupt:
-        interrupted = True
-        _stop(handle)
+    except KeyboardInterrupt as signalled:
+        interrupted = f"{INTERRUPTED_BY}{'SIGTERM' if isinstance(signalled, Terminated) else 'Ctrl-C'}"
+        _stop(handle, interrupted)
         raise
     finally:
         with signals_ignored():
@@ -77,12 +79,13 @@ def in_foreground(handle: JobHandle) -> Iterator[None]:
             disconnect()
             if own:
                 _write_end(handle, interrupted)
+            _say_end(handle)
 
 
-def _stop(handle: JobHandle) -> None:
+def _stop(handle: JobHandle, reason: str) -> None:
     print("stopping the job; press Ctrl-C again to end at once …", file=sys.stderr, flush=True)
     try:
-        handle.stop("interrupted", deadline_s=STOP_ASKED_WITHIN_S)
+        handle.stop(reason, deadline_s=STOP_ASKED_WITHIN_S)
         handle.wait(STOPPED_WITHIN_S)
     except JobFailed:
         return  # the job had failed before it was told to stop; its journal says how
@@ -90,12 +93,25 @@ def _stop(handle: JobHandle) -> None:
         print(f"the job did not stop gracefully: {error}", file=sys.stderr, flush=True)
 
 
-def _write_end(handle: JobHandle, interrupted: bool) -> None:
+def _say_end(handle: JobHandle) -> None:
+    """Print how the job ended, if it has: whatever way the block was left."""
+    try:
+        view = handle.status()
+    except GyreError as error:
+        print(f"how the job ended cannot be read: {error}", file=sys.stderr, flush=True)
+        return
+    finally:
+        handle.close()
+    if JobPhase(view["job"]["phase"]).ended:
+        for line in last_lines(view):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _write_end(handle: JobHandle, why: str) -> None:
     """Write the job's end into its journal. The master ended with the cluster, perhaps before it could."""
-    why = "interrupted" if interrupted else ""
     try:
         with open_store(handle.store_url, create=False) as store:
             row = store.job(handle.job_id)
-            end_lost_job(store, row, why, first=(StopRequested(why),) if interrupted else ())
+            end_lost_job(store, row, why, first=(StopRequested(why),) if why else ())
     except GyreError as error:
         print(f"the job's end could not be written: {error}", file=sys.stderr, flush=True)

@@ -7,13 +7,18 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gyre.api.terminal.formats import duration, incident_message
+from gyre.api.terminal.formats import duration, incident_message, waits_of
 from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts
 from gyre.api.terminal.run_history import RunHistory
+from gyre.workloads.trainer.learning.step_line import step_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+STEP_EVERY_S = 1.0
+"""Least time between two lines of steps; the trainer's log, metrics.jsonl and `gyre metrics` have every step."""
+STEPLESS_S = 30.0
+"""Where no step came for so long, a pipe has lines of the job's state again."""
 LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 60.0
 LINE_WIDTH = 240
@@ -36,7 +41,9 @@ class LiveProgress:
         self._live: Any = None
         self._said, self._said_at = "", 0.0
         self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._waits = False
+        self._steps = StepLines()
         self._history = RunHistory()
         if self._console.is_terminal:
             from rich.live import Live
@@ -50,6 +57,7 @@ class LiveProgress:
 
     def show(self, view: dict[str, Any]) -> None:
         self._history.observe(view, time.monotonic())
+        self._say_steps(view)
         for incident in view["incidents"]:
             if incident["id"] not in self._told:
                 self._told.add(incident["id"])
@@ -69,9 +77,20 @@ class LiveProgress:
         else:
             self._say_line(view)
 
+    def _say_steps(self, view: dict[str, Any]) -> None:
+        """Print the last step, where it is new, and what is newly warned of."""
+        if line := self._steps.line_of(view, time.monotonic()):
+            self.say(line)
+        for warning in view.get("warnings") or ():
+            if warning["code"] not in self._warned:
+                self._warned.add(warning["code"])
+                self.say(f"! learning: {warning['message']}")
+
     def _say_line(self, view: dict[str, Any]) -> None:
         """Print a line if stderr is no terminal: every so often, and less often if nothing is new."""
         line, now = line_of(view, self._history), time.monotonic()
+        if view["job"]["ended_at"] or now - self._steps.said_at < STEPLESS_S:
+            return
         if now - self._said_at >= (LINE_EVERY_S if line != self._said else SAME_LINE_EVERY_S):
             self._said, self._said_at = line, now
             remaining_s = self._history.remaining_s(now)
@@ -82,6 +101,36 @@ class LiveProgress:
             self._live.stop()
             self._live = None
         sys.stderr.flush()
+
+
+class StepLines:
+    """The lines of a job's steps as a watcher prints them: of fast steps about one a second, which says how many are
+    left out, and always the last one."""
+
+    def __init__(self) -> None:
+        self.said_at = float("-inf")
+        """When the last line was made, on the clock of `now`."""
+        self._step = 0
+        self._seen = False
+
+    def line_of(self, view: Mapping[str, Any], now: float) -> str:
+        """A line for the last step of the view; "" where that was printed, or another one just before."""
+        last = (view.get("training") or {}).get("last") or {}
+        step = last.get("step")
+        if not isinstance(step, int):
+            self._seen = True  # whatever steps come are seen from the first on
+            return ""
+        if not self._seen:  # the watcher came later: steps before are no news
+            self._seen, self._step = True, step - 1
+        ended = bool(view["job"]["ended_at"])
+        if step <= self._step or (now - self.said_at < STEP_EVERY_S and not ended):
+            return ""
+        skipped, self._step, self.said_at = step - self._step - 1, step, now
+        progress = view["progress"]
+        steps = progress.get("steps")
+        return step_line(
+            last, steps=steps if isinstance(steps, int) else 0, waits=waits_of(progress), skipped=skipped
+        )
 
 
 class LivePanel:
@@ -110,9 +159,8 @@ def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
     if history.rewards:
         parts.append(f"reward {history.rewards[-1]:.2f}")
     parts += facts(view, progress)
-    waits = next(iter((progress.get("waits") or {}).items()), None)
-    if waits is not None:
-        parts.append(f"{waits[0]} {waits[1]:.0%}")
+    if view.get("bottleneck") and view["progress"].get("step"):
+        parts.append(f"bottleneck: {view['bottleneck']}")
     count = len(view["incidents"])
     parts.append(f"{count} incident{'' if count == 1 else 's'}")
     return SEPARATOR.join(parts)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gyre.api.terminal.formats import duration, incident_message, sparkline
+from gyre.api.terminal.run_end import held_out, warning_lines
 from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
 
@@ -37,9 +38,6 @@ SHOWN_REPLICAS = 8
 
 SHOWN_OPERATORS = 2
 """Number of operators named in the row of several replicas, the most frequent first."""
-
-WAIT_LINES = 1
-"""Lines about who waits for whom: the role that learns first, and its longest wait."""
 
 BAR_WIDTH = 60
 FRAME_ROWS, FRAME_COLUMNS = 2, 4
@@ -95,8 +93,9 @@ def _head(view: View, history: RunHistory, at: float, now: float, width: int) ->
     if history.rewards:
         lines.append(_reward(history.rewards, width))
     lines += _wrap([(fact, "") for fact in facts(view, progress)], width)
-    waits = (progress.get("waits") or {}).items()
-    lines += _wrap([(f"{who} {share:.0%}", "dim") for who, share in waits], width)[:WAIT_LINES]
+    if view.get("bottleneck"):
+        lines += _wrap([(f"bottleneck: {view['bottleneck']}", "dim")], width)
+    lines += [line for warning in warning_lines(view) for line in _wrap([(warning, "yellow")], width)]
     return lines
 
 
@@ -144,6 +143,8 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
         found.append(warm)
     if progress.get("accuracy") is not None:
         found.append(f"held-out {progress['accuracy']:.1%}")
+    else:  # rewards that are no right or wrong, or other sets
+        found += held_out(view)
     if progress.get("tokens_per_s"):
         found.append(f"{progress['tokens_per_s']:,.0f} tok/s")
     if progress.get("version", -1) >= 0:

@@ -58,6 +58,8 @@ def job_continued(layout: JobLayout, draft: Draft, event: e.JobContinued, now: f
         error="",
         roles=dict(event.roles),
     )
+    if draft.job.rules >= 2:
+        draft.set_training(continued_at=now, continued_step=draft.job.step, continued_reward=None)
     for key in list(draft.uses):
         draft.set_uses(key, ())
         draft.set_attempts(key, 0)

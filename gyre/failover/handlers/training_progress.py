@@ -14,7 +14,7 @@ from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
-from gyre.failover.state import Cause, Evaluation, Incident, Scope
+from gyre.failover.state import Cause, Evaluation, Incident, LearningWarning, Scope
 
 
 def step_completed(
@@ -22,11 +22,35 @@ def step_completed(
 ) -> Iterable[c.Command]:
     if event.step > draft.job.step:
         draft.set_job(step=event.step)
+        if draft.job.rules >= 2:  # histories from before hold no sums
+            _sum_up(draft, event)
         for key in (NO_STEP_VERTEX, NO_STEP_JOB):
             if draft.uses.get(key):
                 draft.set_uses(key, ())
         for key in list(draft.attempts):
             draft.set_attempts(key, 0)
+    return ()
+
+
+def _sum_up(draft: Draft, event: e.StepCompleted) -> None:
+    before, tokens = draft.training, event.metrics.get("tokens", 0)
+    metrics = {**event.metrics, "step": event.step, "version": event.version}
+    first_since = before.continued_at is not None and before.continued_reward is None
+    draft.set_training(
+        first=before.first or metrics,
+        last=metrics,
+        tokens=before.tokens + int(tokens),
+        continued_reward=event.metrics.get("reward_mean") if first_since else before.continued_reward,
+    )
+
+
+def learning_warned(
+    layout: JobLayout, draft: Draft, event: e.LearningWarned, now: float
+) -> Iterable[c.Command]:
+    if event.holds:
+        draft.set_warning(LearningWarning(event.code, event.step, event.message))
+    elif (known := draft.warnings.get(event.code)) is not None:
+        draft.set_warning(replace(known, holds=False))
     return ()
 
 

@@ -129,8 +129,8 @@ def advantages_of(groups: Sequence[Group], settings: LossSettings) -> list[NDArr
             totals = [float(token_rewards(sample, settings).sum()) for sample in group.samples]
         else:
             totals = [float(sample.reward or 0.0) for sample in group.samples]
-        if settings.adv_estimator in _GROUP_ESTIMATORS:
-            estimates: Sequence[ArrayLike] = _GROUP_ESTIMATORS[settings.adv_estimator](totals).tolist()
+        if settings.adv_estimator in GROUP_ESTIMATORS:
+            estimates: Sequence[ArrayLike] = GROUP_ESTIMATORS[settings.adv_estimator](totals).tolist()
         else:
             estimates = advantage_of(settings)(group, np.asarray(totals, dtype=np.float64))
         found += _by_token(group, estimates, settings.adv_estimator)
@@ -180,4 +180,5 @@ def gae_of(sample: Sample, settings: LossSettings) -> tuple[NDArray[np.float32],
     return advantages.astype(np.float32), returns.astype(np.float32)
 
 
-_GROUP_ESTIMATORS = {"grpo": group_normalised, "dr_grpo": mean_only, "rloo": leave_one_out}
+GROUP_ESTIMATORS = {"grpo": group_normalised, "dr_grpo": mean_only, "rloo": leave_one_out}
+"""Those that compare a sample with the others of its group."""

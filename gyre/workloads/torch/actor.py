@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.config import WeightsSpec
+from gyre.config.plugins import LOSS
 from gyre.config.sections import OptimSettings
 from gyre.models.modules import Decoder
 from gyre.models.saving import save_model_folder
@@ -49,11 +50,12 @@ _BEACON_EVERY = 10
 
 
 class TorchActor(TorchLearner):
-    """Metrics of a step beyond the learner's: `entropy` (over tokens that carry a gradient), `clipped` (their fraction
-    at the clip), `old_kl` (from the policy that generated, or from before the step), and `kl`, `tis_weight`,
-    `tis_capped` and `rollout_kl` where those terms are on."""
+    """Metrics of a step beyond the learner's: `policy_loss`, `entropy` (over tokens that carry a gradient), `clipped`
+    (their fraction at the clip), `old_kl` (from the policy that generated, or from before the step), and `kl`,
+    `tis_weight`, `tis_capped` and `rollout_kl` where those terms are on."""
 
     SUMS: ClassVar[tuple[str, ...]] = (
+        "policy_loss",
         "entropy",
         "clipped_low",
         "clipped_high",
@@ -138,6 +140,8 @@ class TorchActor(TorchLearner):
     def step_metrics(self, tally: Tally) -> dict[str, Any]:
         loss = self.settings.loss
         names = ["old_kl", *metrics_of(loss)]
+        if loss.loss_mode in LOSS.built_in:
+            names.append("policy_loss")
         if loss.kl_loss_coef > 0:
             names.append("kl")
         if loss.tis_imp_ratio_cap > 0:

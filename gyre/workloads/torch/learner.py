@@ -233,12 +233,16 @@ class TorchLearner(BaseWorkload):
             "groups": int(batch.groups),
             "samples": int(batch.samples),
             "tokens": int(batch.tokens),
-            **self.step_metrics(reduce(Tally.plus, (one.tally for one in made), Tally())),
+            **self._loss_metrics(reduce(Tally.plus, (one.tally for one in made), Tally())),
         }
         if self.optim.updates > 1:
             self._metrics["updates"] = len(made)
         self.report_progress(step=step)
         return self._metrics
+
+    def _loss_metrics(self, tally: Tally) -> dict[str, Any]:
+        """None where no token went through the model: a mean over nothing is not 0."""
+        return self.step_metrics(tally) if tally.scored_tokens else {}
 
     def _updates(self, step: int, group_ids: list[int], lr: float) -> list[_Update]:
         """All updates of a step, each on its own part of the batch, which is dealt out anew."""

@@ -153,6 +153,7 @@ class GraphTrainer(BaseTrainer):
             if run.gangs.leader is not None and run.groups.checkpoint_step != run.groups.step:
                 run.gangs.checkpoint_last(run.gangs.leader)
             run.gangs.end()
+        run.step_log.ended()
         result = run.progress.result(run.ledger.account(), stopped=self.runtime.should_stop)
         self._report_progress()
         return result

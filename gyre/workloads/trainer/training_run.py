@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
-from gyre.config.sections import HELD_OUT, EvaluationSettings, read_section
+from gyre.config.sections import HELD_OUT, EvaluationSettings, LossSettings, read_section
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
@@ -25,6 +25,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.rollouts.trainer.staleness import StalenessPolicy
+from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.gang import operator_failed
 from gyre.workloads.runtime import TrainerRuntime
@@ -51,13 +52,16 @@ from gyre.workloads.trainer.groups.replacements import Replacements
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.gang_dispatch import GangDispatch
+from gyre.workloads.trainer.learning.learning_watch import LearningWatch
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
+from gyre.workloads.trainer.learning.metrics_file import MetricsFile
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
+from gyre.workloads.trainer.learning.step_log import StepLog
 from gyre.workloads.trainer.progress_report import ProgressReport
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
-from gyre.workloads.trainer.wait_stats import WaitStats
+from gyre.workloads.trainer.wait_stats import WaitStats, waits_in
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
@@ -196,8 +200,14 @@ class TrainingRun:
             on_answer=self._posts(inbox_messages.PublicationAnswered),
         )
         self._discarded = self.ledger.account().discarded
+        self.step_log = self._step_log()
         self.steps = OptimizerSteps(
-            groups, self.policies, role=graph.leader.role, discarded=self._discarded, report=report
+            groups,
+            self.policies,
+            role=graph.leader.role,
+            discarded=self._discarded,
+            report=report,
+            log=self.step_log,
         )
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
@@ -226,6 +236,21 @@ class TrainingRun:
             skips_at_most=self.spec.failover.not_finite.skip_batch,
             check=self._check_staleness,
             on_result=self._posts(inbox_messages.GangCallEnded),
+        )
+
+    def _step_log(self) -> StepLog:
+        groups, spec = self.groups, self.spec
+        earlier, groups.metrics_by_step = groups.metrics_by_step, {}
+        return StepLog(
+            MetricsFile(self._trainer.context.directory, earlier),
+            LearningWatch(
+                group_baseline=_compares_in_group(spec.config),
+                not_evaluated=_why_not_evaluated(spec.run.evaluate_every, spec.run.held_out),
+            ),
+            earlier=earlier,
+            steps_planned=spec.run.steps,
+            waits=lambda: waits_in(self.waits.times()),
+            report=self._runtime.report,
         )
 
     def _assembly(self) -> StepAssembly:
@@ -388,3 +413,17 @@ class TrainingRun:
 
     def _report_failure(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
         self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure, attempt))
+
+
+def _compares_in_group(config: Mapping[str, Any]) -> bool:
+    """Whether a sample's baseline are the others of its group. (A learner of the user's own may have any `loss`.)"""
+    loss = config.get("loss") or {}
+    default = LossSettings.model_fields["adv_estimator"].default
+    return isinstance(loss, dict) and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
+
+
+def _why_not_evaluated(every: int, held_out: int) -> str:
+    """ "" where policies are evaluated."""
+    if every and held_out:
+        return ""
+    return "run.evaluate_every is 0" if not every else "run.held_out is 0"

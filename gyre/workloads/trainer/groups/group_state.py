@@ -69,6 +69,8 @@ class GroupState:
         self.tokens = sum(int(row.get("tokens", 0)) for row in found.metrics.values())
         self.earlier_metrics = dict(list(found.metrics.items())[-REPORTED_AGAIN_STEPS:])
         """The metrics of the last steps of earlier trainers, which may not have been reported."""
+        self.metrics_by_step = found.metrics
+        """The metrics of all steps of earlier trainers, until the log of steps has them."""
         self._slots = Slots(found.replaced)
         self.replaced_count = len(found.replaced)
         self.restores = found.restores

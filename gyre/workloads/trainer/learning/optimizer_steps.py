@@ -20,11 +20,13 @@ from gyre.workloads.gang.gang import Gang
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
+from gyre.workloads.trainer.learning.step_log import StepLog
+from gyre.workloads.trainer.learning.step_metrics import step_metrics
 
 
 class OptimizerSteps:
     """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
-    reason; `report` sends an event to the journal."""
+    reason; `report` sends an event to the journal; `log` tells people."""
 
     def __init__(
         self,
@@ -34,7 +36,9 @@ class OptimizerSteps:
         role: str,
         discarded: dict[str, int],
         report: Callable[..., None],
+        log: StepLog,
     ) -> None:
+        self._log = log
         self._role = role
         self._discarded = discarded
         self.why_skipped = ""
@@ -70,19 +74,10 @@ class OptimizerSteps:
         trained = [self._groups[group_id] for group_id in self._groups.ids_of(step)]
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
-        tokens = sum(group.token_count for group in trained)
-        rate = tokens / max(seconds, 1e-9)
+        said = plain(metrics | self._auxiliary_metrics)  # a NaN is a text by now, and no metric
+        reported = step_metrics(said, trained, step, at=time.time(), seconds=seconds)
+        rate = reported["tokens_per_s"]
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
-        reported = {
-            **{
-                key: value
-                for key, value in plain(metrics | self._auxiliary_metrics).items()
-                if isinstance(value, int | float)  # a NaN is a text by now, and no metric
-            },
-            "tokens": tokens,
-            "seconds": seconds,
-            **_staleness_of(trained, step),
-        }
         self._auxiliary_metrics = {}
         if reported.get("skipped"):
             self._skip(step, reported, trained)
@@ -90,6 +85,7 @@ class OptimizerSteps:
             self._groups.record_trained(step, reported)
         self.metrics = reported
         self._report("StepCompleted", step=step, version=step, metrics=reported)
+        self._log.completed(reported)
         return step
 
     def _skip(self, step: int, metrics: dict[str, Any], groups: Sequence[Group]) -> None:
@@ -113,16 +109,3 @@ class OptimizerSteps:
         if prepared.version > 0:
             self._groups.record_digest(prepared.version, prepared.checksum)
         self._policies.publish(gang, prepared)
-
-
-def _staleness_of(trained: Sequence[Group], step: int) -> dict[str, float]:
-    """By how many versions the step's policy was ahead of the oldest token, and of a token on average."""
-    lag = [step - 1 - group.versions[0] for group in trained if group.versions is not None]
-    ages = sum(
-        (step - 1 - run.version) * (run.end - run.start)
-        for group in trained
-        for sample in group.samples
-        for run in sample.versions
-    )
-    tokens = sum(group.token_count for group in trained)
-    return {"staleness_max": max(lag, default=0), "staleness_mean": ages / max(tokens, 1)}

@@ -1,0 +1,75 @@
+"""`metrics`: what each step of a job measured, from the ledger, also when the cluster is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
+from gyre.api.terminal.text_tables import Column
+
+SHOWN_STEPS = 20
+"""Steps that are shown on a terminal without --last."""
+
+COLUMNS = (
+    ("STEP", "step", 0),
+    ("REWARD", "reward_mean", 0),
+    ("STD", "reward_std", 4),
+    ("LOSS", "loss", 2),
+    ("KL", "kl", 3),
+    ("OLD KL", "old_kl", 8),
+    ("ROLLOUT KL", "rollout_kl", 7),
+    ("ENTROPY", "entropy", 3),
+    ("GRAD", "grad_norm", 3),
+    ("LR", "lr", 9),
+    ("PROMPT", "prompt_tokens_mean", 9),
+    ("ANSWER", "completion_tokens_mean", 4),
+    ("LONGEST", "completion_tokens_max", 8),
+    ("CUT", "cut_off_ratio", 4),
+    ("FLAT", "flat_groups_ratio", 4),
+    ("STALE", "staleness_max", 6),
+    ("TOKENS", "tokens", 7),
+    ("TOK/S", "tokens_per_s", 5),
+    ("SECONDS", "seconds", 5),
+)
+"""Headings, metrics, and how dispensable a column is on a narrow terminal."""
+
+
+@verb()
+@click.argument("job", required=False)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N steps.")
+@click.option("--json", "as_json", is_flag=True, help="An array with all metrics of each step.")
+def metrics(session: Session, job: str | None, last: int | None, as_json: bool) -> None:
+    """Print the metrics of a job's steps: reward, loss, KL, entropy, lengths, speed.
+
+    A terminal gets a table of the last 20 steps, a pipe one of all steps; --json has every metric. The names are in
+    docs/training.md, and are the same in the job's metrics.jsonl, in REST and in Prometheus.
+    """
+    if last is None and not as_json and stdout_is_terminal():
+        last = SHOWN_STEPS
+    with session.reader() as reader:
+        found = reader.find(job)
+        rows = reader.steps(found.job_id, last=last)
+    if as_json:
+        write_json(rows)
+    elif not rows:
+        remark(f"{found.name} has no optimizer step in its ledger.")
+    else:
+        write_table(
+            [Column(heading, dispensable=rank) for heading, _, rank in COLUMNS],
+            [[_cell(row, name) for _, name, _ in COLUMNS] for row in rows],
+        )
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    from gyre.workloads.trainer.learning.metric_names import METRICS
+    from gyre.workloads.trainer.learning.step_line import short
+
+    value = row.get(name)
+    if not isinstance(value, int | float):
+        return ""
+    if METRICS[name].unit == "ratio":
+        return f"{value:.0%}"
+    return str(value) if isinstance(value, int) else short(value)

@@ -1,0 +1,191 @@
+"""The last lines about a job: how it ended, what it learnt, and what says that it did not.
+
+    demo succeeded after 71 s: 80 steps, reward 0.34 -> 0.96, held-out 34 % -> 97 %, 0.4 M tokens; 0 prompts lost,
+    0 trained twice
+    ! learning: 60 % of the groups of the last 10 steps have no gradient: all of their samples earned the same
+
+Pure: from the job's view alone, so that `run`, `resume`, `demo` and `show` say the same, also when the cluster is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gyre.api.terminal.formats import duration, number, one_line
+from gyre.workloads.trainer.learning.step_line import percent, short
+
+View = Mapping[str, Any]
+
+INTERRUPTED_BY = "interrupted by "
+"""What the reason of a stop begins with where a signal asked for it, before the signal's name."""
+
+SHOWN_RESULTS = 6
+"""Most entries of what a user's own `fit()` returned that the last line has."""
+RESULT_WIDTH = 40
+MESSAGE_WIDTH = 300
+
+HELD_OUT = "held_out"
+"""The only set of a job that names none."""
+
+_OWN = frozenset({"accuracy_first", "accuracy_last", "tokens", "tokens_discarded", "digest"})
+"""Entries of the built-in trainer's result that are told otherwise, or are for programs."""
+
+
+def last_lines(view: View) -> list[str]:
+    """The line about the end of a job, and one for each warning that still holds."""
+    job = view["job"]
+    line = f"{job['name']} {outcome(view)}"
+    if facts := learnt(view):
+        line += f": {', '.join(facts)}"
+    if account := _account(view):
+        line += f"; {account}"
+    if str(job["phase"]) == "failed" and job["message"]:
+        line += f"; {_cut(one_line(job['message']), MESSAGE_WIDTH)}"
+    return [line, *warning_lines(view)]
+
+
+def nothing_left(view: View, spec: Mapping[str, Any]) -> list[str]:
+    """Why a job that has ended has nothing left to do with this spec, and how to have more; empty where there is
+    something: also for a job with a trainer of the user's own, whose steps nobody knows."""
+    job, run = view["job"], spec.get("run")
+    steps = run.get("steps") if isinstance(run, Mapping) else None
+    done = int(((view.get("training") or {}).get("last") or {}).get("step", 0))
+    if str(job["phase"]) != "succeeded" or not isinstance(steps, int) or not 0 < steps <= done:
+        return []
+    return [
+        f"There is nothing left to do: all {_steps(done)} of {job['name']} are trained.",
+        f"For more: gyre resume {job['name']} --set run.steps={2 * done}",
+    ]
+
+
+def warning_lines(view: View) -> list[str]:
+    return [f"! learning: {warning['message']}" for warning in view.get("warnings") or ()]
+
+
+def outcome(view: View) -> str:
+    """`succeeded after 71 s`, `stopped by Ctrl-C after 3 min`, `failed after 12 s`."""
+    job = view["job"]
+    phase, message = str(job["phase"]), str(job["message"])
+    took = duration(ran_for(view))
+    after = f" after {took}" if took else ""
+    if phase == "stopped" and message.startswith(INTERRUPTED_BY):
+        return f"stopped by {message.removeprefix(INTERRUPTED_BY)}{after}"
+    reason = f" ({one_line(message)})" if phase == "stopped" and message else ""
+    return f"{phase}{after}{reason}"
+
+
+def ran_for(view: View, now: float | None = None) -> float | None:
+    """Seconds of the job's last run: since it went on, where it ended before. Of a job that runs, until `now`."""
+    job, training = view["job"], view.get("training") or {}
+    began, ended = training.get("continued_at") or job["submitted_at"], job["ended_at"] or now
+    return max(ended - began, 0.0) if began and ended else None
+
+
+def learnt(view: View) -> list[str]:
+    """Steps, rewards, evaluations and tokens; for a job with a trainer of the user's own, what its `fit()` returned."""
+    training = view.get("training") or {}
+    first, last = training.get("first") or {}, training.get("last") or {}
+    if not last:
+        return own_result(view)
+    step, before = int(last["step"]), int(training.get("continued_step") or 0)
+    if before:
+        facts = [f"{_steps(step - before)} ({step} in all)"]
+    elif str(view["job"]["phase"]) == "failed":
+        facts = [f"step {step}"]
+    else:
+        facts = [_steps(step)]
+    begin = training.get("continued_reward") if before else first.get("reward_mean")
+    if last.get("reward_mean") is not None and step > before:
+        facts.append(f"reward {_change(begin, last['reward_mean'], short)}")
+    facts += held_out(view)
+    if training.get("tokens"):
+        facts.append(f"{_millions(training['tokens'])} tokens")
+    return facts
+
+
+def held_out(view: View) -> list[str]:
+    """What each evaluated set went from and came to: accuracies where the first and the last evaluation have one, else
+    mean rewards."""
+    evaluations = view.get("evaluations")
+    found = []
+    for name, rows in evaluations.items() if isinstance(evaluations, Mapping) else ():
+        if not rows:
+            continue
+        called = "held-out" if name == HELD_OUT else str(name)
+        first, last = rows[0], rows[-1]
+        if first.get("accuracy") is not None and last.get("accuracy") is not None:
+            found.append(f"{called} {_change(first['accuracy'], last['accuracy'], percent, len(rows) > 1)}")
+        elif last.get("reward_mean") is not None:
+            begin = first.get("reward_mean")
+            found.append(f"{called} reward {_change(begin, last['reward_mean'], short, len(rows) > 1)}")
+    if not found:
+        told = {**view["progress"], **view["job"]["result"]}
+        first, last = told.get("accuracy_first"), told.get("accuracy_last", told.get("accuracy"))
+        if isinstance(last, int | float):
+            found.append(f"held-out {_change(first, last, percent, first != last)}")
+    return found
+
+
+def evaluated(view: View) -> list[tuple[str, str]]:
+    """Each evaluated set with its last evaluation, as in `version 80: accuracy 97 %, reward 0.97 ±0.1, 512 answers`."""
+    evaluations = view.get("evaluations")
+    found = []
+    for name, rows in evaluations.items() if isinstance(evaluations, Mapping) else ():
+        if not rows:
+            continue
+        last = rows[-1]
+        parts = []
+        if last.get("accuracy") is not None:
+            parts.append(f"accuracy {percent(last['accuracy'])}")
+        if last.get("reward_mean") is not None:
+            spread = f" ±{short(last['reward_std'])}" if last.get("reward_std") is not None else ""
+            parts.append(f"reward {short(last['reward_mean'])}{spread}")
+        if last.get("count"):
+            parts.append(f"{last['count']} answers")
+        found.append((str(name), f"version {last.get('version')}: {', '.join(parts)}"))
+    return found
+
+
+def own_result(view: View) -> list[str]:
+    """The first entries of what a user's own `fit()` returned, short."""
+    result = view["job"]["result"]
+    facts = [
+        f"{_cut(str(key), RESULT_WIDTH)} {_cut(one_line(number(value)), RESULT_WIDTH)}"
+        for key, value in result.items()
+        if isinstance(value, int | float | str) and value != "" and key not in _OWN
+    ]
+    left = len(facts) - SHOWN_RESULTS
+    return [*facts[:SHOWN_RESULTS], *([f"and {left} more"] if left > 0 else [])]
+
+
+def _account(view: View) -> str:
+    result = view["job"]["result"]
+    parts = []
+    if (view.get("training") or {}).get("last"):
+        for key, said in (("prompts_lost", "prompts lost"), ("trained_twice", "trained twice")):
+            if isinstance(result.get(key), int):
+                parts.append(f"{result[key]} {said}")
+    if incidents := view["incidents"]:
+        recovered = sum(incident["recovered_at"] is not None for incident in incidents)
+        parts.append(f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}, {recovered} recovered")
+    return ", ".join(parts)
+
+
+def _change(first: Any, last: float, form: Any, several: bool = True) -> str:
+    return f"{form(first)} -> {form(last)}" if several and isinstance(first, int | float) else form(last)
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
+
+
+def _millions(count: float) -> str:
+    """`812`, `9.4 k`, `0.4 M`."""
+    if count >= 99_950:
+        return f"{count / 1e6:.1f} M"
+    return f"{count / 1e3:.1f} k" if count >= 9_950 else str(int(count))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

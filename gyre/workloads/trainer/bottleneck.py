@@ -1,0 +1,80 @@
+"""What a job's speed depends on, in one sentence, from the shares of recent time that
+`gyre.workloads.trainer.wait_stats` gives.
+
+    rollout; the actor waits 38 % of its time for samples
+
+The role that learns comes first in these shares. What it waits for is what the job waits for; where it works nearly all
+the time, it is the bottleneck itself. Pure; it imports nothing of weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gyre.workloads.trainer.learning.step_line import percent
+
+BUSY = 0.85
+"""Share of its time from which the learner itself is what the job waits for."""
+BALANCED = 0.15
+"""Share of a wait below which it limits nobody."""
+OWN = 0.25
+"""Share of its time from which something other than training is worth a sentence."""
+
+_WAITS = "waits for "
+_TRAINS = ("training", "stepping the optimizer", "computing log-probs", "computing values", "generating")
+_OVERHEADS = {
+    "publishing": "publishing weights",
+    "writing a checkpoint": "writing checkpoints",
+    "getting ready": "getting ready",
+}
+_THINGS = {
+    "rollout": "samples",
+    "reward": "scores",
+    "reference": "the reference's log-probs",
+    "critic": "values",
+}
+
+
+def bottleneck_of(phase: object, progress: Mapping[str, Any]) -> str:
+    """The sentence for a job in this phase with this report of its trainer; "" where there is nothing to say."""
+    phase = str(phase)
+    if phase not in ("starting", "running", "recovering"):
+        return ""
+    times = progress.get("times")
+    if not isinstance(times, Mapping) or not times:
+        return "starting up" if phase == "starting" or progress.get("steps") else ""
+    role, shares = next(iter(times.items()))
+    if not isinstance(shares, Mapping):
+        return ""  # a user's own `fit()` may call anything `times`
+    spent = {str(what): float(share) for what, share in shares.items() if isinstance(share, int | float)}
+    if not progress.get("step"):
+        doing = _largest(spent)
+        return (
+            f"starting up; the {role} is {doing}" if doing and not doing.startswith(_WAITS) else "starting up"
+        )
+    works = sum(spent.get(what, 0.0) for what in _TRAINS)
+    if works >= BUSY:
+        return f"{role}; it trains {percent(works)} of its time"
+    overheads = {what: share for what, share in spent.items() if what in _OVERHEADS}
+    waits: dict[tuple[str, str], float] = {}
+    for what, share in spent.items():
+        if what.startswith(_WAITS):
+            other, _, doing = what.removeprefix(_WAITS).partition(" (")
+            kind = "evaluating" if doing.rstrip(")") == "evaluating" else ""
+            waits[other, kind] = waits.get((other, kind), 0.0) + share
+    (other, kind), waited = max(waits.items(), key=lambda item: item[1], default=(("", ""), 0.0))
+    overhead = _largest(overheads)
+    if overheads.get(overhead, 0.0) >= max(OWN, waited):
+        return f"{_OVERHEADS[overhead]}; it takes {percent(overheads[overhead])} of the {role}'s time"
+    if waited < BALANCED:
+        return f"balanced; the {role} trains {percent(works)} of its time"
+    if kind:
+        return f"evaluations; the {role} waits {percent(waited)} of its time for them"
+    if other == "itself":
+        return f"{role}; it waits {percent(waited)} of its time for itself"
+    return f"{other}; the {role} waits {percent(waited)} of its time for {_THINGS.get(other, other)}"
+
+
+def _largest(shares: Mapping[str, float]) -> str:
+    return max(shares, key=lambda what: shares[what], default="")

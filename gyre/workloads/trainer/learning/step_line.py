@@ -1,0 +1,99 @@
+"""A step on one line, for people: the same in the trainer's log, above the live panel and in a pipe.
+
+    step 12/80  reward 0.41 ±0.49  loss 0.0021  old_kl 0.0003  entropy 1.84  grad 0.31  prompt 11 answer 3.9 tok
+    (cut 12 %)  flat 3/16  stale 1  5.2k tok/s  actor waits 38 % for rollout
+
+What a step does not have is left out. Pure: it imports nothing of weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LEAST_WAIT_SHOWN = 0.05
+GAP = "  "
+
+_KL = ("kl", "rollout_kl", "old_kl")
+"""To the reference, to the engine, to the policy of the ratio: the first that there is."""
+
+
+def step_line(
+    metrics: Mapping[str, Any], *, steps: int = 0, waits: Mapping[str, float] | None = None, skipped: int = 0
+) -> str:
+    """`metrics` are those of the step, `steps` is how many are planned, `waits` who waits for whom ("actor waits for
+    rollout (generating)" → share). `skipped` steps before it are not shown."""
+
+    def has(*names: str) -> bool:
+        return all(isinstance(metrics.get(name), int | float) for name in names)
+
+    total = f"/{steps}" if steps else ""
+    parts = [f"step {metrics.get('step', '?')}{total}"]
+    if metrics.get("skipped"):
+        parts.append("skipped: its gradient was not finite")
+    if has("reward_mean"):
+        spread = f" ±{short(metrics['reward_std'])}" if has("reward_std") else ""
+        parts.append(f"reward {short(metrics['reward_mean'])}{spread}")
+    if has("loss"):
+        parts.append(f"loss {short(metrics['loss'])}")
+    if kl := next((name for name in _KL if has(name)), ""):
+        parts.append(f"{kl} {short(metrics[kl])}")
+    if has("entropy"):
+        parts.append(f"entropy {short(metrics['entropy'])}")
+    if has("grad_norm"):
+        parts.append(f"grad {short(metrics['grad_norm'])}")
+    if has("prompt_tokens_mean"):
+        parts.append(f"prompt {short(metrics['prompt_tokens_mean'])} tok")
+    if has("completion_tokens_mean"):
+        cut = f" (cut {percent(metrics['cut_off_ratio'])})" if has("cut_off_ratio") else ""
+        parts.append(f"answer {short(metrics['completion_tokens_mean'])} tok{cut}")
+    if has("flat_groups", "groups"):
+        parts.append(f"flat {int(metrics['flat_groups'])}/{int(metrics['groups'])}")
+    if has("staleness_max"):
+        parts.append(f"stale {int(metrics['staleness_max'])}")
+    if has("tokens_per_s"):
+        parts.append(f"{thousands(metrics['tokens_per_s'])} tok/s")
+    if who := longest_wait(waits or {}):
+        parts.append(who)
+    if skipped:
+        parts.append(f"({skipped} step{'' if skipped == 1 else 's'} before it not shown)")
+    return GAP.join(parts)
+
+
+def longest_wait(waits: Mapping[str, float]) -> str:
+    """The first role's longest wait, as in `actor waits 38 % for rollout`; "" where it hardly waits."""
+    shares: dict[tuple[str, str], float] = {}
+    for who, share in waits.items():
+        role, wait, cause = who.partition(" waits for ")
+        if wait and isinstance(share, int | float):
+            key = role, cause.partition(" (")[0]
+            shares[key] = shares.get(key, 0.0) + share
+    first = next(iter(shares), ("", ""))[0]
+    role, cause = max(
+        (key for key in shares if key[0] == first), key=lambda key: shares[key], default=("", "")
+    )
+    share = shares.get((role, cause), 0.0)
+    return f"{role} waits {percent(share)} for {cause}" if share >= LEAST_WAIT_SHOWN else ""
+
+
+def short(value: float) -> str:
+    """Two or three digits that matter: `0.41`, `3.9`, `0.0021`, `128`, `1.2e-07`."""
+    size = abs(value)
+    if size >= 9.95:
+        return f"{value:.0f}" if size < 1e6 else f"{value:.2e}"
+    if size >= 0.995:
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    if value == 0:
+        return "0"
+    return f"{value:.2g}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def thousands(value: float) -> str:
+    """`820`, `5.2k`, `1.4M`."""
+    if abs(value) >= 999_500:
+        return f"{value / 1e6:.1f}M"
+    return f"{value / 1e3:.1f}k" if abs(value) >= 999.5 else f"{value:.0f}"

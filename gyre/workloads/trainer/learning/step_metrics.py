@@ -1,0 +1,92 @@
+"""What the samples of a step say of it: rewards, lengths, ages, and groups that teach nothing.
+
+Invariants:
+- *numbers only*: every value is a finite int or float, so that it goes through JSON and Prometheus as it is;
+- *one pass*: a step of a thousand samples costs the trainer's thread about a millisecond.
+
+Pure: `at` and `seconds` are arguments. The names are in `gyre.workloads.trainer.learning.metric_names`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gyre.rollouts.samples import Group
+
+SAME_REWARD = 1e-6
+"""Rewards of a group that differ by less, relative to the largest, are the same: what rounding makes of equal ones."""
+
+
+def step_metrics(
+    learner: Mapping[str, Any], groups: Sequence[Group], step: int, *, at: float, seconds: float
+) -> dict[str, Any]:
+    """The metrics of a step: those of the `learner` that are finite numbers, and those of the `groups` that it
+    trained."""
+    tokens = sum(group.token_count for group in groups)
+    return {
+        **{name: value for name, value in learner.items() if is_number(value)},
+        **_of_samples(groups),  # also where a learner says them: its sums are of float32
+        "step": step,
+        "version": step,
+        "at": round(at, 3),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_s": tokens / max(seconds, 1e-9),
+        **_staleness_of(groups, step),
+    }
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_flat(group: Group) -> bool:
+    """Whether all samples of the group earned the same, so that none is better than the group's baseline."""
+    rewards = [sample.reward or 0.0 for sample in group.samples]
+    if not rewards:
+        return True
+    low, high = min(rewards), max(rewards)
+    return high - low <= SAME_REWARD * max(abs(low), abs(high))
+
+
+def _of_samples(groups: Sequence[Group]) -> dict[str, Any]:
+    samples = [sample for group in groups for sample in group.samples]
+    if not samples:
+        return {"groups": len(groups), "samples": 0}
+    count = len(samples)
+    rewards = [sample.reward or 0.0 for sample in samples]
+    lengths = [len(sample.token_ids) for sample in samples]
+    mean = math.fsum(rewards) / count
+    flat = sum(map(is_flat, groups))
+    found = {
+        "reward_mean": mean,
+        "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / count)
+        if min(rewards) != max(rewards)
+        else 0.0,
+        "reward_min": min(rewards),
+        "reward_max": max(rewards),
+        "groups": len(groups),
+        "samples": count,
+        "prompt_tokens_mean": sum(len(group.prompt_ids) for group in groups) / len(groups),
+        "completion_tokens_mean": sum(lengths) / count,
+        "completion_tokens_max": max(lengths),
+        "cut_off_ratio": sum(sample.finish_reason == "length" for sample in samples) / count,
+        "flat_groups": flat,
+        "flat_groups_ratio": flat / len(groups),
+    }
+    return {name: value for name, value in found.items() if is_number(value)}
+
+
+def _staleness_of(trained: Sequence[Group], step: int) -> dict[str, float]:
+    """By how many versions the step's policy was ahead of the oldest token, and of a token on average."""
+    oldest, ages, tokens = 0, 0, 0
+    for group in trained:
+        for sample in group.samples:
+            tokens += len(sample.token_ids)
+            for run in sample.versions:
+                age = step - 1 - run.version
+                oldest = max(oldest, age)
+                ages += age * (run.end - run.start)
+    return {"staleness_max": oldest, "staleness_mean": ages / max(tokens, 1)}

@@ -1,0 +1,150 @@
+"""The last lines about a job, and the lines of its steps as a watcher prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gyre.api.terminal.live import STEP_EVERY_S, LiveProgress, StepLines
+from gyre.api.terminal.run_end import last_lines, nothing_left
+
+STEP = {"step": 80, "reward_mean": 0.96}
+
+
+def view_of(phase: str = "succeeded", **other: Any) -> dict[str, Any]:
+    job = {
+        "name": "demo",
+        "phase": phase,
+        "reason": "",
+        "message": other.pop("message", ""),
+        "submitted_at": 1000.0,
+        "ended_at": 1071.0,
+        "result": other.pop("result", {}),
+    }
+    return {
+        "job": job,
+        "progress": {},
+        "incidents": [],
+        "vertices": [],
+        "training": {},
+        "warnings": [],
+    } | other
+
+
+TRAINED = {"first": {"step": 1, "reward_mean": 0.34}, "last": STEP, "tokens": 412_345}
+ROWS = [{"accuracy": 0.34, "reward_mean": 0.3}, {"accuracy": 0.97, "reward_mean": 0.9}]
+ACCOUNT = {"prompts_lost": 0, "trained_twice": 0, "accuracy_first": 0.34, "accuracy_last": 0.97}
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (
+            view_of(training=TRAINED, evaluations={"held_out": ROWS}, result=ACCOUNT),
+            "demo succeeded after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, held-out 34 % -> 97 %, 0.4 M tokens; "
+            "0 prompts lost, 0 trained twice",
+        ),
+        (
+            view_of(training=TRAINED, result=ACCOUNT),
+            "demo succeeded after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, held-out 34 % -> 97 %, 0.4 M tokens; "
+            "0 prompts lost, 0 trained twice",
+        ),
+        (
+            view_of(
+                training=TRAINED,
+                evaluations={
+                    "held_out": [
+                        {"accuracy": None, "reward_mean": 0.3},
+                        {"accuracy": 0.5, "reward_mean": 0.4},
+                    ],
+                    "hard": ROWS,
+                    "one": ROWS[:1],
+                    "none": [],
+                },
+            ),
+            "demo succeeded after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, held-out reward 0.3 -> 0.4, "
+            "hard 34 % -> 97 %, one 34 %, 0.4 M tokens",
+        ),
+        (
+            view_of("stopped", message="interrupted by Ctrl-C", training=TRAINED),
+            "demo stopped by Ctrl-C after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, 0.4 M tokens",
+        ),
+        (view_of("stopped", message="enough"), "demo stopped after 1 min 11 s (enough)"),
+        (
+            view_of("failed", message="the reward\nraised", training=TRAINED),
+            "demo failed after 1 min 11 s: step 80, reward 0.34 -> 0.96, 0.4 M tokens; the reward raised",
+        ),
+        (
+            view_of(
+                training=TRAINED | {"continued_at": 1061.0, "continued_step": 40, "continued_reward": 0.7},
+            ),
+            "demo succeeded after 10 s: 40 steps (80 in all), reward 0.7 -> 0.96, 0.4 M tokens",
+        ),
+        (
+            view_of(result={"best": 0.123456, "model": "a\nb", "n": 5, "lists": [1], "x": "y" * 99}),
+            f"demo succeeded after 1 min 11 s: best 0.1235, model a b, n 5, x {'y' * 39}…",
+        ),
+        (view_of(result={}), "demo succeeded after 1 min 11 s"),
+    ],
+)
+def test_the_last_line(view: dict[str, Any], said: str) -> None:
+    assert last_lines(view) == [said]
+
+
+def test_incidents_and_warnings_that_hold_are_in_the_last_lines() -> None:
+    warning = {"code": "cut_off", "step": 3, "message": "half of it was cut off"}
+    incidents = [{"recovered_at": 3.0}, {"recovered_at": None}]
+    assert last_lines(view_of(warnings=[warning], incidents=incidents)) == [
+        "demo succeeded after 1 min 11 s; 2 incidents, 1 recovered",
+        "! learning: half of it was cut off",
+    ]
+
+
+def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:
+    done = view_of(training=TRAINED)
+    assert nothing_left(done, {"run": {"steps": 80}}) == [
+        "There is nothing left to do: all 80 steps of demo are trained.",
+        "For more: gyre resume demo --set run.steps=160",
+    ]
+    assert nothing_left(done, {"run": {"steps": 81}}) == []
+    assert nothing_left(view_of("stopped", training=TRAINED), {"run": {"steps": 80}}) == []
+    assert nothing_left(view_of(), {"run": {"steps": 80}}) == [], (
+        "nobody knows the steps of a user's own trainer"
+    )
+
+
+# -- the lines of steps -----------------------------------------------------------------------------
+
+
+def seen(step: int, *, ended: bool = False) -> dict[str, Any]:
+    view = view_of("succeeded" if ended else "running", training={"last": {"step": step}} if step else {})
+    view["job"]["ended_at"] = 1.0 if ended else None
+    return view | {"progress": {"steps": 99}}
+
+
+def test_each_step_has_a_line_and_of_fast_ones_about_one_a_second() -> None:
+    lines = StepLines()
+    assert lines.line_of(seen(0), 0.0) == ""
+    assert lines.line_of(seen(1), 1.0) == "step 1/99"
+    assert lines.line_of(seen(1), 3.0) == ""
+    assert lines.line_of(seen(2), 4.0) == "step 2/99"
+    assert lines.line_of(seen(40), 4.0 + STEP_EVERY_S / 2) == ""
+    assert lines.line_of(seen(50), 4.0 + STEP_EVERY_S) == "step 50/99  (47 steps before it not shown)"
+    assert lines.line_of(seen(52, ended=True), 5.1) == "step 52/99  (1 step before it not shown)", (
+        "the last is shown"
+    )
+    assert lines.line_of(seen(52, ended=True), 9.0) == ""
+
+
+def test_who_comes_later_is_told_the_last_step_alone() -> None:
+    assert StepLines().line_of(seen(30), 0.0) == "step 30/99"
+
+
+def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveProgress("title")
+    view = seen(3) | {"warnings": [{"code": "cut_off", "step": 3, "message": "too short"}]}
+    live.show(view)
+    live.show(view)
+    live.close()
+    assert capsys.readouterr().err.splitlines() == ["title", "step 3/99", "! learning: too short"]

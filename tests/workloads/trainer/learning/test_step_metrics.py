@@ -1,0 +1,201 @@
+"""A step's numbers, its line, and its place in `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.trainer.learning.metric_names import METRICS
+from gyre.workloads.trainer.learning.metrics_file import NAME, MetricsFile
+from gyre.workloads.trainer.learning.step_line import longest_wait, short, step_line, thousands
+from gyre.workloads.trainer.learning.step_metrics import is_flat, step_metrics
+
+ROOT = Path(__file__).parents[4]
+
+
+def group(
+    number: int, rewards: list[float], lengths: list[int], *, version: int = 0, limit: int = 9
+) -> Group:
+    samples = [
+        Sample(
+            np.zeros(length, np.int32),
+            np.zeros(length, np.float32),
+            (VersionRun(version, 0, length),),
+            "length" if length == limit else "stop",
+            reward,
+        )
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
+    return Group(number, np.zeros(4 + number, np.int32), samples=samples)
+
+
+GROUPS = [group(0, [1.0, 0.0], [3, 9], version=2), group(1, [0.5, 0.5], [4, 4], version=1)]
+
+
+def test_what_the_samples_say() -> None:
+    found = step_metrics({"loss": 0.25, "note": "text", "kl": math.nan}, GROUPS, 4, at=5.0, seconds=2.0)
+    assert found == {
+        "step": 4,
+        "version": 4,
+        "at": 5.0,
+        "loss": 0.25,
+        "reward_mean": 0.5,
+        "reward_std": pytest.approx(math.sqrt(0.125)),
+        "reward_min": 0.0,
+        "reward_max": 1.0,
+        "groups": 2,
+        "samples": 4,
+        "tokens": 20,
+        "prompt_tokens_mean": 4.5,
+        "completion_tokens_mean": 5.0,
+        "completion_tokens_max": 9,
+        "cut_off_ratio": 0.25,
+        "flat_groups": 1,
+        "flat_groups_ratio": 0.5,
+        "seconds": 2.0,
+        "tokens_per_s": 10.0,
+        "staleness_max": 2,
+        "staleness_mean": (1 * 12 + 2 * 8) / 20,
+    }
+    assert set(found) <= set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "flat"),
+    [
+        ([0.3, 0.1 + 0.2], True),
+        ([float(np.float32(0.95)), 0.95], True),
+        ([0.0, 0.0], True),
+        ([1.0], True),
+        ([0.0, 1e-9], False),
+        ([1.0, 1.001], False),
+        ([-1.0, 1.0], False),
+    ],
+)
+def test_rewards_that_differ_by_rounding_alone_are_the_same(rewards: list[float], flat: bool) -> None:
+    assert is_flat(group(0, rewards, [1] * len(rewards))) is flat
+
+
+def test_a_reward_without_an_end_is_no_number() -> None:
+    found = step_metrics({}, [group(0, [math.inf, 0.0], [1, 1])], 1, at=0.0, seconds=0.0)
+    assert "reward_mean" not in found
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_table_of_metrics_is_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "training.md").read_text().split("## What a step measures")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    assert [(name, unit.strip(), source, meaning) for name, unit, source, meaning in rows] == [
+        (name, *metric) for name, metric in METRICS.items()
+    ]
+
+
+# -- the line ---------------------------------------------------------------------------------------
+
+
+def test_a_step_on_a_line() -> None:
+    metrics = {
+        "step": 12,
+        "reward_mean": 0.41,
+        "reward_std": 0.49,
+        "loss": 0.0021,
+        "old_kl": 0.0003,
+        "entropy": 1.84,
+        "grad_norm": 0.31,
+        "prompt_tokens_mean": 5.0,
+        "completion_tokens_mean": 3.9,
+        "cut_off_ratio": 0.12,
+        "flat_groups": 3,
+        "groups": 16,
+        "staleness_max": 1,
+        "tokens_per_s": 5200.0,
+    }
+    waits = {"actor waits for rollout (generating)": 0.3, "actor waits for rollout (delivering)": 0.08}
+    assert step_line(metrics, steps=80, waits=waits, skipped=3) == (
+        "step 12/80  reward 0.41 ±0.49  loss 0.0021  old_kl 0.0003  entropy 1.84  grad 0.31  prompt 5 tok  "
+        "answer 3.9 tok (cut 12 %)  flat 3/16  stale 1  5.2k tok/s  actor waits 38 % for rollout  "
+        "(3 steps before it not shown)"
+    )
+    assert step_line({**metrics, "kl": 0.5}).count("kl") == 1, "the reference's, where there is one"
+    assert step_line({"step": 1}) == "step 1"
+    assert step_line({"step": 1, "skipped": 1}) == "step 1  skipped: its gradient was not finite"
+
+
+def test_the_first_role_is_who_waits() -> None:
+    assert longest_wait({"actor waits for rollout (x)": 0.1, "rollout waits for actor (y)": 0.9}) == (
+        "actor waits 10 % for rollout"
+    )
+    assert longest_wait({}) == longest_wait({"mine": 0.5}) == longest_wait({"a waits for b": 0.01}) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0"), (0.0, "0"), (1.0, "1"), (-0.5, "-0.5"), (12.34, "12"), (1e-7, "1e-07"), (123456.0, "123456")],
+)
+def test_short_numbers(value: float, said: str) -> None:
+    assert short(value) == said
+
+
+def test_thousands() -> None:
+    assert [thousands(value) for value in (7.0, 820.0, 999.9, 5200, 1.4e6)] == [
+        "7",
+        "820",
+        "1.0k",
+        "5.2k",
+        "1.4M",
+    ]
+
+
+# -- the file ---------------------------------------------------------------------------------------
+
+
+def lines_of(folder: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+    return [(row["step"], row["loss"]) for row in rows]
+
+
+STEPS = {step: {"step": step, "loss": step / 10} for step in (1, 2, 3)}
+WHOLE = [(step, step / 10) for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "",
+        '{"step":1,"loss":0.1}\n{"step":2,"lo',
+        '{"step":1,"loss":0.1}\n{"step":2,"loss":0.2}\n{"step":3,"loss":0.3}',
+        '{"step":1,"loss":0.1}\n{"step":2,"loss":0.2}\n{"step":2,"loss":0.2}\n{"step":3,"loss":0.3}\n',
+        "no json\n",
+        "[]\n",
+        '{"step":1,"loss":0.1}\n{"step":2,"loss":0.2}\n{"step":3,"loss":0.3}\n{"step":4,"loss":0.4}\n',
+    ],
+)
+def test_whatever_a_kill_left_it_has_each_step_of_the_ledger_once(tmp_path: Path, left: str) -> None:
+    (tmp_path / NAME).write_text(left)
+    file = MetricsFile(tmp_path, STEPS)
+    assert lines_of(tmp_path) == WHOLE
+    file.add(4, {"loss": 0.4})
+    assert lines_of(tmp_path) == [*WHOLE, (4, 0.4)]
+
+
+def test_a_file_that_is_whole_is_left_alone(tmp_path: Path) -> None:
+    MetricsFile(tmp_path, STEPS)
+    before = (tmp_path / NAME).stat().st_ino
+    MetricsFile(tmp_path, STEPS).add(4, {"loss": 0.4})
+    assert (tmp_path / NAME).stat().st_ino == before
+
+
+def test_a_line_that_could_not_be_written_comes_with_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    file = MetricsFile(folder, STEPS)  # no such folder: as if there were no room
+    file.add(4, {"loss": 0.4})
+    folder.mkdir()
+    (folder / NAME).write_text('{"step":1')
+    file.add(5, {"loss": 0.5})
+    assert lines_of(folder) == [*WHOLE, (4, 0.4), (5, 0.5)]

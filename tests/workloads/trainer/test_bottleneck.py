@@ -1,0 +1,68 @@
+"""The sentence on what a job's speed depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gyre.workloads.trainer.bottleneck import bottleneck_of
+
+GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scoring)"
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ({GENERATING: 0.38, "training": 0.62}, "rollout; the actor waits 38 % of its time for samples"),
+        (
+            {GENERATING: 0.2, "waits for rollout (delivering)": 0.2, SCORING: 0.3, "training": 0.3},
+            "rollout; the actor waits 40 % of its time for samples",
+        ),
+        ({SCORING: 0.5, "training": 0.5}, "reward; the actor waits 50 % of its time for scores"),
+        (
+            {"training": 0.8, "stepping the optimizer": 0.12, GENERATING: 0.08},
+            "actor; it trains 92 % of its time",
+        ),
+        ({"training": 0.8, GENERATING: 0.1, SCORING: 0.1}, "balanced; the actor trains 80 % of its time"),
+        (
+            {"publishing": 0.5, "training": 0.3, GENERATING: 0.2},
+            "publishing weights; it takes 50 % of the actor's time",
+        ),
+        (
+            {"writing a checkpoint": 0.4, "training": 0.6},
+            "writing checkpoints; it takes 40 % of the actor's time",
+        ),
+        (
+            {"waits for rollout (evaluating)": 0.6, GENERATING: 0.1, "training": 0.3},
+            "evaluations; the actor waits 60 % of its time for them",
+        ),
+    ],
+)
+def test_of_a_running_job(shares: dict[str, float], said: str) -> None:
+    progress = {"step": 7, "steps": 80, "times": {"actor": shares, "rollout": {"idle": 1.0}}}
+    assert bottleneck_of("running", progress) == said
+    assert bottleneck_of("succeeded", progress) == ""
+
+
+@pytest.mark.parametrize(
+    ("phase", "progress", "said"),
+    [
+        ("starting", {}, "starting up"),
+        ("running", {"step": 0, "steps": 80}, "starting up"),
+        (
+            "running",
+            {"step": 0, "times": {"actor": {"getting ready": 1.0}}},
+            "starting up; the actor is getting ready",
+        ),
+        ("running", {"step": 0, "times": {"actor": {GENERATING: 1.0}}}, "starting up"),
+        ("running", {}, ""),
+        ("running", {"step": 5, "times": "mine"}, ""),
+        ("running", {"step": 5, "times": {"actor": 3}}, ""),
+        ("paused", {"step": 5, "times": {"actor": {"training": 1.0}}}, ""),
+    ],
+)
+def test_of_a_job_that_begins_or_reports_something_else(
+    phase: str, progress: dict[str, Any], said: str
+) -> None:
+    assert bottleneck_of(phase, progress) == said
