@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,18 @@ class TextTokenizer:
                 f"{folder} has no tokenizer.json.",
                 hint="Give the folder of a Hugging Face model with a fast tokenizer.",
             )
-        self._tokenizer = _tokenizer(file)
-        config = _json(folder / "tokenizer_config.json")
-        self.special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
-        """The texts of the special tokens by the names that chat templates use: `bos_token`, `eos_token`, …"""
-        self.stop_token_ids = self._stops(
-            _json(folder / "generation_config.json"), _json(folder / "config.json")
-        )
-        self.vocab_size = max(
-            int(self._tokenizer.get_vocab_size()), int(_json(folder / "config.json").get("vocab_size", 0))
-        )
-        self.template = self._template(folder, config)
+        with _in_usual_form(folder):
+            self._tokenizer = _tokenizer(file)
+            config = _json(folder / "tokenizer_config.json")
+            self.special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
+            """The texts of the special tokens by the names that chat templates use: `bos_token`, `eos_token`, …"""
+            self.stop_token_ids = self._stops(
+                _json(folder / "generation_config.json"), _json(folder / "config.json")
+            )
+            self.vocab_size = max(
+                int(self._tokenizer.get_vocab_size()), int(_json(folder / "config.json").get("vocab_size", 0))
+            )
+            self.template = self._template(folder, config)
 
     @property
     def eos_id(self) -> int:
@@ -158,21 +160,24 @@ def tokenizer_identity(folder: Path | str) -> str:
     file = Path(folder) / "tokenizer.json"
     if not file.exists():
         return ""
-    found = _json(file)
-    model = dict(found.get("model") or {})
-    # Older files write a merge as one text, newer ones as a pair.
-    model["merges"] = [
-        merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()
-    ]
-    content = {
-        "vocab": model.pop("vocab", None),
-        "model": _without_defaults(model),
-        "added": sorted((token["id"], _without_defaults(token)) for token in found.get("added_tokens") or ()),
-        "normalizer": _without_defaults(found.get("normalizer")),
-        "pre_tokenizer": _without_defaults(found.get("pre_tokenizer")),
-    }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    with _in_usual_form(Path(folder)):
+        found = _json(file)
+        model = dict(found.get("model") or {})
+        # Older files write a merge as one text, newer ones as a pair.
+        model["merges"] = [
+            merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()
+        ]
+        content = {
+            "vocab": model.pop("vocab", None),
+            "model": _without_defaults(model),
+            "added": {
+                str(token["id"]): _without_defaults(token) for token in found.get("added_tokens") or ()
+            },
+            "normalizer": _without_defaults(found.get("normalizer")),
+            "pre_tokenizer": _without_defaults(found.get("pre_tokenizer")),
+        }
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 _IMMATERIAL = frozenset({"trim_offsets"})
@@ -186,12 +191,24 @@ def _without_defaults(part: Any) -> Any:
             key: _without_defaults(value)
             for key, value in part.items()
             if key not in _IMMATERIAL
-            and value not in (None, False, "")
+            and not (value is None or value is False or value == "")
             and not (key == "use_regex" and value is True)
         }
     if isinstance(part, list):
         return [_without_defaults(one) for one in part]
     return part
+
+
+@contextmanager
+def _in_usual_form(folder: Path) -> Iterator[None]:
+    """Raises ConfigError where the files of a tokenizer are JSON, and have not what they should where it should be."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{folder}: the tokenizer's files are not as transformers writes them: {error!r:.200}.",
+            hint="Get them anew.",
+        ) from error
 
 
 def _json(path: Path) -> dict[str, Any]:
