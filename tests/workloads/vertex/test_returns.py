@@ -184,7 +184,7 @@ def test_other_groups_than_were_given_are_refused(change: Any, said: str) -> Non
         ({"extras": {"values": np.zeros(2, np.float32)}}, "a float32 array of 3 elements"),
         ({"extras": {"ref_logprobs": np.array([0, 1.0, 0], np.float32)}}, "at most 0"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_generated_sample_that_cannot_be_trained_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserCodeError) as refused:
@@ -231,7 +231,7 @@ def test_lists_tensors_and_other_widths_become_the_protocols_arrays() -> None:
         ({"ref_logprobs": "no"}, "a float32 array of 3 elements"),
         ({"ref_logprobs": None}, "a float32 array of 3 elements"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_an_operator_adds_has_the_samples_length(extras: dict[str, Any], said: str) -> None:
     def add(groups: list[Group]) -> list[Group]:
