@@ -151,7 +151,7 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
     return Trial(settings.function, pool.form.name, rows, completion is not None, chosen)
 
 
-def _scored(pool: RewardPool, work: list[Texts]) -> list[Outcome]:
+def _scored(pool: RewardPool, work: Sequence[Texts]) -> list[Outcome]:
     """The rewards; where the function fails on one of them, each by itself."""
     try:
         return [(reward, more, "") for reward, more in pool.scored(work)]
