@@ -26,6 +26,8 @@ from gyre.workloads.rewards.signatures import look_at
 FORMATS = ("{answer}", "\\boxed{{{answer}}}", "#### {answer}", "<answer>{answer}</answer>")
 """How an answer may stand in a completion."""
 _FORMATS_OF = {"exact_match": FORMATS[:1], "math_verify": FORMATS[1:2]}
+Outcome = tuple[float | None, dict[str, float], str]
+"""A sample's reward, the further numbers, and the sentence of the error where there is no reward."""
 _PROMPTS = ("prompt", "question", "problem", "input", "messages")
 
 
@@ -117,7 +119,7 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
         pool.begin()
         assert pool.form is not None
 
-        def scored(completions: Sequence[str]) -> list[tuple[float | None, dict[str, float], str]]:
+        def scored(completions: Sequence[str]) -> list[Outcome]:
             work = [
                 (prompt, said, meta | {"finish_reason": "stop"})
                 for (prompt, _, meta), said in zip(samples, completions, strict=True)
@@ -125,7 +127,8 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
             return _scored(pool, work)
 
         best = [""] * len(rows) if completion is None else [completion] * len(rows)
-        outcomes, chosen = None, FORMATS[0]
+        outcomes: list[Outcome] | None = None
+        chosen = FORMATS[0]
         if completion is not None:
             outcomes = scored(best)
         else:
@@ -135,23 +138,25 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
                 if outcomes is None or _worth(tried) > _worth(outcomes):
                     outcomes, best, chosen = tried, said, form
         assert outcomes is not None
-        empty = scored([""] * len(rows)) if completion is None else [(None, {}, "")] * len(rows)
+        empty: list[Outcome] = [(None, {}, "")] * len(rows)
+        if completion is None:
+            empty = scored([""] * len(rows))
     finally:
         pool.close()
-    for row, said, (reward, more, error), (nothing, _, other) in zip(
+    for row, text, (reward, more, error), (nothing, _, other) in zip(
         rows, best, outcomes, empty, strict=True
     ):
-        row.completion, row.reward, row.more, row.empty = said, reward, more, nothing
+        row.completion, row.reward, row.more, row.empty = text, reward, more, nothing
         row.error = error or other
     return Trial(settings.function, pool.form.name, rows, completion is not None, chosen)
 
 
-def _scored(pool: RewardPool, work: list[Texts]) -> list[tuple[float | None, dict[str, float], str]]:
+def _scored(pool: RewardPool, work: Sequence[Texts]) -> list[Outcome]:
     """The rewards; where the function fails on one of them, each by itself."""
     try:
         return [(reward, more, "") for reward, more in pool.scored(work)]
     except UserCodeError:
-        found: list[tuple[float | None, dict[str, float], str]] = []
+        found: list[Outcome] = []
         for one in work:
             try:
                 ((reward, more),) = pool.scored([one])
@@ -161,7 +166,7 @@ def _scored(pool: RewardPool, work: list[Texts]) -> list[tuple[float | None, dic
         return found
 
 
-def _worth(outcomes: list[tuple[float | None, dict[str, float], str]]) -> float:
+def _worth(outcomes: list[Outcome]) -> float:
     return sum(reward for reward, _, _ in outcomes if reward is not None)
 
 

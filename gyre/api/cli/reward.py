@@ -13,7 +13,7 @@ from gyre.api.cli.output import remark, write_json, write_table
 
 @click.command()
 @click.argument("function", metavar="FUNCTION")
-@click.argument("data", type=click.Path(exists=True, path_type=Path))
+@click.argument("data", type=click.Path(path_type=Path))
 @click.option(
     "--answer",
     "--completion",
