@@ -228,7 +228,7 @@ OF_CODE = {
     "a file that is not there": ("reward", "nowhere.py:X", "nowhere.py: no such file"),
     "a class that is not there": ("reward", "users_code:Goood", "did you mean 'Good'?"),
     "a class of Gyre's that is not there": ("actor", "gyre.workloads.torch:TorchActr", "did you mean 'TorchActor'?"),
-    "no class": ("reward", "users_code:number", "is of type int, expected a class"),
+    "no class": ("reward", "users_code:number", "is a int, expected a class"),
     "a trainer without fit": ("trainer", "users_code:NoFit", "has no fit(), which its role needs"),
     "a fit that wants more": ("trainer", "users_code:FitOfSteps", "cannot be called as fit(self): missing"),
     "a reward without score": ("reward", "users_code:NoScore", "has no score(), which recipe 'grpo' calls"),
@@ -318,7 +318,7 @@ def test_a_module_that_is_elsewhere_is_a_note_for_a_job_that_runs_elsewhere() ->
     ("before", "after", "warning"),
     [
         ("evaluate_every: 2", "evaluate_every: 0", "no held-out evaluation: run.evaluate_every is 0"),
-        ("evaluate_every: 2", "evaluate_every: 3", "no held-out evaluation before the last step"),
+        ("evaluate_every: 2", "evaluate_every: 3", "no held-out evaluation but the first"),
         ("n: 2", "n: 1", "config.sampling.n: 1 given, so there are no other samples for rloo's baseline"),
         ("lr: 0.001", "lr: 0.001, warmup_steps: 9", "config.optim.warmup_steps: 9 given"),
         ("lr: 0.001", "lr: 1.0", "config.optim.lr: 1 is beyond"),

@@ -22,7 +22,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         yield "no held-out evaluation: run.evaluate_every is 0, so only the training reward shows whether it learns."
     elif run.evaluate_every > run.steps:
         yield (
-            f"no held-out evaluation before the last step: run.evaluate_every is {run.evaluate_every}, and run.steps "
+            f"no held-out evaluation but the first policy's: run.evaluate_every is {run.evaluate_every}, and run.steps "
             f"{run.steps}."
         )
     if not trains_by_section(spec):
