@@ -59,6 +59,8 @@ class FitOfSteps(BaseTrainer):
 class NoScore(BaseWorkload): pass
 class ScoreOfTwo(BaseWorkload):
     def score(self, groups, answers): return groups
+class Later(BaseWorkload):
+    async def score(self, groups): return groups
 class Made(BaseWorkload):
     def __init__(self, size): ...
     def score(self, groups): return groups
@@ -233,6 +235,7 @@ OF_CODE = {
     "a fit that wants more": ("trainer", "users_code:FitOfSteps", "cannot be called as fit(self): missing"),
     "a reward without score": ("reward", "users_code:NoScore", "has no score(), which recipe 'grpo' calls"),
     "a score that wants more": ("reward", "users_code:ScoreOfTwo", "users_code.py, line 7) cannot be called as score("),
+    "a score that is async": ("reward", "users_code:Later", "Later.score() ("),
     "a class that wants arguments": ("reward", "users_code:Made", "Made(size)"),
     "a section of Gyre's": ("reward", "users_code:Thief", "Thief.SECTIONS names 'optim'"),
 }  # fmt: skip
@@ -250,6 +253,8 @@ def test_code_of_the_users_is_looked_into(mistake: str, monkeypatch: pytest.Monk
 
 
 PLUGINS = {
+    "prompts of a file": ("run:\n  {", "run:\n  {data: 'users_code.py:Half', ", "expected \"module:Class\""),
+    "prompts without a class": ("run:\n  {", "run:\n  {data: users_code, ", "expected \"module:Class\""),
     "prompts without held-out ones": ("run:\n  {", "run:\n  {data: 'users_code:NoneHeldOut', ", "holds no prompt out"),
     "prompts without a method": ("run:\n  {", "run:\n  {data: 'users_code:Half', ", "has no held_out()"),
     "prompts that raise": ("run:\n  {", "run:\n  {data: 'users_code:Raises', ", "KeyError: 'corpus'"),
@@ -285,7 +290,7 @@ def _here(spec: object, *, graph_alone: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("hangs:X", "module hangs did not import within 3 s"),
+        ("hangs:X", "module hangs did not import within 0.5 s"),
         ("leaves:X", "module leaves ended its process with exit code 3"),
         ("users_code:ScoreOfTwo", "cannot be called as score(groups)"),
         ("users_code:Good", ""),
@@ -294,7 +299,7 @@ def _here(spec: object, *, graph_alone: bool = False) -> list[str]:
 def test_an_import_neither_hangs_nor_ends_the_plan(
     name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "IMPORT_S", 3.0 if name.startswith("hangs") else 60.0)
+    monkeypatch.setattr(code, "IMPORT_S", 0.5 if name.startswith("hangs") else 60.0)
     text = YAML.replace("reward: {}", f"reward: {{entrypoint: '{name}'}}")
     result = plan(text)
     assert not {"hangs", "leaves", "users_code"} & sys.modules.keys()

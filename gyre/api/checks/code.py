@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ from gyre.errors import ConfigError, GraphError, GyreError
 
 IMPORT_S = 60.0
 """Within which the user's modules must import. Torch alone takes 20 s on a busy machine."""
+
+START_S = 120.0
+"""Within which the process apart must have imported Gyre's own checks: two seconds, also on a busy machine."""
+
+_POLL_S = 0.01
 
 TRYING = "when it is constructed"
 """How `doing` ends while a class of prompts is tried, which may take long and be in order."""
@@ -48,6 +54,7 @@ def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
     named = {kind.setting: name for kind, name in plugins_of(spec)}
     if spec.run.data is not None:
         named["run.data"] = spec.run.data
+        _check_import_path("run.data", spec.run.data)
     if spec.staleness.function is not None:
         named["staleness.policy"] = spec.staleness.policy
     for key, name in named.items():
@@ -56,6 +63,16 @@ def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
         elif ":" not in name:
             found[key] = Entrypoint(module="entry_points", name="x")
     return found
+
+
+def _check_import_path(key: str, name: str) -> None:
+    """Raises ConfigError for what is no `module:Class`."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py") or not attribute or not all(map(str.isidentifier, module.split("."))):
+        raise ConfigError(
+            f'{key}: {name!r} given, expected "module:Class".',
+            hint="A job file's own folder is searched for the module, and those of python_path.",
+        )
 
 
 def check_graphs_code(spec: JobSpec) -> None:
@@ -134,7 +151,7 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
             start_new_session=True,
         )
         try:
-            child.wait(IMPORT_S)
+            _wait(child, Path(folder) / "doing")
         except subprocess.TimeoutExpired:
             doing = _doing(Path(folder))
             if doing.endswith(TRYING):
@@ -158,6 +175,19 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
             told["message"], hint=told["hint"], details=told["details"]
         )
     return [Note(text) for text in answered["notes"]] + list(answered["warnings"])
+
+
+def _wait(child: subprocess.Popen[bytes], doing: Path) -> None:
+    """Wait for its end, for `IMPORT_S` from when it looks into the first module. Raises subprocess.TimeoutExpired."""
+    began = time.monotonic()
+    until, looks = began + START_S, False
+    while child.poll() is None:
+        now = time.monotonic()
+        if not looks and doing.exists():
+            until, looks = now + IMPORT_S, True
+        if now > until:
+            raise subprocess.TimeoutExpired(child.args, now - began)
+        time.sleep(_POLL_S)
 
 
 def _doing(folder: Path) -> str:
