@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gyre.api.checks.findings import Note
+from gyre.api.checks.findings import Note, elsewhere
 from gyre.api.definition.entrypoints import FILE_MODULE, is_own
 from gyre.config import Entrypoint, JobSpec, parse_job
 from gyre.config.job_plugins import plugins_of
@@ -44,9 +44,10 @@ _DEFINITIONS = "A module that is imported should define, and do nothing else."
 _ERRORS = {kind.__name__: kind for kind in (ConfigError, GraphError)}
 
 
-def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
-    """What a compiled job names that is not Gyre's, by the key that names it."""
-    found = {
+def users_names(spec: JobSpec) -> dict[str, Entrypoint | None]:
+    """What a compiled job names that is not Gyre's, by the key that names it; None for an installed package's entry
+    point."""
+    found: dict[str, Entrypoint | None] = {
         f"roles.{role}.entrypoint": given.entrypoint
         for role, given in spec.roles.items()
         if given.entrypoint is not None and not is_own(role, given.entrypoint)
@@ -58,10 +59,8 @@ def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
     if spec.staleness.function is not None:
         named["staleness.policy"] = spec.staleness.policy
     for key, name in named.items():
-        if ":" in name and not (key == "run.data" and name.startswith("gyre.")):
-            found[key] = Entrypoint.parse(name)
-        elif ":" not in name:
-            found[key] = Entrypoint(module="entry_points", name="x")
+        if not (key == "run.data" and name.startswith("gyre.")):
+            found[key] = Entrypoint.parse(name) if ":" in name else None
     return found
 
 
@@ -106,23 +105,25 @@ def check_code(spec: JobSpec, *, here: bool, must_import: bool = False) -> Itera
     except ConfigError as error:
         if here or must_import or "import_of" not in error.details:
             raise
-        yield Note(
-            f"{error.message} The machines that run the job must have it; it was not looked into here."
-        )
+        yield elsewhere(error.message)
         return
     yield from found
 
 
-def _is_running(entrypoint: Entrypoint) -> bool:
+def _is_running(entrypoint: Entrypoint | None) -> bool:
     """Whether it is in the script that this process runs."""
+    if entrypoint is None:
+        return False
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if entrypoint.file is None or main is None:
         return entrypoint.module == "__main__" and entrypoint.file is None
     return Path(main).resolve() == Path(entrypoint.file).resolve()
 
 
-def _is_loaded(entrypoint: Entrypoint) -> bool:
+def _is_loaded(entrypoint: Entrypoint | None) -> bool:
     """Whether this process has loaded the module, so that looking into it runs nothing that has not run."""
+    if entrypoint is None:
+        return False
     if entrypoint.file is None:
         return entrypoint.module in sys.modules
     file = Path(entrypoint.file).resolve()

@@ -49,7 +49,7 @@ def check_method(key: str, cls: type, protocol: type, method: str) -> None:
     ):
         if is_such(inner):
             raise ConfigError(
-                f"{key}: {cls.__name__}.{method}(){_at(inner)} {what}, expected a plain method that returns its result.",
+                f"{key}: {cls.__name__}.{method}(){_at(inner)} {what}, expected a method that returns its result.",
                 hint="Write it as `def`, with `return`.",
             )
     must = set(keywords) - (_OFFERED if method not in vars(Learner) else set())
