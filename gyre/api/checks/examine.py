@@ -57,7 +57,7 @@ def _load(kind: PluginKind, name: str, spec: JobSpec) -> Any:
             raise
         missing = {"import_of": cause.name or ""} if isinstance(cause, ModuleNotFoundError) else {}
         raise ConfigError(
-            f"{kind.setting}: {name!r} cannot be loaded: {said_where(cause)}.",
+            f"{kind.setting}: {name!r} cannot be loaded: its module does not import: {said_where(cause)}.",
             hint=error.hint,
             details=missing,
         ) from cause
