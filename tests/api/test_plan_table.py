@@ -368,6 +368,13 @@ def test_run_and_submit_say_what_plan_says(verb: str, late: bool, monkeypatch: p
     assert said in result.stderr
 
 
+@pytest.mark.parametrize(("folder", "named"), [("nowhere", True), ("/nowhere", False)])
+def test_a_relative_path_that_leads_nowhere_says_where_it_was_looked_up(folder: str, named: bool) -> None:
+    result = plan(YAML.replace("digits: 1}", f"digits: 1}}\n  data: {{path: {folder}}}"))
+    assert result.exit_code == 2
+    assert (str(Path.cwd()) in result.stderr) is named
+
+
 def test_an_override_is_named_instead_of_a_line() -> None:
     result = plan(YAML, "job.yaml", "--set", "config.optim.lr=fast")
     refused(result, "--set config.optim.lr=fast", "config.optim.lr: 'fast'")

@@ -13,7 +13,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gyre.api.checks import data, learning, machine, models, rewards
 from gyre.api.checks.findings import as_findings, elsewhere
@@ -37,15 +39,12 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     check_complete(spec)
     for error in _missing_files(spec):
         if here:
-            raise error
+            with _folder_named(spec):
+                raise error
         found.append(elsewhere(error.message))
-    for subject in (
-        data,
-        models,
-        rewards,
-        learning,
-    ):  # what a later one says of, an earlier one has found in order
-        found += as_findings(subject.check(spec, here=here))
+    with _folder_named(spec):
+        for subject in (data, models, rewards, learning):
+            found += as_findings(subject.check(spec, here=here))
     return found
 
 
@@ -57,9 +56,20 @@ def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
     return spec.node_num in (None, 1) and address == "local" and not connected
 
 
-def looked_up(path: str) -> str:
-    """` (looked up in FOLDER)` for a relative path, which counts from the folder that the command runs in."""
-    return "" if Path(path).is_absolute() else f" (looked up in {Path.cwd()})"
+@contextmanager
+def _folder_named(spec: JobSpec) -> Iterator[None]:
+    """An error of a relative path that leads nowhere says in which folder it was looked up."""
+    try:
+        yield
+    except ConfigError as error:
+        value: Any = spec
+        for part in error.message.partition(": ")[0].split("."):
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        path = Path(value.partition(":")[0]) if isinstance(value, str) and value else None
+        here = str(Path.cwd())
+        if path is not None and not path.is_absolute() and not path.exists() and here not in str(error):
+            error.hint = f"It was looked up in {here}. {error.hint}".strip()
+        raise
 
 
 def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
@@ -69,7 +79,7 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
         folders = {"config.data.path": settings.data.path, "config.data.held_out": settings.data.held_out}
         missing = [
             ConfigError(
-                f"{key}: {folder} is no prepared data set on this machine{looked_up(folder)}.",
+                f"{key}: {folder} is no prepared data set on this machine.",
                 hint="Make one with `gyre data prepare`.",
             )
             for key, folder in folders.items()
@@ -109,6 +119,6 @@ def _check_context(spec: JobSpec, config: Path) -> None:
 def _missing_model(key: str, folder: str) -> Iterator[ConfigError]:
     if not (Path(folder) / "config.json").is_file():
         yield ConfigError(
-            f"{key}: {folder} is no model's folder on this machine{looked_up(folder)}: it has no config.json.",
+            f"{key}: {folder} is no model's folder on this machine: it has no config.json.",
             hint="Give a folder in Hugging Face's layout.",
         )
