@@ -33,9 +33,9 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
     and warnings. Raises ConfigError, one sentence, for the first mistake."""
     here = runs_here(spec, ray_address)
-    found = list(as_findings(machine.check(spec, here=here)))
     if not reads_sections(spec):
-        return found
+        return list(machine.check(spec, here=here))
+    found: list[str] = []
     check_complete(spec)
     for error in _missing_files(spec):
         if here:
@@ -45,7 +45,7 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     with _folder_named(spec):
         for subject in (data, models, rewards, learning):
             found += as_findings(subject.check(spec, here=here))
-    return found
+    return [*found, *machine.check(spec, here=here)]
 
 
 def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
