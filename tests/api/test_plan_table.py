@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -315,6 +316,17 @@ def test_a_module_that_is_elsewhere_is_a_note_for_a_job_that_runs_elsewhere() ->
     result = plan(text, "job.yaml", "--ray-address", "head:6379", "--strict")
     assert result.exit_code == 0
     assert result.stderr.startswith("note: roles.reward.entrypoint: module lacks does not import")
+
+
+def test_a_job_of_gyres_own_classes_is_planned_without_torch_or_ray_or_another_process() -> None:
+    Path("job.yaml").write_text(YAML)
+    program = (
+        "import subprocess, sys\nfrom gyre.api.cli import main\nsubprocess.Popen = None\n"
+        "try:\n    main(['plan', 'job.yaml'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print([name for name in ('torch', 'ray', 'numpy', 'sqlalchemy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done
 
 
 # -- warnings and notes -----------------------------------------------------------------------------
