@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -114,7 +113,6 @@ def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tup
 
     with interrupts_kept():
         judged = judge(spec, ray_address, must_import=True, before_code=begin)
-    _check_transports(judged.compiled.spec, ray_address)
     return judged.compiled.spec, list(judged.findings)
 
 
@@ -128,15 +126,6 @@ def _loaded_by(spec: JobSpec) -> list[str]:
         return [module for module in own if not module.startswith(_WITH_TORCH)]
     # An optimizer's first call imports dynamo, which takes as long as torch itself.
     return [*own, *(["torch._dynamo"] if any(module.startswith(_WITH_TORCH) for module in own) else [])]
-
-
-def _check_transports(spec: JobSpec, ray_address: str | None) -> None:
-    """Where the cluster is this machine, what the actor would find out when it is set up. Raises ConfigError."""
-    elsewhere = (ray_address or os.environ.get("RAY_ADDRESS") or "local") != "local"
-    if "mooncake" in spec.weights.transports and not elsewhere:
-        from gyre.rollouts.weight_peer import check_transports
-
-        check_transports(spec.weights)
 
 
 def _check_name(store: Store, name: str) -> None:

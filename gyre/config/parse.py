@@ -117,8 +117,11 @@ def _sentence(item: Any, model: type[BaseModel], prefix: str) -> str:
         return f"{path}: unknown key; {_meant(str(location[-1]), _keys_at(model, location[:-1]))}".rstrip(".")
     if item["type"] == "missing":
         return f"{path}: is missing"
-    if item["type"] == "model_type":
-        return f"{path}: {_shown(given)} given, expected a mapping of keys to values"
+    if item["type"] in ("model_type", "dict_type"):
+        shown = "nothing" if given is None else _shown(given)
+        return f"{path}: {shown} given, expected a mapping of keys to values"
+    if item["type"] == "invalid_key":
+        return f"{path}: a key of type {type(location[-1]).__name__}, expected text"
     if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] in PATTERNS:
         expected, usable = PATTERNS[item["ctx"]["pattern"]]
         near = re.sub(usable, "-", str(given)).strip("-") if usable else ""

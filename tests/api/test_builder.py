@@ -461,7 +461,7 @@ def test_classes_are_imported_at_submit(workers: str, tmp_path: Path) -> None:
         ("actor", "broken_workers:X", ["roles.actor.entrypoint", "No module named 'no_such_library'"]),
         ("actor", "leaving_workers:X", ["SystemExit: 3"]),
         ("actor", "{workers}:Lzy", ["has no 'Lzy'; did you mean 'Lazy'?"]),
-        ("actor", "{workers}:function", ["is of type builtin_function_or_method, expected a class"]),
+        ("actor", "{workers}:function", ["is a builtin_function_or_method, expected a class"]),
         ("trainer", "{workers}:Lazy", ["roles.trainer.entrypoint", "has no fit(), which its role needs"]),
         ("trainer", "{workers}:Unfinished", ["has no fit()"]),
     ],

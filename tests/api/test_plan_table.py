@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,8 @@ class FitOfSteps(BaseTrainer):
 class NoScore(BaseWorkload): pass
 class ScoreOfTwo(BaseWorkload):
     def score(self, groups, answers): return groups
+class Later(BaseWorkload):
+    async def score(self, groups): return groups
 class Made(BaseWorkload):
     def __init__(self, size): ...
     def score(self, groups): return groups
@@ -228,11 +231,12 @@ OF_CODE = {
     "a file that is not there": ("reward", "nowhere.py:X", "nowhere.py: no such file"),
     "a class that is not there": ("reward", "users_code:Goood", "did you mean 'Good'?"),
     "a class of Gyre's that is not there": ("actor", "gyre.workloads.torch:TorchActr", "did you mean 'TorchActor'?"),
-    "no class": ("reward", "users_code:number", "is of type int, expected a class"),
+    "no class": ("reward", "users_code:number", "is a int, expected a class"),
     "a trainer without fit": ("trainer", "users_code:NoFit", "has no fit(), which its role needs"),
     "a fit that wants more": ("trainer", "users_code:FitOfSteps", "cannot be called as fit(self): missing"),
     "a reward without score": ("reward", "users_code:NoScore", "has no score(), which recipe 'grpo' calls"),
     "a score that wants more": ("reward", "users_code:ScoreOfTwo", "users_code.py, line 7) cannot be called as score("),
+    "a score that is async": ("reward", "users_code:Later", "Later.score() ("),
     "a class that wants arguments": ("reward", "users_code:Made", "Made(size)"),
     "a section of Gyre's": ("reward", "users_code:Thief", "Thief.SECTIONS names 'optim'"),
 }  # fmt: skip
@@ -250,6 +254,9 @@ def test_code_of_the_users_is_looked_into(mistake: str, monkeypatch: pytest.Monk
 
 
 PLUGINS = {
+    "a loss whose module raises": ("  optim:", "  loss: {loss_mode: 'raises:loss'}\n  optim:", "raises.py, line 2"),
+    "prompts of a file": ("run:\n  {", "run:\n  {data: 'users_code.py:Half', ", "expected \"module:Class\""),
+    "prompts without a class": ("run:\n  {", "run:\n  {data: users_code, ", "expected \"module:Class\""),
     "prompts without held-out ones": ("run:\n  {", "run:\n  {data: 'users_code:NoneHeldOut', ", "holds no prompt out"),
     "prompts without a method": ("run:\n  {", "run:\n  {data: 'users_code:Half', ", "has no held_out()"),
     "prompts that raise": ("run:\n  {", "run:\n  {data: 'users_code:Raises', ", "KeyError: 'corpus'"),
@@ -285,7 +292,7 @@ def _here(spec: object, *, graph_alone: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("hangs:X", "module hangs did not import within 3 s"),
+        ("hangs:X", "module hangs did not import within 0.5 s"),
         ("leaves:X", "module leaves ended its process with exit code 3"),
         ("users_code:ScoreOfTwo", "cannot be called as score(groups)"),
         ("users_code:Good", ""),
@@ -294,7 +301,7 @@ def _here(spec: object, *, graph_alone: bool = False) -> list[str]:
 def test_an_import_neither_hangs_nor_ends_the_plan(
     name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "IMPORT_S", 3.0 if name.startswith("hangs") else 60.0)
+    monkeypatch.setattr(code, "IMPORT_S", 0.5 if name.startswith("hangs") else 60.0)
     text = YAML.replace("reward: {}", f"reward: {{entrypoint: '{name}'}}")
     result = plan(text)
     assert not {"hangs", "leaves", "users_code"} & sys.modules.keys()
@@ -311,6 +318,17 @@ def test_a_module_that_is_elsewhere_is_a_note_for_a_job_that_runs_elsewhere() ->
     assert result.stderr.startswith("note: roles.reward.entrypoint: module lacks does not import")
 
 
+def test_a_job_of_gyres_own_classes_is_planned_without_torch_or_ray_or_another_process() -> None:
+    Path("job.yaml").write_text(YAML)
+    program = (
+        "import subprocess, sys\nfrom gyre.api.cli import main\nsubprocess.Popen = None\n"
+        "try:\n    main(['plan', 'job.yaml'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print([name for name in ('torch', 'ray', 'numpy', 'sqlalchemy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done
+
+
 # -- warnings and notes -----------------------------------------------------------------------------
 
 
@@ -318,7 +336,7 @@ def test_a_module_that_is_elsewhere_is_a_note_for_a_job_that_runs_elsewhere() ->
     ("before", "after", "warning"),
     [
         ("evaluate_every: 2", "evaluate_every: 0", "no held-out evaluation: run.evaluate_every is 0"),
-        ("evaluate_every: 2", "evaluate_every: 3", "no held-out evaluation before the last step"),
+        ("evaluate_every: 2", "evaluate_every: 3", "no held-out evaluation but the first"),
         ("n: 2", "n: 1", "config.sampling.n: 1 given, so there are no other samples for rloo's baseline"),
         ("lr: 0.001", "lr: 0.001, warmup_steps: 9", "config.optim.warmup_steps: 9 given"),
         ("lr: 0.001", "lr: 1.0", "config.optim.lr: 1 is beyond"),
@@ -360,6 +378,13 @@ def test_run_and_submit_say_what_plan_says(verb: str, late: bool, monkeypatch: p
     result = CliRunner().invoke(main, [verb, "job.yaml"])
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(("folder", "named"), [("nowhere", True), ("/nowhere", False)])
+def test_a_relative_path_that_leads_nowhere_says_where_it_was_looked_up(folder: str, named: bool) -> None:
+    result = plan(YAML.replace("digits: 1}", f"digits: 1}}\n  data: {{path: {folder}}}"))
+    assert result.exit_code == 2
+    assert (str(Path.cwd()) in result.stderr) is named
 
 
 def test_an_override_is_named_instead_of_a_line() -> None:

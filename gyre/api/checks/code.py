@@ -17,11 +17,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gyre.api.checks.findings import Note
+from gyre.api.checks.findings import Note, elsewhere
 from gyre.api.definition.entrypoints import FILE_MODULE, is_own
 from gyre.config import Entrypoint, JobSpec, parse_job
 from gyre.config.job_plugins import plugins_of
@@ -31,6 +32,11 @@ from gyre.errors import ConfigError, GraphError, GyreError
 IMPORT_S = 60.0
 """Within which the user's modules must import. Torch alone takes 20 s on a busy machine."""
 
+START_S = 120.0
+"""Within which the process apart must have imported Gyre's own checks: two seconds, also on a busy machine."""
+
+_POLL_S = 0.01
+
 TRYING = "when it is constructed"
 """How `doing` ends while a class of prompts is tried, which may take long and be in order."""
 
@@ -38,9 +44,10 @@ _DEFINITIONS = "A module that is imported should define, and do nothing else."
 _ERRORS = {kind.__name__: kind for kind in (ConfigError, GraphError)}
 
 
-def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
-    """What a compiled job names that is not Gyre's, by the key that names it."""
-    found = {
+def users_names(spec: JobSpec) -> dict[str, Entrypoint | None]:
+    """What a compiled job names that is not Gyre's, by the key that names it; None for an installed package's entry
+    point."""
+    found: dict[str, Entrypoint | None] = {
         f"roles.{role}.entrypoint": given.entrypoint
         for role, given in spec.roles.items()
         if given.entrypoint is not None and not is_own(role, given.entrypoint)
@@ -48,14 +55,23 @@ def users_names(spec: JobSpec) -> dict[str, Entrypoint]:
     named = {kind.setting: name for kind, name in plugins_of(spec)}
     if spec.run.data is not None:
         named["run.data"] = spec.run.data
+        _check_import_path("run.data", spec.run.data)
     if spec.staleness.function is not None:
         named["staleness.policy"] = spec.staleness.policy
     for key, name in named.items():
-        if ":" in name and not (key == "run.data" and name.startswith("gyre.")):
-            found[key] = Entrypoint.parse(name)
-        elif ":" not in name:
-            found[key] = Entrypoint(module="entry_points", name="x")
+        if not (key == "run.data" and name.startswith("gyre.")):
+            found[key] = Entrypoint.parse(name) if ":" in name else None
     return found
+
+
+def _check_import_path(key: str, name: str) -> None:
+    """Raises ConfigError for what is no `module:Class`."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py") or not attribute or not all(map(str.isidentifier, module.split("."))):
+        raise ConfigError(
+            f'{key}: {name!r} given, expected "module:Class".',
+            hint="A job file's own folder is searched for the module, and those of python_path.",
+        )
 
 
 def check_graphs_code(spec: JobSpec) -> None:
@@ -89,23 +105,25 @@ def check_code(spec: JobSpec, *, here: bool, must_import: bool = False) -> Itera
     except ConfigError as error:
         if here or must_import or "import_of" not in error.details:
             raise
-        yield Note(
-            f"{error.message} The machines that run the job must have it; it was not looked into here."
-        )
+        yield elsewhere(error.message)
         return
     yield from found
 
 
-def _is_running(entrypoint: Entrypoint) -> bool:
+def _is_running(entrypoint: Entrypoint | None) -> bool:
     """Whether it is in the script that this process runs."""
+    if entrypoint is None:
+        return False
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if entrypoint.file is None or main is None:
         return entrypoint.module == "__main__" and entrypoint.file is None
     return Path(main).resolve() == Path(entrypoint.file).resolve()
 
 
-def _is_loaded(entrypoint: Entrypoint) -> bool:
+def _is_loaded(entrypoint: Entrypoint | None) -> bool:
     """Whether this process has loaded the module, so that looking into it runs nothing that has not run."""
+    if entrypoint is None:
+        return False
     if entrypoint.file is None:
         return entrypoint.module in sys.modules
     file = Path(entrypoint.file).resolve()
@@ -134,7 +152,7 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
             start_new_session=True,
         )
         try:
-            child.wait(IMPORT_S)
+            _wait(child, Path(folder) / "doing")
         except subprocess.TimeoutExpired:
             doing = _doing(Path(folder))
             if doing.endswith(TRYING):
@@ -158,6 +176,19 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
             told["message"], hint=told["hint"], details=told["details"]
         )
     return [Note(text) for text in answered["notes"]] + list(answered["warnings"])
+
+
+def _wait(child: subprocess.Popen[bytes], doing: Path) -> None:
+    """Wait for its end, for `IMPORT_S` from when it looks into the first module. Raises subprocess.TimeoutExpired."""
+    began = time.monotonic()
+    until, looks = began + START_S, False
+    while child.poll() is None:
+        now = time.monotonic()
+        if not looks and doing.exists():
+            until, looks = now + IMPORT_S, True
+        if now > until:
+            raise subprocess.TimeoutExpired(child.args, now - began)
+        time.sleep(_POLL_S)
 
 
 def _doing(folder: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gyre.api.checks.findings import elsewhere, looked_up
+from gyre.api.checks.findings import elsewhere
 from gyre.config import JobSpec
 from gyre.config.sections import DataSettings, WorkloadSettings
 from gyre.errors import ConfigError
@@ -51,7 +51,7 @@ def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
     for key, folder in {"config.data.path": data.path, **data.held_out_keys}.items():
         if folder and not Path(folder).is_dir():
             yield ConfigError(
-                f"{key}: {folder} is no prepared data set on this machine{looked_up(folder)}.",
+                f"{key}: {folder} is no prepared data set on this machine.",
                 hint=f"Make one with `gyre data prepare`. {download_hint(folder, 'dataset')}".strip(),
             )
 

@@ -12,7 +12,7 @@ from gyre.api.definition.signatures import BROUGHT, CALLS_OF_A_CODEC, check_call
 from gyre.api.definition.users_code import said_where
 from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.config.job_plugins import plugins_of
-from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE, TASK, on_path
+from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE, TASK, PluginKind, on_path
 from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
 from gyre.errors import ConfigError, GyreError
@@ -43,8 +43,24 @@ def import_graph(spec: JobSpec, doing: Callable[[str], None]) -> list[str]:
     for kind, name in plugins_of(spec):
         if kind in (RECIPE, BACKEND):
             doing(f"{kind.setting}: module {name.partition(':')[0]}")
-            kind.load(name, spec.python_path)
+            _load(kind, name, spec)
     return []
+
+
+def _load(kind: PluginKind, name: str, spec: JobSpec) -> Any:
+    """What the name stands for. Raises ConfigError with file and line of the user's own code that failed."""
+    try:
+        return kind.load(name, spec.python_path)
+    except ConfigError as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+        missing = {"import_of": cause.name or ""} if isinstance(cause, ModuleNotFoundError) else {}
+        raise ConfigError(
+            f"{kind.setting}: {name!r} cannot be loaded: its module does not import: {said_where(cause)}.",
+            hint=error.hint,
+            details=missing,
+        ) from cause
 
 
 def check_class_sections(spec: JobSpec, classes: Mapping[str, type]) -> None:
@@ -76,7 +92,7 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
     }
     for kind, name in plugins_of(spec):
         doing(f"{kind.setting}: module {name.partition(':')[0]}")
-        found = kind.load(name, spec.python_path)
+        found = _load(kind, name, spec)
         if kind in options:
             with_options(kind, name, *options[kind], spec.python_path)
         if kind.group in BROUGHT:

@@ -8,7 +8,6 @@ handle keeps them and a driver prints them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 
 class Note(str):
@@ -39,11 +38,6 @@ def as_findings(found: Iterable[str]) -> Iterator[str]:
 def elsewhere(problem: str) -> Note:
     """A note of what is wrong on this machine alone, for a job that runs on others."""
     return Note(f"{problem} {ELSEWHERE}")
-
-
-def looked_up(path: Path | str) -> str:
-    """` (looked up in FOLDER)` for a relative path, which counts from the folder that the command runs in."""
-    return "" if Path(path).is_absolute() else f" (looked up in {Path.cwd()})"
 
 
 def line_of(finding: str) -> str:

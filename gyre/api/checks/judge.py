@@ -1,8 +1,8 @@
 """Every check of a job, in the order in which the cause comes before what follows from it: `gyre plan`, `run`, `submit`
 and `resume` ask this one function.
 
-The graph comes first, for all else is asked of a compiled job; then what `config` lacks, what is not installed, and
-what files say; then the user's own code, whose import may take long.
+The graph comes first, for all else is asked of a compiled job; then what `config` lacks, what files say, and what is
+not installed; then the user's own code, whose import may take long.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
-from gyre.graph.integrations import trains_by_section
+from gyre.graph.integrations import model_path, trains_by_section
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
@@ -22,7 +22,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         yield "no held-out evaluation: run.evaluate_every is 0, so only the training reward shows whether it learns."
     elif run.evaluate_every > run.steps:
         yield (
-            f"no held-out evaluation before the last step: run.evaluate_every is {run.evaluate_every}, and run.steps "
+            f"no held-out evaluation but the first policy's: run.evaluate_every is {run.evaluate_every}, and run.steps "
             f"{run.steps}."
         )
     if not trains_by_section(spec):
@@ -85,7 +85,7 @@ def _check_lengths(spec: JobSpec, settings: WorkloadSettings) -> None:
     """Raises ConfigError if the small decoder has no room for a task's prompt and the longest answer: rollouts refuse
     such a request. Prompts of a data set are looked at in `data`."""
     model, new = settings.model, settings.sampling.max_new_tokens
-    if model is None or settings.megatron.model_path or not trains_by_section(spec):
+    if model is None or model_path(spec) or not trains_by_section(spec):
         return
     prompt, of = 1, "a prompt"
     arithmetic = settings.task is not None and settings.task.name == "arithmetic"

@@ -112,8 +112,13 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
                 f"roles.{role}.entrypoint: {given.entrypoint} needs torch, which is not installed."
             )
             break
-    if "mooncake" in spec.weights.transports and not _installed("mooncake"):
-        yield _extra("weights.transports", "mooncake needs mooncake-transfer-engine", "mooncake")
+    if "mooncake" in spec.weights.transports:
+        from gyre.rollouts.weight_peer import check_transports
+
+        try:
+            check_transports(spec.weights)
+        except ConfigError as error:
+            yield error
     if not reads_sections(spec):
         return
     settings = WorkloadSettings.read(spec.config)

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from gyre.api.checks import data, evaluation, learning, machine, models, rewards
 from gyre.api.checks.findings import as_findings
 from gyre.config import JobSpec
+from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
 
 
@@ -22,14 +27,15 @@ def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
     and warnings. Raises ConfigError, one sentence, for the first mistake."""
     here = runs_here(spec, ray_address)
-    found = list(as_findings(machine.check(spec, here=here)))
     if not reads_sections(spec):
-        return found
+        return list(machine.check(spec, here=here))
+    found: list[str] = []
     check_complete(spec)
-    # In this order: what a later one says of, an earlier one has found in order.
-    for subject in (data, models, rewards, evaluation, learning):
-        found += as_findings(subject.check(spec, here=here))
-    return found
+    with _folder_named(spec):
+        # In this order: what a later one says of, an earlier one has found in order.
+        for subject in (data, models, rewards, evaluation, learning):
+            found += as_findings(subject.check(spec, here=here))
+    return [*found, *machine.check(spec, here=here)]
 
 
 def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
@@ -38,3 +44,19 @@ def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
     connected = ray is not None and ray.is_initialized()
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
     return spec.node_num in (None, 1) and address == "local" and not connected
+
+
+@contextmanager
+def _folder_named(spec: JobSpec) -> Iterator[None]:
+    """An error of a relative path that leads nowhere says in which folder it was looked up."""
+    try:
+        yield
+    except ConfigError as error:
+        value: Any = spec
+        for part in error.message.partition(": ")[0].split("."):
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        path = Path(value.partition(":")[0]) if isinstance(value, str) and value else None
+        here = str(Path.cwd())
+        if path is not None and not path.is_absolute() and not path.exists() and here not in str(error):
+            error.hint = f"It was looked up in {here}. {error.hint}".strip()
+        raise

@@ -250,7 +250,7 @@ def load_class(entrypoint: Entrypoint, python_path: Iterable[str] = (), path: st
             raise ConfigError(f"{path}: {at} has no {entrypoint.name!r}; {nearest(part, known)}".rstrip("; "))
         found = getattr(found, part)
     if not isinstance(found, type):
-        raise ConfigError(f"{path}: {entrypoint} is of type {type(found).__name__}, expected a class.")
+        raise ConfigError(f"{path}: {entrypoint} is a {type(found).__name__}, expected a class.")
     return found
 
 

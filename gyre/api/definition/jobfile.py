@@ -20,7 +20,7 @@ from gyre.api.definition.builder import RLJobBuilder, RoleBuilder
 from gyre.api.definition.entrypoints import import_roots, load_file
 from gyre.api.definition.rl_job import RLJob
 from gyre.api.definition.source import LOCATED, PLACE, JobSource, YamlPart
-from gyre.api.definition.users_code import is_users
+from gyre.api.definition.users_code import is_users, words_of
 from gyre.config import Entrypoint, JobSpec, apply_overrides, parse_job
 from gyre.config.parse import with_home
 from gyre.config.yaml_text import load_yaml_text
@@ -32,6 +32,8 @@ _YAML = (".yaml", ".yml", ".json")
 def load_job_file(path: str | Path, overrides: Iterable[str] = ()) -> RLJob:
     """The job in a file, with `a.b=c` overrides laid over its spec. Raises ConfigError naming the file."""
     file, overrides = Path(path).expanduser(), tuple(overrides)
+    if file.is_dir():
+        raise ConfigError(f"{file}: is a folder, expected a job file.")
     if not file.is_file():
         siblings = [other.name for other in file.parent.glob("*") if other.suffix in (".py", *_YAML)]
         near = nearest(file.name, siblings)
@@ -177,7 +179,7 @@ def _at_line(file: Path, error: BaseException) -> ConfigError:
     details: dict[str, Any] = {"line": line, LOCATED: True}
     if isinstance(error, GyreError):
         return ConfigError(f"{where}: {error.message}", hint=error.hint, details={**error.details, **details})
-    what = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".rstrip(": ")
+    what = words_of(error)
     if isinstance(error, SyntaxError) and error.filename and error.filename != at:
         what = f"{error.filename}, line {error.lineno}: {what}"
     elif frames and frames[-1].filename != at:

@@ -41,6 +41,17 @@ def check_method(key: str, cls: type, protocol: type, method: str) -> None:
             keywords.append(parameter.name)
         elif parameter.default is parameter.empty:
             positional.append(parameter.name)
+    inner = inspect.unwrap(getattr(found, "__func__", found))
+    for is_such, what in (
+        (inspect.iscoroutinefunction, "is async"),
+        (inspect.isgeneratorfunction, "is a generator"),
+        (inspect.isasyncgenfunction, "is an async generator"),
+    ):
+        if is_such(inner):
+            raise ConfigError(
+                f"{key}: {cls.__name__}.{method}(){_at(inner)} {what}, expected a method that returns its result.",
+                hint="Write it as `def`, with `return`.",
+            )
     must = set(keywords) - (_OFFERED if method not in vars(Learner) else set())
     is_bound = isinstance(found, staticmethod)
     function = getattr(cls, method)

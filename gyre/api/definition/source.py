@@ -49,7 +49,7 @@ class JobSource:
 
     def place_of(self, key: Sequence[str]) -> str:
         """`job.yaml, line 3`, or `--set a.b=c`; "" for a key of which no part was written."""
-        for override in reversed(self.overrides):
+        for override in reversed(self.overrides if key else ()):
             given = override.partition("=")[0].split(".")
             if list(key[: len(given)]) == given or given[: len(key)] == list(key):
                 return f"--set {override}"
@@ -75,7 +75,7 @@ class JobSource:
     def located(self, error: ConfigError, *, always: bool = False) -> ConfigError:
         """The error with file and line before each of its mistakes. One that is about no key of the job is left as it
         is, or with `always` gets the file."""
-        if error.details.get(LOCATED) or error.message.startswith(self.file):
+        if error.details.get(LOCATED) or error.message.startswith((self.file, "--set")):
             return error
         mistakes = error.details.get("mistakes")
         sentences = [error.message] if not mistakes or len(mistakes) == 1 else list(map(str, mistakes))

@@ -36,8 +36,13 @@ def said_where(error: BaseException) -> str:
         ]
         frames = [frame for frame in others if is_users(frame.filename)] or others
         where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"{where}{words_of(error)}".rstrip(".")
+
+
+def words_of(error: BaseException) -> str:
+    """`KeyError: 'k'`, on one line."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{where}{type(error).__name__}: {text}".rstrip(": .")
+    return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
 
 
 def users_traceback(text: str) -> str:
