@@ -260,6 +260,7 @@ class TrainingRun:
             self.retries,
             EvaluationLog.of(self._trainer.context.directory),
             read_section(EvaluationSettings, self._trainer.config, "evaluation"),
+            groups_per_call=run.groups_per_firing,
             held_out=lambda: numbered(self._trainer.held_out_sets(run.held_out)),
             plane=self.plane,
             report=report,

@@ -172,6 +172,7 @@ def test_what_a_rollout_class_answers_is_scored_by_the_reward_role(make_job) -> 
         job.result(timeout_s=DEADLINE_S)
     assert evaluated(job) == PARTS
     assert {row["count"] for row in rows_of(job)} == {6, 4}
+    assert all(sum(part["count"] for part in row["by"].values()) == row["count"] for row in rows_of(job))
     assert all(row["reward_mean"] is not None for row in rows_of(job))
 
 
