@@ -31,6 +31,7 @@ from sqlalchemy import make_url
 
 from gyre.config import JobSpec
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
+from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
 
 View = dict[str, Any]
@@ -197,7 +198,7 @@ def view_of(
 def _evaluations(state: JobState) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for evaluation in sorted(state.evaluations.values(), key=lambda one: (one.set, one.version)):
-        found.setdefault(evaluation.set, []).append(asdict(evaluation))
+        found.setdefault(evaluation.set, []).append(fields_of(evaluation))
     return found
 
 
