@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre.errors import JobFailed
+from gyre.errors import UserCodeError
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
@@ -188,7 +188,7 @@ def test_a_set_without_prompts_has_the_reason(planed: MakePlaned) -> None:
 
 def test_a_set_s_name_is_a_name(make_job) -> None:
     job = make_job(run={"data": f"{__name__}:MisnamedSets"})
-    with job, pytest.raises(JobFailed, match="a set the name 'math/500'"):
+    with job, pytest.raises(UserCodeError, match="a set the name 'math/500'"):
         job.result(timeout_s=DEADLINE_S)
 
 
