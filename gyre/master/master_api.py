@@ -35,6 +35,7 @@ from sqlalchemy import make_url
 
 from gyre.config import JobSpec
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
+from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
 from gyre.workloads.trainer.bottleneck import bottleneck_of
 
@@ -214,7 +215,7 @@ def view_of(
 def _evaluations(state: JobState) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for evaluation in sorted(state.evaluations.values(), key=lambda one: (one.set, one.version)):
-        found.setdefault(evaluation.set, []).append(asdict(evaluation))
+        found.setdefault(evaluation.set, []).append(fields_of(evaluation))
     return found
 
 

@@ -378,6 +378,17 @@ def test_an_evaluation_that_shows_nothing_is_noted(
     assert [note in text for text in notes] == ([] if note is None else [True])
 
 
+def test_answers_longer_than_the_model_are_refused() -> None:
+    shape = SHAPE | {"max_positions": 32}
+    for longest, is_refused in ((31, False), (32, True)):
+        given = job(SMALL | {"model": shape, "evaluation": {"max_new_tokens": longest}})
+        if is_refused:
+            with pytest.raises(ConfigError, match=r"max_new_tokens: 32 leaves no room .* 32 positions"):
+                checked(given)
+        else:
+            checked(given)
+
+
 def test_a_column_that_no_held_out_prompt_has_is_named(data: str) -> None:
     def config(column: str) -> dict[str, Any]:
         sets = {"one": data, "other": data}

@@ -38,6 +38,7 @@ def plain(data: dict[str, Any]) -> dict[str, Any]:
         "failover.vertex={max: 3, window_s: 60}",
         "rollouts.engine_args=[--x]",
         "config.optim.lr=1e-4",
+        "config.evaluation.threshold=0.5",
         "config.optim.betas=[0.9, 0.95]",
         "config.megatron.tensor_parallel=2",
         "node_num=3",

@@ -81,8 +81,9 @@ def test_held_out_sets_are_folders_with_names(given: dict[str, Any], sentence: s
 def test_a_plain_held_out_folder_is_a_set_too() -> None:
     plain = WorkloadSettings.read({"data": {"path": "p", "held_out": "x"}}).data
     named = WorkloadSettings.read({"data": {"path": "p", "held_out": {"b": "x", "a": "y"}}}).data
-    assert plain is not None and named is not None
-    assert (plain.held_out_sets, list(named.held_out_sets)) == ({"held_out": "x"}, ["b", "a"])
+    assert plain is not None
+    assert named is not None
+    assert (plain.held_out_sets, list(named.held_out_sets)) == ({"held_out": "x"}, ["a", "b"])
 
 
 @pytest.mark.parametrize(

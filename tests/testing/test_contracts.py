@@ -515,9 +515,34 @@ class ShortEvaluation(ToyRollout):
         return {"version": self.version, "accuracy": float("nan"), "count": len(groups)}
 
 
+class Answers(ToyRollout):
+    """It leaves the scoring of held-out prompts to the reward role."""
+
+    def evaluate(self, groups: list[Group]) -> Any:
+        return self.generate(groups, step=0)
+
+
+class AnswersNothing(ToyRollout):
+    def evaluate(self, groups: list[Group]) -> Any:
+        return groups
+
+
+class AnswersByCall(Answers):
+    calls = 0
+
+    def evaluate(self, groups: list[Group]) -> Any:
+        self.calls += 1
+        return super().evaluate(groups)
+
+    def _tokens(self, group_id: int, number: int) -> Any:
+        return super()._tokens(group_id + self.calls if group_id >= 100 else group_id, number)
+
+
 @pytest.mark.parametrize(
     ("cls", "promise"),
     [
+        (AnswersNothing, "evaluate(groups) must give group 100 samples"),
+        (AnswersByCall, "evaluate(groups), repeated, must give the same samples"),
         (TakesOlder, "of an older version must raise"),
         (TakesDamaged, "of damaged bytes must raise"),
         (SaysOldVersion, "name the policy version of each token, 2; {1}"),
@@ -535,8 +560,9 @@ def test_a_rollout_that_breaks_a_promise_is_told_which(cls: type, promise: str) 
     assert promise in str(caught.value)
 
 
-def test_the_rollout_double_itself_keeps_its_contract() -> None:
-    check_rollout(ToyRollout, config=CONFIG, weights=toy_weights)
+@pytest.mark.parametrize("cls", [ToyRollout, Answers])
+def test_the_rollout_double_itself_keeps_its_contract(cls: type) -> None:
+    check_rollout(cls, config=CONFIG, weights=toy_weights)
 
 
 def test_a_broken_contract_is_an_assertion_with_its_parts_and_pickles() -> None:

@@ -23,6 +23,12 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             f"config.evaluation.n: {evaluation.n} samples of each prompt at temperature 0 are {evaluation.n} times the "
             "same; give config.evaluation.temperature."
         )
+    longest, model = evaluation.max_new_tokens or 0, settings.model
+    if model is not None and longest >= model.max_positions:
+        raise ConfigError(
+            f"config.evaluation.max_new_tokens: {longest} leaves no room for a prompt: the model has "
+            f"{model.max_positions} positions (config.model.max_positions)."
+        )
     if (
         evaluation.by
         and settings.data is not None

@@ -33,10 +33,10 @@ class DataSettings(Section):
 
     @property
     def held_out_sets(self) -> dict[str, str]:
-        """The folders of the held-out sets by name; that of a plain `held_out` is named `held_out`."""
+        """The folders of the held-out sets by name, in its order; that of a plain `held_out` is named `held_out`."""
         if isinstance(self.held_out, str):
             return {HELD_OUT: self.held_out} if self.held_out else {}
-        return dict(self.held_out)
+        return dict(sorted(self.held_out.items()))
 
     @property
     def held_out_keys(self) -> dict[str, str]:

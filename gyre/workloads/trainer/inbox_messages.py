@@ -12,8 +12,8 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import SampleAhead
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall
-from gyre.workloads.trainer.evaluation.evaluation import Part
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall
+from gyre.workloads.trainer.evaluation.scoring import ScoringCall as EvaluationScoringCall
 from gyre.workloads.trainer.firings.sample_scoring import ScoringCall
 from gyre.workloads.trainer.firings.vertex_firings import VertexCall
 from gyre.workloads.trainer.learning.gang_dispatch import GangCall
@@ -96,9 +96,9 @@ class EvaluationAnswered:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationScored:
-    """The reward role has scored an evaluation, or failed to."""
+    """The reward role has scored some groups of an evaluation, or failed to."""
 
-    part: Part
+    call: EvaluationScoringCall
     member: Member
     outcome: Outcome | VertexLost
 

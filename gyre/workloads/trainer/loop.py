@@ -252,8 +252,8 @@ class GraphTrainer(BaseTrainer):
                     run.plane_firings.failed(error)
                 case EvaluationAnswered(call, outcome):
                     run.evaluations.called(call, outcome)
-                case EvaluationScored(part, member, outcome):
-                    run.evaluations.scored(part, member, outcome)
+                case EvaluationScored(call, member, outcome):
+                    run.evaluations.scored(call, member, outcome)
                 case MembershipChanged():
                     if not run.gangs.is_current():
                         raise GangLost

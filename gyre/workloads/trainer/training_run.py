@@ -291,6 +291,7 @@ class TrainingRun:
             self.retries,
             EvaluationLog.of(self._trainer.context.directory),
             read_section(EvaluationSettings, self._trainer.config, "evaluation"),
+            groups_per_call=run.groups_per_firing,
             held_out=self._held_out,
             expectations=self._expectations,
             plane=self.plane,

@@ -28,7 +28,7 @@ from gyre.workloads.trainer.evaluation.held_out import HeldOutSets
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.evaluation.results import row_of, row_of_own
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall, RolloutCalls
-from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated
+from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated, ScoringCall
 from gyre.workloads.trainer.firings.result_checks import (
     NOTHING_KNOWN,
     SCORE,
@@ -55,7 +55,7 @@ NO_PROMPTS = "the set has no prompts"
 class Evaluations:
     """`held_out()` returns the held-out sets; `report` sends an event to the journal,
     `report_failure(member, operator, failure, attempt)` reports a failed call; `on_called(call, outcome)` and
-    `on_scored(part, member, outcome)` are called on the transport's thread."""
+    `on_scored(call, member, outcome)` are called on the transport's thread."""
 
     def __init__(
         self,
@@ -68,13 +68,14 @@ class Evaluations:
         log: EvaluationLog,
         settings: EvaluationSettings,
         *,
+        groups_per_call: int,
         held_out: Callable[[], HeldOutSets],
         expectations: Expectations = NOTHING_KNOWN,
         plane: RolloutRequests | None,
         report: Callable[..., None],
         report_failure: Callable[[Member, str, Failure, int], None],
         on_called: Callable[[EvaluationCall, Outcome | VertexLost], None],
-        on_scored: Callable[[Part, Member, Outcome | VertexLost], None],
+        on_scored: Callable[[ScoringCall, Member, Outcome | VertexLost], None],
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -90,7 +91,9 @@ class Evaluations:
         self._rollouts = RolloutCalls(
             graph, calls, policies, retries, expectations=expectations, on_result=on_called
         )
-        self._scoring = EvaluationScoring(calls, retries, on_result=on_scored)
+        self._scoring = EvaluationScoring(
+            calls, retries, groups_per_call=groups_per_call, on_result=on_scored
+        )
         self._sets: HeldOutSets = {}
         self._open: dict[Firing, set[str]] = {}
         """The sets of a firing that have no result yet."""
@@ -230,26 +233,30 @@ class Evaluations:
 
     # -- scoring ------------------------------------------------------------------------------------
 
-    def scored(self, part: Part, member: Member, outcome: Outcome | VertexLost) -> None:
-        """Handle a scoring that has ended: log its result, or score the evaluation again."""
+    def scored(self, call: ScoringCall, member: Member, outcome: Outcome | VertexLost) -> None:
+        """Handle a scoring that has ended: repeat it, or log the result of a part that is scored."""
+        part = call.part
         self._calls.ended(member)
         if isinstance(outcome, VertexLost):
             self._calls.lost(member)
-            self._scoring.lost(part)
+            self._scoring.lost(call)
             return
         status, value = outcome
-        failure = value if status == "error" else self._problem_with_scores(part, value)
+        failure = value if status == "error" else self._problem_with_scores(call, value)
         if failure is not None:
-            attempt = self._scoring.failed(part, time.monotonic())
+            attempt = self._scoring.failed(call, time.monotonic())
             self._report_failure(member, SCORE, failure, attempt)
             return
-        generated = self._scoring.scored(part)
-        self._settle(part, self._row(generated.evaluation, value))
+        found = self._scoring.scored(call, value)
+        if found is None:
+            return
+        generated, groups = found
+        self._settle(part, self._row(generated.evaluation, groups))
         if self._graph.operators[part.firing.operator].dispatch is Dispatch.PLANE and self._plane is not None:
             self._plane.acknowledge_evaluation(generated.evaluation, [group.id for group in generated.groups])
 
-    def _problem_with_scores(self, part: Part, value: Any) -> Failure | None:
-        generated = {group.id: group for group in self._scoring.generated(part).groups}
+    def _problem_with_scores(self, call: ScoringCall, value: Any) -> Failure | None:
+        generated = {group.id: group for group in self._scoring.groups_of(call)}
         return _failure(SCORE, problem_with_groups(SCORE, value, list(generated), generated))
 
     def _row(self, evaluation: Evaluation, groups: list[Group]) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from gyre.errors import UserCodeError
 from gyre.rollouts.samples import Group
 
 HeldOutSets = dict[str, list[Group]]
-"""In the order in which results are shown."""
+"""In the order of their names: that in which a job file has them is lost where its spec is kept."""
 
 
 def numbered(sets: Mapping[str, Sequence[Group]]) -> HeldOutSets:
-    """The sets with the ids -1, -2, … through all of them, in their order. Raises UserCodeError for a set whose name is
-    none."""
+    """The sets in the order of their names, with the ids -1, -2, … through all of them. Raises UserCodeError for a set
+    whose name is none."""
     found: HeldOutSets = {}
     last = 0
-    for name, groups in sets.items():
+    for name in sorted(sets, key=str):
+        groups = sets[name]
         if not isinstance(name, str) or not SET_NAME.fullmatch(name):
             raise UserCodeError(
                 f"held_out_sets gave a set the name {name!r:.100}.",

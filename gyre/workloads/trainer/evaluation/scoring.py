@@ -1,4 +1,5 @@
-"""The scoring of evaluations that are generated: the reward role scores them like training samples.
+"""The scoring of evaluations that are generated: the reward role scores them like training samples, a few groups a
+call, so that every vertex of the role has some and training has its turn.
 
 This module must not know when an evaluation is due, or what becomes of its result.
 """
@@ -7,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from gyre.errors import VertexLost
 from gyre.rollouts.samples import Group
@@ -23,44 +25,59 @@ from gyre.workloads.vertex.returns import Expected
 REWARD, _, METHOD = SCORE.partition(".")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generated:
-    """`groups` as they were generated, before they are scored."""
+    """`groups` as they were generated, before they are scored; `scored` those that are, by the call's number."""
 
     evaluation: Evaluation
     groups: list[Group]
+    scored: dict[int, list[Group]] = field(default_factory=dict)
+
+
+class ScoringCall(NamedTuple):
+    """One of the calls that score a part, by its number."""
+
+    part: Part
+    at: int
 
 
 class EvaluationScoring:
-    """`on_result(part, member, outcome)` is called on the transport's thread."""
+    """`on_result(call, member, outcome)` is called on the transport's thread."""
 
     def __init__(
         self,
         calls: VertexCalls,
         retries: Retries,
         *,
-        on_result: Callable[[Part, Member, Outcome | VertexLost], None],
+        groups_per_call: int,
+        on_result: Callable[[ScoringCall, Member, Outcome | VertexLost], None],
     ) -> None:
         self._calls = calls
         self._retries = retries
+        self._groups_per_call = groups_per_call
         self._on_result = on_result
-        self._unscored: dict[Part, Generated] = {}
-        self._sent: set[Part] = set()
+        self._generated: dict[Part, Generated] = {}
+        self._open: dict[ScoringCall, list[Group]] = {}
+        """The groups of calls that have no result."""
+        self._sent: set[ScoringCall] = set()
 
     def add(self, part: Part, generated: Generated) -> None:
-        self._unscored[part] = generated
+        self._generated[part] = generated
+        for at in range(0, len(generated.groups), self._groups_per_call):
+            self._open[ScoringCall(part, at)] = generated.groups[at : at + self._groups_per_call]
 
-    def generated(self, part: Part) -> Generated:
-        return self._unscored[part]
+    def groups_of(self, call: ScoringCall) -> list[Group]:
+        """What the call is to score, as it was generated."""
+        return self._open[call]
 
     @property
     def has_calls(self) -> bool:
         return bool(self._sent)
 
     def send(self, *, step: int, now: float) -> None:
-        """Send the evaluations that are not being scored, as far as the reward role has room."""
-        for part, generated in self._unscored.items():
-            if part in self._sent or not self._retries.may(("evaluation", part), now):
+        """Send what is not being scored, as far as the reward role has room."""
+        for call, groups in self._open.items():
+            if call in self._sent or not self._retries.may(("evaluation", call), now):
                 continue
             member = self._calls.free_member(REWARD)
             if member is None:
@@ -68,29 +85,36 @@ class EvaluationScoring:
             future = self._calls.submit(
                 member,
                 METHOD,
-                generated.groups,
+                groups,
                 _gyre_step=step,
                 _gyre_index=0,
                 _gyre_expected=Expected(METHOD, rewards=True),
             )
-            future.add_done_callback(partial(self._call_ended, part, member))
-            self._sent.add(part)
+            future.add_done_callback(partial(self._call_ended, call, member))
+            self._sent.add(call)
 
-    def _call_ended(self, part: Part, member: Member, done: Future[Outcome]) -> None:
+    def _call_ended(self, call: ScoringCall, member: Member, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(part, member, outcome_of(done))
+        self._on_result(call, member, outcome_of(done))
 
-    def lost(self, part: Part) -> None:
-        """The vertex that was to score it died: it may be sent to another one at once."""
-        self._sent.discard(part)
+    def lost(self, call: ScoringCall) -> None:
+        """The vertex that was called died: another one may be called at once."""
+        self._sent.discard(call)
 
-    def failed(self, part: Part, now: float) -> int:
-        """The scoring failed: it may be sent again after a pause. Returns how often in a row it has failed."""
-        self._sent.discard(part)
-        return self._retries.failed(("evaluation", part), now)
+    def failed(self, call: ScoringCall, now: float) -> int:
+        """The call failed: it may be repeated after a pause. Returns how often in a row it has failed."""
+        self._sent.discard(call)
+        return self._retries.failed(("evaluation", call), now)
 
-    def scored(self, part: Part) -> Generated:
-        """Take an evaluation out: it is scored."""
-        self._sent.discard(part)
-        self._retries.succeeded(("evaluation", part))
-        return self._unscored.pop(part)
+    def scored(self, call: ScoringCall, groups: list[Group]) -> tuple[Generated, list[Group]] | None:
+        """Take a call's result in. Returns what was generated for its part, and the scored groups, where all of them
+        are scored."""
+        self._sent.discard(call)
+        self._retries.succeeded(("evaluation", call))
+        del self._open[call]
+        generated = self._generated[call.part]
+        generated.scored[call.at] = groups
+        if sum(map(len, generated.scored.values())) < len(generated.groups):
+            return None
+        del self._generated[call.part]
+        return generated, [group for _, some in sorted(generated.scored.items()) for group in some]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gyre.errors import UserCodeError
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
@@ -35,6 +36,16 @@ class ToySets(ToyData):
         for group in (*groups["aime"], *groups["math"]):
             group.meta["kind"] = "even" if group.meta["answer"] % 2 == 0 else "odd"
         return groups
+
+
+class EmptySets(ToyData):
+    def held_out_sets(self, count: int) -> dict[str, list[Group]]:
+        return {"full": self.held_out(1), "empty": []}
+
+
+class MisnamedSets(ToyData):
+    def held_out_sets(self, count: int) -> dict[str, list[Group]]:
+        return {"math/500": self.held_out(1)}
 
 
 class AnsweringRollout(ToyRollout):
@@ -163,6 +174,24 @@ def test_of_a_set_that_nobody_can_answer_the_reason_is_told_and_the_other_has_it
     assert sorted(left) == [part for part in PARTS if part[1] == "math"]
 
 
+def test_a_set_without_prompts_has_the_reason(planed: MakePlaned) -> None:
+    job, plane = planed(run={"data": f"{__name__}:EmptySets"})
+    with job:
+        came_out_right(job, plane)
+    assert evaluated(job) == [(version, "full") for version in (0, 2, 4)]
+    left = job.reports_of("EvaluationLeftOut")
+    assert sorted((report.body["version"], report.body["set"]) for report in left) == [
+        (version, "empty") for version in (0, 2, 4)
+    ]
+    assert {report.body["reason"] for report in left} == {"the set has no prompts"}
+
+
+def test_a_set_s_name_is_a_name(make_job) -> None:
+    job = make_job(run={"data": f"{__name__}:MisnamedSets"})
+    with job, pytest.raises(UserCodeError, match="a set the name 'math/500'"):
+        job.result(timeout_s=DEADLINE_S)
+
+
 ANSWERING = {"rollout": {"entrypoint": f"{__name__}:AnsweringRollout", "total": 2}}
 
 
@@ -172,6 +201,7 @@ def test_what_a_rollout_class_answers_is_scored_by_the_reward_role(make_job) -> 
         job.result(timeout_s=DEADLINE_S)
     assert evaluated(job) == PARTS
     assert {row["count"] for row in rows_of(job)} == {6, 4}
+    assert all(sum(part["count"] for part in row["by"].values()) == row["count"] for row in rows_of(job))
     assert all(row["reward_mean"] is not None for row in rows_of(job))
 
 
