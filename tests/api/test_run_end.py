@@ -34,7 +34,8 @@ def view_of(phase: str = "succeeded", **other: Any) -> dict[str, Any]:
 
 TRAINED = {"first": {"step": 1, "reward_mean": 0.34}, "last": STEP, "tokens": 412_345}
 ROWS = [{"accuracy": 0.34, "reward_mean": 0.3}, {"accuracy": 0.97, "reward_mean": 0.9}]
-ACCOUNT = {"prompts_lost": 0, "trained_twice": 0, "accuracy_first": 0.34, "accuracy_last": 0.97}
+COUNTS = {"steps": 0, "prompts": 16, "prompts_lost": 0, "trained_twice": 0}
+ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,10 @@ ACCOUNT = {"prompts_lost": 0, "trained_twice": 0, "accuracy_first": 0.34, "accur
         (
             view_of(result={"best": 0.123456, "model": "a\nb", "n": 5, "lists": [1], "x": "y" * 99}),
             f"demo succeeded after 1 min 11 s: best 0.1235, model a b, n 5, x {'y' * 39}…",
+        ),
+        (
+            view_of("stopped", message="interrupted by SIGTERM", result=COUNTS),
+            "demo stopped by SIGTERM after 1 min 11 s: 0 steps; 0 prompts lost, 0 trained twice",
         ),
         (view_of(result={}), "demo succeeded after 1 min 11 s"),
     ],

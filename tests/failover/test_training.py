@@ -72,6 +72,10 @@ def test_a_warning_is_kept_until_it_holds_no_longer_and_comes_once() -> None:
     before = history.state
     told(history, e.LearningWarned, **(warned | {"step": 9}))
     assert history.state is before, "a later trainer told it again"
+    told(history, e.LearningWarned, **(warned | {"step": 9, "message": "still too short"}))
+    [kept] = history.state.warnings.values()
+    assert (kept.step, kept.message) == (3, "still too short")
+    before = history.state
     told(history, e.LearningWarned, **(warned | {"code": "other"}), holds=False)
     assert history.state is before, "it was never told"
     assert state_from(rows_of(history.state)).warnings == history.state.warnings

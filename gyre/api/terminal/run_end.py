@@ -87,7 +87,7 @@ def learnt(view: View) -> list[str]:
     training = view.get("training") or {}
     first, last = training.get("first") or {}, training.get("last") or {}
     if not last:
-        return own_result(view)
+        return ["0 steps"] if _is_gyres(view["job"]["result"]) else own_result(view)
     step, before = int(last["step"]), int(training.get("continued_step") or 0)
     if before:
         facts = [f"{_steps(step - before)} ({step} in all)"]
@@ -162,7 +162,7 @@ def own_result(view: View) -> list[str]:
 def _account(view: View) -> str:
     result = view["job"]["result"]
     parts = []
-    if (view.get("training") or {}).get("last"):
+    if _is_gyres(result):
         for key, said in (("prompts_lost", "prompts lost"), ("trained_twice", "trained twice")):
             if isinstance(result.get(key), int):
                 parts.append(f"{result[key]} {said}")
@@ -170,6 +170,11 @@ def _account(view: View) -> str:
         recovered = sum(incident["recovered_at"] is not None for incident in incidents)
         parts.append(f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}, {recovered} recovered")
     return ", ".join(parts)
+
+
+def _is_gyres(result: Mapping[str, Any]) -> bool:
+    """Whether the built-in trainer returned it."""
+    return result.keys() >= {"steps", "prompts", "prompts_lost", "trained_twice"}
 
 
 def _change(first: Any, last: float, form: Any, several: bool = True) -> str:

@@ -47,9 +47,11 @@ def _sum_up(draft: Draft, event: e.StepCompleted) -> None:
 def learning_warned(
     layout: JobLayout, draft: Draft, event: e.LearningWarned, now: float
 ) -> Iterable[c.Command]:
+    known = draft.warnings.get(event.code)
     if event.holds:
-        draft.set_warning(LearningWarning(event.code, event.step, event.message))
-    elif (known := draft.warnings.get(event.code)) is not None:
+        step = known.step if known is not None and known.holds else event.step
+        draft.set_warning(LearningWarning(event.code, step, event.message))
+    elif known is not None:
         draft.set_warning(replace(known, holds=False))
     return ()
 

@@ -21,7 +21,8 @@ an engine that computes a little differently is below 0.01; at 0.1 per token an 
 likely for one as for the other.
 
 Invariants:
-- *once*: a warning of a code is told when it begins to hold and when it ends, never twice in between;
+- *once*: a warning of a code is told when it begins to hold and when it ends, and between once more at the end of the
+  run, where its words have changed;
 - *a fold*: what holds depends on the metrics in their order alone, so a later trainer that folds the ledger's steps
   again comes to the same.
 
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -118,7 +119,11 @@ class LearningWatch:
             **{code: one.message for code, one in self._held.items()},
             **self._found(step, min(AT_START, self._seen)),
         }
-        return self._changes({code: found[code] for code in _OF_STEPS if code in found}, step, _OF_STEPS)
+        newer = [code for code, one in self._held.items() if found.get(code, one.message) != one.message]
+        for code in newer:  # of more steps than when it was told
+            self._held[code] = replace(self._held[code], message=found[code])
+        told = self._changes({code: found[code] for code in _OF_STEPS if code in found}, step, _OF_STEPS)
+        return [*(self._held[code] for code in newer), *told]
 
     def _changes(self, found: Mapping[str, str], step: int, codes: tuple[str, ...]) -> list[Warned]:
         told = []
