@@ -23,6 +23,7 @@ PHASES = {
     "user_code": "failed",
     "commanded": "stopped",
     "continued": "succeeded",
+    "learning": "succeeded",
     "tampered": "succeeded",
 }
 
