@@ -99,11 +99,13 @@ def test_the_last_line(view: dict[str, Any], said: str) -> None:
 
 def test_incidents_and_warnings_that_hold_are_in_the_last_lines() -> None:
     warning = {"code": "cut_off", "step": 3, "message": "half of it was cut off"}
-    incidents = [{"recovered_at": 3.0}, {"recovered_at": None}]
+    incidents = [{"at": 2.0, "recovered_at": 3.0}, {"at": 4.0, "recovered_at": None}]
     assert last_lines(view_of(warnings=[warning], incidents=incidents)) == [
         "demo succeeded after 1 min 11 s; 2 incidents, 1 recovered",
         "! learning: half of it was cut off",
     ]
+    [line] = last_lines(view_of(incidents=incidents, training={"continued_at": 3.5}))
+    assert line.endswith("; 1 incident, 0 recovered"), "those of the run before were told then"
 
 
 def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:

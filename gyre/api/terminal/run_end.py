@@ -82,6 +82,12 @@ def ran_for(view: View, now: float | None = None) -> float | None:
     return max(ended - began, 0.0) if began and ended else None
 
 
+def incidents_of_this_run(view: View) -> list[Mapping[str, Any]]:
+    """The incidents since the job went on; all where it never ended before."""
+    since = (view.get("training") or {}).get("continued_at") or 0.0
+    return [incident for incident in view["incidents"] if incident["at"] >= since]
+
+
 def learnt(view: View) -> list[str]:
     """Steps, rewards, evaluations and tokens; for a job with a trainer of the user's own, what its `fit()` returned."""
     training = view.get("training") or {}
@@ -166,7 +172,7 @@ def _account(view: View) -> str:
         for key, said in (("prompts_lost", "prompts lost"), ("trained_twice", "trained twice")):
             if isinstance(result.get(key), int):
                 parts.append(f"{result[key]} {said}")
-    if incidents := view["incidents"]:
+    if incidents := incidents_of_this_run(view):
         recovered = sum(incident["recovered_at"] is not None for incident in incidents)
         parts.append(f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}, {recovered} recovered")
     return ", ".join(parts)
