@@ -39,7 +39,7 @@ ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
 
 
 @pytest.mark.parametrize(
-    ("view", "said"),
+    ("view", "line"),
     [
         (
             view_of(training=TRAINED, evaluations={"held_out": ROWS}, result=ACCOUNT),
@@ -93,8 +93,8 @@ ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
         (view_of(result={}), "demo succeeded after 1 min 11 s"),
     ],
 )
-def test_the_last_line(view: dict[str, Any], said: str) -> None:
-    assert last_lines(view) == [said]
+def test_the_last_line(view: dict[str, Any], line: str) -> None:
+    assert last_lines(view) == [line]
 
 
 def test_incidents_and_warnings_that_hold_are_in_the_last_lines() -> None:
@@ -105,7 +105,7 @@ def test_incidents_and_warnings_that_hold_are_in_the_last_lines() -> None:
         "! learning: half of it was cut off",
     ]
     [line] = last_lines(view_of(incidents=incidents, training={"continued_at": 3.5}))
-    assert line.endswith("; 1 incident, 0 recovered"), "those of the run before were told then"
+    assert line.endswith("; 1 incident, 0 recovered"), "those of the run before are in its own last line"
 
 
 def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:
@@ -117,7 +117,7 @@ def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:
     assert nothing_left(done, {"run": {"steps": 81}}) == []
     assert nothing_left(view_of("stopped", training=TRAINED), {"run": {"steps": 80}}) == []
     assert nothing_left(view_of(), {"run": {"steps": 80}}) == [], (
-        "nobody knows the steps of a user's own trainer"
+        "the steps of a user's own trainer are unknown"
     )
 
 

@@ -169,8 +169,8 @@ def resume(
     from gyre.config.parse import apply_overrides
 
     after = _spec(session, file, ()).model_dump(mode="json") if file is not None else before
-    if told := nothing_left(view, apply_overrides(after, overrides)):
-        for line in (*last_lines(view), *told):
+    if sentences := nothing_left(view, apply_overrides(after, overrides)):
+        for line in (*last_lines(view), *sentences):
             remark(line)
         if as_json:
             write_json(view)
