@@ -100,7 +100,10 @@ class FailoverCoordinator:
             return True
         if isinstance(event, e.LearningWarned):
             known = state.warnings.get(event.code)
-            if event.holds is (known is not None and known.holds):
+            if known is None or not known.holds:
+                if not event.holds:
+                    return True
+            elif event.holds and event.message == known.message:
                 return True
         if (
             isinstance(event, e.CheckpointCommitted)

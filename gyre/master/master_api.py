@@ -203,7 +203,7 @@ def view_of(
         "training": asdict(state.training),
         "warnings": [
             {"code": one.code, "step": one.step, "message": one.message}
-            for one in state.warnings.values()
+            for one in sorted(state.warnings.values(), key=lambda one: (one.step, one.code))
             if one.holds
         ],
         "bottleneck": bottleneck_of(job["phase"], shown),

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gyre.api.cli import VERBS, main
-from gyre.api.cli.look import show_view
+from gyre.api.cli.look import _said, show_view
 from gyre.api.cli.output import finite
 from gyre.api.home import Home
 from gyre.api.home import home as home_at
@@ -24,7 +24,7 @@ from gyre.api.reader import JobReader
 from gyre.api.rest import RestServer, create_app
 from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
-from gyre.store import open_store
+from gyre.store import StepRow, open_store
 from gyre.testing.standing_job import StandingJob
 from tests.ports import nobody_listens
 from tests.waits import GENEROUS_S
@@ -226,6 +226,58 @@ def test_ls_tells_the_place_of_a_job_that_waits_for_room(seed: Seed, home: Home)
     listed = {job["job_id"]: job["queue_place"] for job in data(gyre("ls", "--json"))}
     assert listed == {"golden-1": 2, "other-1": 1}
     assert "number 2 in the queue" in gyre("ls").stdout
+
+
+def test_metrics_come_from_the_ledger(seed: Seed, home: Home) -> None:
+    seed("undisturbed")
+    assert data(gyre("metrics", "--json")) == []
+    assert "no optimizer step" in gyre("metrics").stderr
+    with open_store(home.database_url()) as store:
+        ledger = store.ledger("golden-1")
+        ledger.take_over(term=1)
+        steps = [
+            StepRow(step, step, None, [], {"reward_mean": step / 3, "lr": 1}, 0.0) for step in range(1, 31)
+        ]
+        ledger.write(1, steps=steps)
+    rows = data(gyre("metrics", "golden", "--json"))
+    assert [row["step"] for row in rows] == list(range(1, 31))
+    assert rows[2] == {"step": 3, "reward_mean": 1.0, "lr": 1}
+    assert data(gyre("metrics", "--last", "2", "--json")) == rows[-2:]
+    header, *shown = gyre("metrics", "--last", "2").stdout.splitlines()
+    assert header.split()[:2] == ["STEP", "REWARD"]
+    assert [line.split()[:2] for line in shown] == [["29", "9.67"], ["30", "10"]]
+
+
+def test_events_show_the_reward_of_a_step_first(seed: Seed) -> None:
+    body = {"metrics": {"at": 1.0, "groups": 4, "reward_mean": 0.25, "loss": 0.5}}
+    assert _said({"body": body}) == "metrics=reward_mean:0.25,loss:0.5,at:1,groups:4"
+
+
+def test_show_of_an_ended_job_has_its_result_and_no_master(seed: Seed) -> None:
+    seed("undisturbed")
+    shown = gyre("show").stdout
+    assert "master" not in shown
+    assert re.search(r"ran for +\S", shown)
+
+
+def test_resume_of_a_finished_job_starts_nothing(
+    seed: Seed, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed("undisturbed")
+    with open_store(home.database_url()) as store:
+        steps = store.job("golden-1").spec["run"]["steps"]
+
+    def trained(self: JobReader, job_id: str) -> Any:
+        return VIEW(self, job_id) | {"training": {"last": {"step": steps}}}
+
+    monkeypatch.setattr(JobReader, "view", trained)
+    result = gyre("resume", "golden")
+    assert result.exit_code == 0, result.output
+    assert f"There is nothing left to do: all {steps} steps of golden are trained." in result.stderr
+    assert f"--set run.steps={2 * steps}" in result.stderr
+
+
+VIEW = JobReader.view
 
 
 def test_plan_draws(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from gyre.api import reader as reader_module
 from gyre.api.client import GyreClient
 from gyre.api.home import Home
 from gyre.api.reader import JobReader
@@ -26,7 +27,7 @@ from gyre.errors import (
 )
 from gyre.failover import JobState, state_from
 from gyre.master.master_api import view_of
-from gyre.store import open_store
+from gyre.store import StepRow, open_store
 from gyre.testing.standing_job import StandingJob
 from tests.ports import nobody_listens
 from tests.waits import GENEROUS_S
@@ -51,6 +52,26 @@ def test_the_master_is_asked_while_it_answers(seed: Seed, golden: StandingJob) -
         view = reader.view("golden")
         assert not view["master"]["answering"]
         assert view["job"]["phase"] == "succeeded"
+
+
+def test_the_metrics_of_steps_are_the_same_from_a_master_and_from_the_store(
+    golden: StandingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = golden.master._store
+    ledger = store.ledger(golden.master.job_id)
+    ledger.take_over(term=1)
+    ledger.write(1, steps=[StepRow(step, step, None, [], {"loss": step / 4}, 0.0) for step in range(1, 8)])
+    step = {"incarnation": 1, "step": 7, "version": 7, "metrics": {"loss": 1.75}}
+    golden.do(golden.world.report, "trainer-0", "StepCompleted", step)
+    golden.run_until(lambda view: view["training"]["last"])
+    monkeypatch.setattr(reader_module, "PAGE", 3)
+    server = RestServer(create_app(golden.master, token=None))
+    with JobReader(None, url=server.start()) as far, JobReader(store.url) as near:
+        for last in (None, 1, 3, 4, 7, 99):
+            found = far.steps(golden.master.job_id, last=last)
+            assert found == near.steps(golden.master.job_id, last=last)
+            assert [row["step"] for row in found] == list(range(max(8 - (last or 7), 1), 8))
+    server.stop()
 
 
 def test_without_a_master_the_view_is_the_snapshot(seed: Seed, away: str) -> None:

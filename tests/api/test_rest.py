@@ -19,6 +19,7 @@ from gyre.api.rest import create_app
 from gyre.api.rest.guard import Guard
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.master import master_api
+from gyre.store import StepRow
 from gyre.testing.standing_job import StandingJob, small_spec
 
 JOB = "/api/v1/jobs/small"
@@ -340,3 +341,39 @@ def test_a_cursor_reads_back(offsets: dict[str, int]) -> None:
 def test_a_made_up_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ConfigError):
         read_cursor(cursor)
+
+
+def test_metrics_of_steps_come_by_pages(http: Client, job: StandingJob) -> None:
+    ledger = job.master._store.ledger("standing-1")
+    ledger.take_over(term=1)
+    ledger.write(
+        1, steps=[StepRow(step, step, None, [], {"reward_mean": step / 10}, 0.0) for step in (1, 2, 3)]
+    )
+
+    def page(query: str = "") -> tuple[list[int], int, bool]:
+        found = http.get(f"{JOB}/metrics{query}").json()
+        return [row["step"] for row in found["steps"]], found["next"], found["more"]
+
+    assert page() == ([1, 2, 3], 3, False)
+    assert page("?limit=2") == ([1, 2], 2, True)
+    assert page("?since=2&limit=2") == ([3], 3, False)
+    assert page("?since=9") == ([], 9, False)
+    assert http.get(f"{JOB}/metrics?since=1").json()["steps"][0] == {"step": 2, "reward_mean": 0.2}
+    assert http.get(f"{JOB}/metrics?since=-1").status_code == 422
+
+
+def test_warnings_and_sums_of_steps_are_in_the_view_and_in_prometheus(http: Client, job: StandingJob) -> None:
+    warned = {"incarnation": 1, "code": "cut_off", "message": "too short", "step": 3}
+    job.do(job.world.report, "trainer-0", "LearningWarned", warned)
+    metrics = {"reward_mean": 0.5, "entropy": 1.5, "tokens": 7}
+    step = {"incarnation": 1, "step": 1, "version": 1, "metrics": metrics}
+    job.do(job.world.report, "trainer-0", "StepCompleted", step)
+    job.run_until(lambda view: view["warnings"] and view["training"]["last"])
+    view = http.get(JOB).json()
+    assert view["warnings"] == [{"code": "cut_off", "step": 3, "message": "too short"}]
+    assert view["training"]["last"] == metrics | {"step": 1, "version": 1}
+    assert view["training"]["tokens"] == 7
+    text = http.get("/metrics").text
+    assert 'gyre_step_entropy{job="small"} 1.5' in text
+    assert 'gyre_learning_warning{code="cut_off",job="small"} 1.0' in text
+    assert 'gyre_learning_warning{code="no_gradient",job="small"} 0.0' in text

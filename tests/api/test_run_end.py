@@ -34,11 +34,12 @@ def view_of(phase: str = "succeeded", **other: Any) -> dict[str, Any]:
 
 TRAINED = {"first": {"step": 1, "reward_mean": 0.34}, "last": STEP, "tokens": 412_345}
 ROWS = [{"accuracy": 0.34, "reward_mean": 0.3}, {"accuracy": 0.97, "reward_mean": 0.9}]
-ACCOUNT = {"prompts_lost": 0, "trained_twice": 0, "accuracy_first": 0.34, "accuracy_last": 0.97}
+COUNTS = {"steps": 0, "prompts": 16, "prompts_lost": 0, "trained_twice": 0}
+ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
 
 
 @pytest.mark.parametrize(
-    ("view", "said"),
+    ("view", "line"),
     [
         (
             view_of(training=TRAINED, evaluations={"held_out": ROWS}, result=ACCOUNT),
@@ -85,20 +86,26 @@ ACCOUNT = {"prompts_lost": 0, "trained_twice": 0, "accuracy_first": 0.34, "accur
             view_of(result={"best": 0.123456, "model": "a\nb", "n": 5, "lists": [1], "x": "y" * 99}),
             f"demo succeeded after 1 min 11 s: best 0.1235, model a b, n 5, x {'y' * 39}…",
         ),
+        (
+            view_of("stopped", message="interrupted by SIGTERM", result=COUNTS),
+            "demo stopped by SIGTERM after 1 min 11 s: 0 steps; 0 prompts lost, 0 trained twice",
+        ),
         (view_of(result={}), "demo succeeded after 1 min 11 s"),
     ],
 )
-def test_the_last_line(view: dict[str, Any], said: str) -> None:
-    assert last_lines(view) == [said]
+def test_the_last_line(view: dict[str, Any], line: str) -> None:
+    assert last_lines(view) == [line]
 
 
 def test_incidents_and_warnings_that_hold_are_in_the_last_lines() -> None:
     warning = {"code": "cut_off", "step": 3, "message": "half of it was cut off"}
-    incidents = [{"recovered_at": 3.0}, {"recovered_at": None}]
+    incidents = [{"at": 2.0, "recovered_at": 3.0}, {"at": 4.0, "recovered_at": None}]
     assert last_lines(view_of(warnings=[warning], incidents=incidents)) == [
         "demo succeeded after 1 min 11 s; 2 incidents, 1 recovered",
         "! learning: half of it was cut off",
     ]
+    [line] = last_lines(view_of(incidents=incidents, training={"continued_at": 3.5}))
+    assert line.endswith("; 1 incident, 0 recovered"), "those of the run before are in its own last line"
 
 
 def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:
@@ -110,7 +117,7 @@ def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:
     assert nothing_left(done, {"run": {"steps": 81}}) == []
     assert nothing_left(view_of("stopped", training=TRAINED), {"run": {"steps": 80}}) == []
     assert nothing_left(view_of(), {"run": {"steps": 80}}) == [], (
-        "nobody knows the steps of a user's own trainer"
+        "the steps of a user's own trainer are unknown"
     )
 
 

@@ -269,6 +269,34 @@ def evaluated() -> dict[str, Any]:
     return world.as_dict("Two held-out sets, evaluated twice each.")
 
 
+def learning() -> dict[str, Any]:
+    """Steps are summed up, warnings come, change, end and stay, and the job goes on."""
+    world = World()
+    roles = {name: role.total for name, role in world.spec.roles.items()}
+    world.record(
+        e.JobSubmitted("golden-1", world.spec.name, roles),
+        e.MasterStarted(1, pid=100, node="n0", url="http://127.0.0.1:8265", rules=2),
+    )
+    world.start_all()
+    metrics = {"reward_mean": 0.25, "reward_std": 0.5, "tokens": 512, "entropy": 1.5}
+    world.record(
+        e.StepCompleted(1, 1, 1, metrics),
+        e.LearningWarned(1, "cut_off", "30 % of the answers of step 1 were cut off", 1),
+        e.LearningWarned(1, "flat_groups", "80 % of the groups of step 1 have no gradient", 1),
+        e.StepCompleted(1, 2, 2, metrics | {"reward_mean": 0.5}),
+        e.LearningWarned(1, "cut_off", "", 2, holds=False),
+        e.LearningWarned(1, "flat_groups", "75 % of the groups of steps 1 to 2 have no gradient", 2),
+    )
+    world.finish()
+    world.go_on(roles, {"run.steps": [world.spec.run.steps, 9]})
+    world.record(e.MasterStarted(2, pid=200, node="n0", rules=2))
+    world.start_all()
+    trainer = world.state.vertices["trainer-0"].incarnation
+    world.record(e.StepCompleted(trainer, 3, 3, metrics | {"reward_mean": 0.75}))
+    world.finish()
+    return world.as_dict("Steps that are summed up, and warnings of a job that does not learn.")
+
+
 def tampered() -> dict[str, Any]:
     data = rollout_lost()
     for row in data["snapshot"]:
@@ -285,7 +313,17 @@ def tampered() -> dict[str, Any]:
 
 HISTORIES: dict[str, Callable[[], dict[str, Any]]] = {
     build.__name__: build
-    for build in (undisturbed, rollout_lost, actor_lost, user_code, commanded, continued, evaluated, tampered)
+    for build in (
+        undisturbed,
+        rollout_lost,
+        actor_lost,
+        user_code,
+        commanded,
+        continued,
+        evaluated,
+        learning,
+        tampered,
+    )
 }
 
 if __name__ == "__main__":

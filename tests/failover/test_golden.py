@@ -24,6 +24,7 @@ PHASES = {
     "commanded": "stopped",
     "continued": "succeeded",
     "evaluated": "succeeded",
+    "learning": "succeeded",
     "tampered": "succeeded",
 }
 

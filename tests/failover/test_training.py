@@ -13,20 +13,20 @@ def running() -> History:
     return History(coordinator_of(spec_with())).submit().start_all()
 
 
-def told(history: History, kind: type[e.Event], **fields: object) -> None:
+def reported(history: History, kind: type[e.Event], **fields: object) -> None:
     trainer = history.state.vertices["trainer-0"]
     history.decide(kind(incarnation=trainer.incarnation, report=trainer.reported + 1, **fields))
 
 
 def step(history: History, number: int, **metrics: float) -> None:
-    told(history, e.StepCompleted, step=number, version=number, metrics=metrics)
+    reported(history, e.StepCompleted, step=number, version=number, metrics=metrics)
 
 
 def test_the_first_and_the_last_step_are_kept_and_all_tokens() -> None:
     history = running()
     for number in (1, 2, 3):
         step(history, number, reward_mean=number / 10, tokens=100)
-    step(history, 3, reward_mean=0.9, tokens=100)  # told again
+    step(history, 3, reward_mean=0.9, tokens=100)  # reported again
     training = history.state.training
     assert (training.first, training.last, training.tokens) == (
         {"step": 1, "version": 1, "reward_mean": 0.1, "tokens": 100},
@@ -39,7 +39,7 @@ def test_the_first_and_the_last_step_are_kept_and_all_tokens() -> None:
 def test_a_job_that_goes_on_has_a_run_of_its_own() -> None:
     history = running()
     step(history, 1, reward_mean=0.1)
-    told(history, e.TrainerFinished, result={})
+    reported(history, e.TrainerFinished, result={})
     for vertex in list(history.state.vertices.values()):
         history.decide(e.VertexStopped(vertex.id, vertex.incarnation))
     assert history.state.job.phase is JobPhase.SUCCEEDED
@@ -68,14 +68,18 @@ def test_a_history_of_before_has_no_sum() -> None:
 def test_a_warning_is_kept_until_it_holds_no_longer_and_comes_once() -> None:
     history = running()
     warned = {"code": "cut_off", "message": "too short", "step": 3}
-    told(history, e.LearningWarned, **warned)
+    reported(history, e.LearningWarned, **warned)
     before = history.state
-    told(history, e.LearningWarned, **(warned | {"step": 9}))
-    assert history.state is before, "a later trainer told it again"
-    told(history, e.LearningWarned, **(warned | {"code": "other"}), holds=False)
-    assert history.state is before, "it was never told"
+    reported(history, e.LearningWarned, **(warned | {"step": 9}))
+    assert history.state is before, "a later trainer reported it again"
+    reported(history, e.LearningWarned, **(warned | {"step": 9, "message": "still too short"}))
+    [kept] = history.state.warnings.values()
+    assert (kept.step, kept.message) == (3, "still too short")
+    before = history.state
+    reported(history, e.LearningWarned, **(warned | {"code": "other"}), holds=False)
+    assert history.state is before, "it was never reported"
     assert state_from(rows_of(history.state)).warnings == history.state.warnings
-    told(history, e.LearningWarned, **warned, holds=False)
+    reported(history, e.LearningWarned, **warned, holds=False)
     assert [one.holds for one in history.state.warnings.values()] == [False]
-    told(history, e.LearningWarned, **(warned | {"step": 12}))
+    reported(history, e.LearningWarned, **(warned | {"step": 12}))
     assert [(one.step, one.holds) for one in history.state.warnings.values()] == [(12, True)]

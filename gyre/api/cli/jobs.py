@@ -177,8 +177,8 @@ def resume(
         if job_of_file is None
         else job_of_file.spec.model_dump(mode="json")
     )
-    if told := nothing_left(view, after):
-        for line in (*last_lines(view), *told):
+    if sentences := nothing_left(view, after):
+        for line in (*last_lines(view), *sentences):
             remark(line)
         if as_json:
             write_json(view)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gyre.api.reader import JobReader
 
 LOG_POLL_S = 0.5
-TELLING = ("reward_mean", "loss", "grad_norm", "kl", "entropy", "completion_tokens_mean")
+IMPORTANT = ("reward_mean", "loss", "grad_norm", "kl", "entropy", "completion_tokens_mean")
 DETAILS = (
     "reward",
     "accuracy_first",
@@ -27,7 +27,7 @@ DETAILS = (
     "staleness_mean",
     "digest",
 )
-"""Entries of the trainer's report that `show` tells otherwise; -v has them."""
+"""Entries of the trainer's report that `show` has in other rows; -v has them."""
 
 SHOWN_VERTICES = 200
 SHOWN_INCIDENTS = 20
@@ -184,8 +184,8 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
         rows.append(("weights from", job["weights_from"]))
     if not job["ended_at"]:
         answers = "answering" if master["answering"] else "not answering; from the journal"
-        told = f"pid {master['pid']}, epoch {master['epoch']}, {answers}  {master['url']}"
-        rows.append(("master", told.rstrip()))
+        row = f"pid {master['pid']}, epoch {master['epoch']}, {answers}  {master['url']}"
+        rows.append(("master", row.rstrip()))
     rows += _learning_rows(view)
     hidden = () if verbose else DETAILS
     progress = {
@@ -219,7 +219,7 @@ def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
     if last:
         rows.append(("learnt", ", ".join(learnt(view))))
         rows.append(("last step", step_line(last, steps=view["progress"].get("steps") or 0)))
-    rows += [(f"evaluated {name}", told) for name, told in evaluated(view)]
+    rows += [(f"evaluated {name}", result) for name, result in evaluated(view)]
     rows += [(f"! {warning['code'].replace('_', ' ')}", warning["message"]) for warning in view["warnings"]]
     if view["bottleneck"]:
         rows.append(("bottleneck", view["bottleneck"]))
@@ -410,8 +410,8 @@ def _said(event: dict[str, Any]) -> str:
 
 
 def _first_things_first(value: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The entries, of a step's metrics the telling ones first: a long row is cut."""
-    order = {name: index for index, name in enumerate(TELLING)}
+    """The entries, of a step's metrics the most important ones first: a long row is cut."""
+    order = {name: index for index, name in enumerate(IMPORTANT)}
     return sorted(value.items(), key=lambda item: order.get(item[0], len(order)))
 
 

@@ -252,7 +252,7 @@ class JobView(Out):
     training: Training = Field(default_factory=Training)
     warnings: list[LearningWarning] = Field(default_factory=list)
     bottleneck: str = ""
-    """What the job's speed depends on, in one sentence; empty where nothing can be said."""
+    """What the job's speed depends on, in one sentence; empty where that is not known."""
     seq: int
     store: StoreHealth
 

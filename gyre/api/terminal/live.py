@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.api.terminal.formats import duration, incident_message, waits_of
 from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts
+from gyre.api.terminal.run_end import incidents_of_this_run
 from gyre.api.terminal.run_history import RunHistory
 from gyre.workloads.trainer.learning.step_line import step_line
 
@@ -58,7 +59,7 @@ class LiveProgress:
     def show(self, view: dict[str, Any]) -> None:
         self._history.observe(view, time.monotonic())
         self._say_steps(view)
-        for incident in view["incidents"]:
+        for incident in incidents_of_this_run(view):
             if incident["id"] not in self._told:
                 self._told.add(incident["id"])
                 self.say(_incident_line(incident))
@@ -161,7 +162,7 @@ def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
     parts += facts(view, progress)
     if view.get("bottleneck") and view["progress"].get("step"):
         parts.append(f"bottleneck: {view['bottleneck']}")
-    count = len(view["incidents"])
+    count = len(incidents_of_this_run(view))
     parts.append(f"{count} incident{'' if count == 1 else 's'}")
     return SEPARATOR.join(parts)
 

@@ -29,7 +29,7 @@ HELD_OUT = "held_out"
 """The only set of a job that names none."""
 
 _OWN = frozenset({"accuracy_first", "accuracy_last", "tokens", "tokens_discarded", "digest"})
-"""Entries of the built-in trainer's result that are told otherwise, or are for programs."""
+"""Entries of the built-in trainer's result that other words stand for, or that are for programs."""
 
 
 def last_lines(view: View) -> list[str]:
@@ -47,7 +47,7 @@ def last_lines(view: View) -> list[str]:
 
 def nothing_left(view: View, spec: Mapping[str, Any]) -> list[str]:
     """Why a job that has ended has nothing left to do with this spec, and how to have more; empty where there is
-    something: also for a job with a trainer of the user's own, whose steps nobody knows."""
+    something: also for a job with a trainer of the user's own, whose steps are unknown."""
     job, run = view["job"], spec.get("run")
     steps = run.get("steps") if isinstance(run, Mapping) else None
     done = int(((view.get("training") or {}).get("last") or {}).get("step", 0))
@@ -82,12 +82,18 @@ def ran_for(view: View, now: float | None = None) -> float | None:
     return max(ended - began, 0.0) if began and ended else None
 
 
+def incidents_of_this_run(view: View) -> list[Mapping[str, Any]]:
+    """The incidents since the job went on; all where it never ended before."""
+    since = (view.get("training") or {}).get("continued_at") or 0.0
+    return [incident for incident in view["incidents"] if incident["at"] >= since]
+
+
 def learnt(view: View) -> list[str]:
     """Steps, rewards, evaluations and tokens; for a job with a trainer of the user's own, what its `fit()` returned."""
     training = view.get("training") or {}
     first, last = training.get("first") or {}, training.get("last") or {}
     if not last:
-        return own_result(view)
+        return ["0 steps"] if _is_gyres(view["job"]["result"]) else own_result(view)
     step, before = int(last["step"]), int(training.get("continued_step") or 0)
     if before:
         facts = [f"{_steps(step - before)} ({step} in all)"]
@@ -120,8 +126,8 @@ def held_out(view: View) -> list[str]:
             begin = first.get("reward_mean")
             found.append(f"{called} reward {_change(begin, last['reward_mean'], short, len(rows) > 1)}")
     if not found:
-        told = {**view["progress"], **view["job"]["result"]}
-        first, last = told.get("accuracy_first"), told.get("accuracy_last", told.get("accuracy"))
+        known = {**view["progress"], **view["job"]["result"]}
+        first, last = known.get("accuracy_first"), known.get("accuracy_last", known.get("accuracy"))
         if isinstance(last, int | float):
             found.append(f"held-out {_change(first, last, percent, first != last)}")
     return found
@@ -162,14 +168,19 @@ def own_result(view: View) -> list[str]:
 def _account(view: View) -> str:
     result = view["job"]["result"]
     parts = []
-    if (view.get("training") or {}).get("last"):
-        for key, said in (("prompts_lost", "prompts lost"), ("trained_twice", "trained twice")):
+    if _is_gyres(result):
+        for key, words in (("prompts_lost", "prompts lost"), ("trained_twice", "trained twice")):
             if isinstance(result.get(key), int):
-                parts.append(f"{result[key]} {said}")
-    if incidents := view["incidents"]:
+                parts.append(f"{result[key]} {words}")
+    if incidents := incidents_of_this_run(view):
         recovered = sum(incident["recovered_at"] is not None for incident in incidents)
         parts.append(f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}, {recovered} recovered")
     return ", ".join(parts)
+
+
+def _is_gyres(result: Mapping[str, Any]) -> bool:
+    """Whether the built-in trainer returned it."""
+    return result.keys() >= {"steps", "prompts", "prompts_lost", "trained_twice"}
 
 
 def _change(first: Any, last: float, form: Any, several: bool = True) -> str:

@@ -16,6 +16,9 @@ from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, Evaluation, Incident, LearningWarning, Scope
 
+MOST_TOKENS = 2**40
+"""More tokens than a step can have."""
+
 
 def step_completed(
     layout: JobLayout, draft: Draft, event: e.StepCompleted, now: float
@@ -34,6 +37,8 @@ def step_completed(
 
 def _sum_up(draft: Draft, event: e.StepCompleted) -> None:
     before, tokens = draft.training, event.metrics.get("tokens", 0)
+    if not 0 <= tokens < MOST_TOKENS:  # a trainer of the user's own may call anything so
+        tokens = 0
     metrics = {**event.metrics, "step": event.step, "version": event.version}
     first_since = before.continued_at is not None and before.continued_reward is None
     draft.set_training(
@@ -47,9 +52,11 @@ def _sum_up(draft: Draft, event: e.StepCompleted) -> None:
 def learning_warned(
     layout: JobLayout, draft: Draft, event: e.LearningWarned, now: float
 ) -> Iterable[c.Command]:
+    known = draft.warnings.get(event.code)
     if event.holds:
-        draft.set_warning(LearningWarning(event.code, event.step, event.message))
-    elif (known := draft.warnings.get(event.code)) is not None:
+        step = known.step if known is not None and known.holds else event.step
+        draft.set_warning(LearningWarning(event.code, step, event.message))
+    elif known is not None:
         draft.set_warning(replace(known, holds=False))
     return ()
 

@@ -17,7 +17,7 @@ from gyre.workloads.trainer.learning.step_line import percent
 BUSY = 0.85
 """Share of its time from which the learner itself is what the job waits for."""
 BALANCED = 0.15
-"""Share of a wait below which it limits nobody."""
+"""Share of a wait below which it does not limit the job."""
 OWN = 0.25
 """Share of its time from which something other than training is worth a sentence."""
 

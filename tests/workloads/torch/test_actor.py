@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,22 @@ def one_step(actor, groups, step=None):
     step = actor.step + 1 if step is None else step
     actor.accumulate(groups, step=step, index=0)
     return actor.apply(step=step, indices=1, group_ids=ids(groups))
+
+
+def test_entropy_and_kl_are_measured_without_a_term_of_them_and_not_where_nothing_was_computed(actor, groups):
+    assert (actor.settings.loss.entropy_coeff, actor.settings.loss.kl_loss_coef) == (0.0, 0.0)
+    metrics = one_step(actor, groups)
+    assert metrics["entropy"] > 0.1
+    assert {"policy_loss", "old_kl", "clipped"} <= metrics.keys()
+    flat = [
+        replace(group, id=group.id + 100, samples=[replace(sample, reward=1.0) for sample in group.samples])
+        for group in groups
+    ]
+    metrics = one_step(actor, flat)
+    assert (metrics["loss"], metrics["grad_norm"]) == (0.0, 0.0)
+    assert not {"policy_loss", "old_kl", "entropy", "clipped"} & metrics.keys(), (
+        "a mean over nothing is not 0"
+    )
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])

@@ -12,7 +12,7 @@ GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scori
 
 
 @pytest.mark.parametrize(
-    ("shares", "said"),
+    ("shares", "sentence"),
     [
         ({GENERATING: 0.38, "training": 0.62}, "rollout; the actor waits 38 % of its time for samples"),
         (
@@ -39,14 +39,14 @@ GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scori
         ),
     ],
 )
-def test_of_a_running_job(shares: dict[str, float], said: str) -> None:
+def test_of_a_running_job(shares: dict[str, float], sentence: str) -> None:
     progress = {"step": 7, "steps": 80, "times": {"actor": shares, "rollout": {"idle": 1.0}}}
-    assert bottleneck_of("running", progress) == said
+    assert bottleneck_of("running", progress) == sentence
     assert bottleneck_of("succeeded", progress) == ""
 
 
 @pytest.mark.parametrize(
-    ("phase", "progress", "said"),
+    ("phase", "progress", "sentence"),
     [
         ("starting", {}, "starting up"),
         ("running", {"step": 0, "steps": 80}, "starting up"),
@@ -63,6 +63,6 @@ def test_of_a_running_job(shares: dict[str, float], said: str) -> None:
     ],
 )
 def test_of_a_job_that_begins_or_reports_something_else(
-    phase: str, progress: dict[str, Any], said: str
+    phase: str, progress: dict[str, Any], sentence: str
 ) -> None:
-    assert bottleneck_of(phase, progress) == said
+    assert bottleneck_of(phase, progress) == sentence

@@ -1,4 +1,4 @@
-"""What people are told of steps, whatever dies: a line in the log, one in metrics.jsonl, warnings once."""
+"""What people see of steps, whatever dies: a line in the log, one in metrics.jsonl, warnings once."""
 
 from __future__ import annotations
 

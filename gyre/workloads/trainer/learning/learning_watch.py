@@ -21,7 +21,8 @@ an engine that computes a little differently is below 0.01; at 0.1 per token an 
 likely for one as for the other.
 
 Invariants:
-- *once*: a warning of a code is told when it begins to hold and when it ends, never twice in between;
+- *once*: a warning of a code is reported when it begins to hold and when it ends, and between once more at the end of
+  the run, where its words have changed;
 - *a fold*: what holds depends on the metrics in their order alone, so a later trainer that folds the ledger's steps
   again comes to the same.
 
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -86,8 +87,8 @@ class LearningWatch:
     def begin(self) -> list[Warned]:
         """What is known before the first step."""
         if self._not_evaluated and "not_evaluated" not in self._held:
-            told = f"nothing is evaluated: {self._not_evaluated}; the rewards of training are all there is to go by"
-            return self._changes({"not_evaluated": told}, 0, ("not_evaluated",))
+            message = f"nothing is evaluated: {self._not_evaluated}; the rewards of training are all there is to go by"
+            return self._changes({"not_evaluated": message}, 0, ("not_evaluated",))
         return []
 
     def step(self, metrics: Mapping[str, Any]) -> list[Warned]:
@@ -95,8 +96,8 @@ class LearningWatch:
         step = int(metrics.get("step", self._seen + 1))
         self._seen += 1
         if metrics.get("skipped"):
-            told = f"step {step} was skipped: its gradient was not finite"
-            return self._changes({"not_finite": told}, step, ("not_finite",))
+            message = f"step {step} was skipped: its gradient was not finite"
+            return self._changes({"not_finite": message}, step, ("not_finite",))
         self._recent.append(metrics)
         if len(self._first) < SHORT:
             self._first.append(metrics)
@@ -118,17 +119,21 @@ class LearningWatch:
             **{code: one.message for code, one in self._held.items()},
             **self._found(step, min(AT_START, self._seen)),
         }
-        return self._changes({code: found[code] for code in _OF_STEPS if code in found}, step, _OF_STEPS)
+        newer = [code for code, one in self._held.items() if found.get(code, one.message) != one.message]
+        for code in newer:  # their words are of earlier steps
+            self._held[code] = replace(self._held[code], message=found[code])
+        changes = self._changes({code: found[code] for code in _OF_STEPS if code in found}, step, _OF_STEPS)
+        return [*(self._held[code] for code in newer), *changes]
 
     def _changes(self, found: Mapping[str, str], step: int, codes: tuple[str, ...]) -> list[Warned]:
-        told = []
+        changes = []
         for code in codes:
             if code in found and code not in self._held:
                 self._held[code] = Warned(code, found[code], step)
-                told.append(self._held[code])
+                changes.append(self._held[code])
             elif code not in found and code in self._held:
-                told.append(Warned(code, self._held.pop(code).message, step, holds=False))
-        return told
+                changes.append(Warned(code, self._held.pop(code).message, step, holds=False))
+        return changes
 
     def _found(self, step: int, enough: int) -> dict[str, str]:
         """What is wrong now, by code. `enough` steps are enough to judge by."""

@@ -26,7 +26,7 @@ from gyre.workloads.trainer.learning.step_metrics import step_metrics
 
 class OptimizerSteps:
     """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
-    reason; `report` sends an event to the journal; `log` tells people."""
+    reason; `report` sends an event to the journal; `log` shows the step to people."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class OptimizerSteps:
         trained = [self._groups[group_id] for group_id in self._groups.ids_of(step)]
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
-        said = plain(metrics | self._auxiliary_metrics)  # a NaN is a text by now, and no metric
-        reported = step_metrics(said, trained, step, at=time.time(), seconds=seconds)
+        plain_metrics = plain(metrics | self._auxiliary_metrics)  # a NaN is a text by now, and no metric
+        reported = step_metrics(plain_metrics, trained, step, at=time.time(), seconds=seconds)
         rate = reported["tokens_per_s"]
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
         self._auxiliary_metrics = {}

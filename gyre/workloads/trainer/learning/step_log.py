@@ -1,7 +1,7 @@
-"""What people are told of each step: a line in the trainer's log, a line in `metrics.jsonl`, and warnings.
+"""What people see of each step: a line in the trainer's log, a line in `metrics.jsonl`, and warnings.
 
 Invariants:
-- *after the ledger*: a step is told here when it is recorded;
+- *after the ledger*: a step is shown when it is recorded;
 - *never in the way*: a log or a file that cannot be written does not end the run.
 
 This module must not know how a step is made.

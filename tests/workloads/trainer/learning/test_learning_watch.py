@@ -55,9 +55,8 @@ EQUAL = {"reward_mean": 0.5, "reward_min": 0.5, "reward_max": 0.5}
 def test_what_is_wrong_from_the_start_is_told_at_once_and_once(
     code: str, wrong: dict[str, Any], at: int
 ) -> None:
-    assert told_of(LearningWatch(), [healthy(step, **wrong) for step in range(1, 40)], end=True) == [
-        (code, at, True)
-    ]
+    steps = [healthy(step, **wrong) for step in range(1, 40)]
+    assert told_of(LearningWatch(), steps) == [(code, at, True)]
 
 
 def test_a_short_run_is_judged_at_its_end() -> None:
@@ -70,6 +69,15 @@ def test_a_short_run_is_judged_at_its_end() -> None:
         ("no_gradient", 2),
     ]
     assert watch.at_end() == []
+
+
+def test_what_still_holds_is_told_in_newer_words_at_the_end() -> None:
+    watch = LearningWatch()
+    for step in range(1, 31):
+        watch.step(healthy(step, cut_off_ratio=0.5 if step > 10 else 0.3))
+    [newer] = watch.at_end()
+    assert (newer.code, newer.step) == ("cut_off", 3)
+    assert newer.message.startswith("50 % of the answers of steps 21 to 30")
 
 
 def test_equal_rewards_later_are_told_after_ten_steps_and_end_when_they_differ() -> None:

@@ -135,11 +135,11 @@ def test_the_first_role_is_who_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [(0, "0"), (0.0, "0"), (1.0, "1"), (-0.5, "-0.5"), (12.34, "12"), (1e-7, "1e-07"), (123456.0, "123456")],
 )
-def test_short_numbers(value: float, said: str) -> None:
-    assert short(value) == said
+def test_short_numbers(value: float, text: str) -> None:
+    assert short(value) == text
 
 
 def test_thousands() -> None:
