@@ -127,11 +127,9 @@ class Wanted:
     @classmethod
     def of(cls, spec: JobSpec) -> Wanted:
         """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
-        from gyre.models.architecture import architecture_of, config_of, read_config
-        from gyre.workloads.megatron.learner import MegatronLearner
         from gyre.workloads.tasks.task import task_of
         from gyre.workloads.torch.actor import TorchActor
-        from gyre.workloads.torch.served_policy import small_architecture
+        from gyre.workloads.torch.trained_model import trained_model
 
         actor = spec.roles["actor"].entrypoint if "actor" in spec.roles and reads_sections(spec) else None
         kind = load_class(actor, spec.python_path, path="roles.actor.entrypoint") if actor else None
@@ -141,13 +139,8 @@ class Wanted:
                 hint="Have your own class read them, from a key of its own in config.",
             )
         settings = WorkloadSettings.read(spec.config)
-        path = settings.megatron.model_path
-        if path and issubclass(kind, MegatronLearner):
-            config = read_config(Path(path))
-            return cls(architecture_of(config, path), config)
-        task = task_of(spec.config)
-        architecture = small_architecture(settings, task)
-        return cls(architecture, config_of(architecture, eos_id=task.tokenizer.eos_id))
+        model = trained_model(settings, task_of(spec.config))
+        return cls(model.architecture, model.config)
 
     def refuse_other(self, architecture: Architecture, where: Path) -> None:
         """Raises ConfigError for another model, with what differs."""
@@ -167,7 +160,7 @@ def refuse_differences(found: list[str], where: Path) -> None:
         more = f", and {len(found) - 4} more" if len(found) > 4 else ""
         raise ConfigError(
             f"The model in {where} is not this job's: {', '.join(found[:4])}{more}.",
-            hint="Give the job the model of its weights, by config.model or config.megatron.model_path.",
+            hint="Give the job the model of its weights, by config.model_path or config.model.",
         )
 
 

@@ -14,7 +14,7 @@ from gyre.errors import GraphError
 class Backend:
     """A back end. `classes` has the classes of its roles, as `module:Class`; docs/bring-your-own.md has their contract.
 
-    A role in `reads_model` reads the model of `config.megatron.model_path` by itself; its other roles that need the
+    A role in `reads_model` reads the model of `config.model_path` by itself; its other roles that need the
     initial policy get it from the actor.
     """
 

@@ -92,7 +92,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
         check_integrations(resolved)
         settings = WorkloadSettings.read(resolved.config)
-        if settings.model is not None and not settings.megatron.model_path:
+        if settings.model is not None and not settings.model_path:
             check_context(resolved, settings.model.max_positions, "config.model.max_positions")
     trainer = resolved.roles.get(TRAINER)
     if trainer is not None:

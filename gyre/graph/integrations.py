@@ -1,7 +1,7 @@
 """Gyre's own classes: which of them fill the roles that the job names no class for, and what they require of the job.
 
-The model comes from a folder if the job gives `config.megatron.model_path` and its actor is Megatron's; otherwise it is
-the small decoder. Critic and reference hold the actor's model, so with a folder they are Megatron's by default.
+The model comes from a folder if the job gives `config.model_path`; otherwise it is the small decoder. Critic and
+reference hold the actor's model, so with a folder and Megatron's actor they are Megatron's by default.
 
 This module knows its classes by name: it must not import them.
 """
@@ -20,6 +20,13 @@ _OF_A_FOLDER = {
     "reference": Entrypoint(module=f"{_MEGATRON}.reference", name="MegatronReference"),
 }
 
+_READERS = (
+    (_TORCH, "TorchReference"),
+    (_TORCH, "TorchCritic"),
+    (_MEGATRON, "MegatronReference"),
+    (_MEGATRON, "MegatronCritic"),
+)
+"""The classes that read the folder's model by themselves."""
 
 _MEGATRON_ACTOR = Entrypoint(module=f"{_MEGATRON}.actor", name="MegatronActor")
 
@@ -39,7 +46,7 @@ def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
 
 def model_path(spec: JobSpec) -> str:
     """Returns the folder of the model that is trained; "" for the small decoder."""
-    return WorkloadSettings.read(spec.config).megatron.model_path
+    return WorkloadSettings.read(spec.config).model_path
 
 
 def reads_a_folder(spec: JobSpec, role: str) -> bool:
@@ -50,9 +57,7 @@ def reads_a_folder(spec: JobSpec, role: str) -> bool:
         own = backend_named(spec.backend, spec.python_path)
         if role in own.reads_model and spec.roles[role].entrypoint == own.class_of(role):
             return True
-    return _is(spec, role, _MEGATRON, "MegatronReference") or any(
-        _is(spec, role, *known) for known in ((_TORCH, "TorchCritic"), (_MEGATRON, "MegatronCritic"))
-    )
+    return any(_is(spec, role, *known) for known in _READERS)
 
 
 def reads_sections(spec: JobSpec) -> bool:
@@ -73,7 +78,6 @@ def check_complete(spec: JobSpec) -> None:
             hint="Prepare a data set with `gyre data prepare` and give config.data.path; or give config.task, or a "
             "class of your own as run.data.",
         )
-    path = settings.megatron.model_path
     for role, where, optim in (
         ("actor", "config.optim", settings.optim),
         ("critic", "config.critic.optim", settings.critic.optim),
@@ -81,11 +85,10 @@ def check_complete(spec: JobSpec) -> None:
         learners = [(_TORCH, f"Torch{role.title()}"), (_MEGATRON, f"Megatron{role.title()}")]
         if not any(_is(spec, role, *known) for known in learners):
             continue
-        if not (settings.model or (path and (role == "critic" or _is(spec, role, *learners[1])))):
+        if not (settings.model or settings.model_path):
             raise ConfigError(
-                f"config.model: is missing, so the {role} has no model.",
-                hint="Give a model's folder as config.megatron.model_path, with MegatronActor as the actor; or the "
-                "shape of a small decoder as config.model.",
+                f"config.model_path: is missing, so the {role} has no model.",
+                hint="Give a model's folder as config.model_path, or the shape of a small decoder as config.model.",
             )
         if optim.lr is None:
             raise ConfigError(
@@ -97,7 +100,7 @@ def check_complete(spec: JobSpec) -> None:
 def check_integrations(spec: JobSpec) -> None:
     """Raises GraphError if Gyre's own classes do not go together, or do not fit the numbers of the job."""
     settings = WorkloadSettings.read(spec.config)
-    path, layout = settings.megatron.model_path, settings.megatron
+    layout = settings.megatron
     replica = layout.tensor_parallel * layout.pipeline_parallel
     for role, name in (("actor", "MegatronActor"), ("critic", "MegatronCritic")):
         total = spec.roles[role].total if role in spec.roles else 0
@@ -107,18 +110,6 @@ def check_integrations(spec: JobSpec) -> None:
                 f"pipeline_parallel ({replica}), the ranks that hold one copy of the model.",
                 hint=f"Take {-(-total // replica) * replica}.",
             )
-    if path and _is(spec, "actor", _TORCH, "TorchActor") and reads_a_folder(spec, "critic"):
-        raise GraphError(
-            f"roles.critic: its model is that of config.megatron.model_path ({path}), but the actor is TorchActor, "
-            "which trains the small decoder.",
-            hint='Give the actor the class "gyre.workloads.megatron:MegatronActor", or leave model_path out.',
-        )
-    of_a_folder = path and _is(spec, "actor", _MEGATRON, "MegatronActor")
-    if of_a_folder and _is(spec, "reference", _TORCH, "TorchReference"):
-        raise GraphError(
-            f"roles.reference: TorchReference holds the small decoder, but the actor's model is that of {path}.",
-            hint="Leave the reference's class out: it is then MegatronReference.",
-        )
     _check_losses(spec, settings.loss)
     _check_mini_batches(spec, settings)
 

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config import Elastic, RolloutsSpec, WeightsSpec
+from gyre.config.sections import WorkloadSettings
 from gyre.engines.process import EngineCommand
+from gyre.errors import ConfigError
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.malloc_tuning import calm_collector
@@ -304,15 +306,14 @@ def _elastic_pools(pools: dict[str, dict[str, Any]]) -> dict[str, Pool]:
 
 def _base_model(config: dict[str, Any]) -> Path | None:
     """The folder that the actor reads its first weights from, if the job has one and this machine can read it."""
-    section = config.get("megatron")
-    path = section.get("model_path") if isinstance(section, dict) else None
-    given = config.get("first_weights")
-    if path and isinstance(given, dict) and given.get("path"):
-        path = given["path"]
-    folder = Path(path) if isinstance(path, str) and path else None
-    if folder is None or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+    try:
+        settings = WorkloadSettings.read(config)
+    except ConfigError:  # of a job without Gyre's classes, whose sections mean something else
         return None
-    return folder
+    folder = Path(settings.first_policy)
+    if settings.model_path and (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return folder
+    return None
 
 
 def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path, str], EngineCommand]:

@@ -113,13 +113,13 @@ def test_a_submission_says_the_same_and_starts_nothing(
             {"task": {}, "optim": {"lr": 1.0}},
             None,
             "grpo",
-            r"config\.model: is missing, so the actor has no model",
+            r"config\.model_path: is missing, so the actor has no model",
         ),
         (
             {"task": {}, "optim": {"lr": 1.0}},
             MEGATRON,
             "grpo",
-            r"config\.model: is missing, so the actor has no model",
+            r"config\.model_path: is missing, so the actor has no model",
         ),
         (SMALL, None, "ppo", r"config\.critic\.optim\.lr: is missing.*1e-5"),
         (SMALL, MEGATRON, "ppo", r"config\.critic\.optim\.lr: is missing"),
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_here_is_a_mistake_on_this_machine_and_a_note_elsewhe
             given | {"node_num": elsewhere.get("nodes", 1)}, str(elsewhere.get("address", "")) or None
         )
         assert first.startswith("config.data.path: no-data")
-        assert second.startswith("config.megatron.model_path: no-model")
+        assert second.startswith("config.model_path: no-model")
         assert first.endswith("The machines that run the job must have it.")
 
 

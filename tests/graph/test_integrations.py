@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gyre.config import parse_job
+from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.graph import CompiledJob, Dispatch, compile_job
 
@@ -52,6 +53,30 @@ def test_either_critic_may_be_named(name: str) -> None:
     assert not found.dcg.operator("critic.values").initial_policy
 
 
+def test_plain_torch_trains_a_folders_model_too() -> None:
+    found = ppo({"model_path": "models/Qwen3-0.6B"}, reference={})
+    assert {classes(found)[role] for role in ("critic", "reference")} == {"TorchCritic", "TorchReference"}
+    assert not any(operator.initial_policy for operator in found.dcg.operators), "they read it by themselves"
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ({"model_path": "models/a"}, "models/a"),
+        ({"megatron": {"model_path": "models/a"}}, "models/a"),
+        ({"model_path": "models/a/", "megatron": {"model_path": "models/a"}}, "models/a/"),
+        ({}, ""),
+    ],
+)
+def test_the_models_folder_has_one_setting_and_an_alias(config: dict[str, Any], path: str) -> None:
+    assert WorkloadSettings.read(config).model_path == path
+
+
+def test_an_alias_that_names_another_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model_path \(a\) and megatron.model_path \(b\) .* differ"):
+        WorkloadSettings.read({"model_path": "a", "megatron": {"model_path": "b"}})
+
+
 def test_a_critic_of_ones_own_is_given_the_first_policy() -> None:
     found = ppo(FOLDER, actor=ACTOR, critic={"entrypoint": "my.module:MegatronCritic"})
     assert found.dcg.operator("critic.values").initial_policy
@@ -67,15 +92,6 @@ SPLIT = {"tensor_parallel": 2, "pipeline_parallel": 2}
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [
-        ({"config": FOLDER}, "the actor is TorchActor, which trains the small decoder"),
-        (
-            {
-                "config": FOLDER,
-                "actor": ACTOR,
-                "reference": {"entrypoint": "gyre.workloads.torch.reference:TorchReference"},
-            },
-            "TorchReference holds the small decoder",
-        ),
         (
             {"config": {"megatron": FOLDER["megatron"] | SPLIT}, "actor": ACTOR | {"total": 6}},
             r"roles.actor.total: 6 is not a multiple .* \(4\)",

@@ -109,9 +109,9 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
             from gyre.data.prepared import PreparedData
 
             PreparedData(spec.config)  # its manifests are read: digest, format, tokenizers
-    if settings.megatron.model_path:
-        yield from _missing_model("config.megatron.model_path", settings.megatron.model_path)
-        _check_context(spec, Path(settings.megatron.model_path) / "config.json")
+    if settings.model_path:
+        yield from _missing_model("config.model_path", settings.model_path)
+        _check_context(spec, Path(settings.model_path) / "config.json")
     if settings.first_weights.path:
         yield from _missing_model("config.first_weights.path", settings.first_weights.path)
     reward = spec.roles.get("reward")

@@ -1,4 +1,4 @@
-"""The section `config.megatron`: the model that is trained, and how Megatron's ranks share it."""
+"""The section `config.megatron`: how Megatron's ranks share the model that is trained."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class MegatronSettings(Section):
     """How the actor's ranks share the model, and in what precision they compute."""
 
     model_path: str = ""
-    """A folder in Hugging Face's layout. Without safetensors in it the weights are drawn from the job's `seed`;
-    "" takes the small decoder of `config.model`."""
+    """Another name of `config.model_path`, which is the one that code reads."""
     tensor_parallel: PositiveInt = 1
     """Ranks that share each layer."""
     pipeline_parallel: PositiveInt = 1

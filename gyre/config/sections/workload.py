@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gyre.config.sections.data import DataSettings
 from gyre.config.sections.first_weights import FirstWeightsSettings
@@ -23,6 +24,8 @@ from gyre.config.sections.sampling import SamplingSettings
 from gyre.config.sections.section import Section, read_mapping
 from gyre.config.sections.task_section import TaskSettings, WarmStartSettings
 from gyre.errors import ConfigError, nearest
+
+_PATH = "model_path"
 
 _NEARLY = 0.75
 """How similar a key must be to a section's name to be taken for a typo of it (`difflib`'s ratio)."""
@@ -37,8 +40,12 @@ class WorkloadSettings(Section):
     """Torch's intra-op threads in each process."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a rank waits for its peers in a collective."""
+    model_path: str = ""
+    """The folder of the model that is trained, in Hugging Face's layout, whatever the back end. Without safetensors in
+    it the weights are drawn from `seed`; "" takes the small decoder of `model`. `megatron.model_path` is another name
+    of it."""
     model: ModelSettings | None = None
-    """The small decoder's shape, unless the model is the folder of `megatron.model_path`."""
+    """The small decoder's shape, unless the model is the folder of `model_path`."""
     task: TaskSettings | None = None
     """A task that needs no data set, as the source of prompts instead of `data`."""
     data: DataSettings | None = None
@@ -60,7 +67,28 @@ class WorkloadSettings(Section):
     reward_model: RewardModelSettings = RewardModelSettings()
     """The folder of the reward model."""
     megatron: MegatronSettings = MegatronSettings()
-    """The folder of the model that is trained, and how Megatron's ranks share it."""
+    """How Megatron's ranks share the model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_model_path(cls, values: Any) -> Any:
+        """`megatron.model_path` is read as `model_path`, so that code asks for one of them."""
+        megatron = values.get("megatron") if isinstance(values, Mapping) else None
+        other = megatron.get(_PATH) if isinstance(megatron, Mapping) else getattr(megatron, _PATH, "")
+        if not isinstance(other, str) or not other:
+            return values
+        own = values.get(_PATH) or other
+        if isinstance(own, str) and PurePath(own) != PurePath(other):
+            raise ValueError(
+                f"model_path ({own}) and megatron.model_path ({other}) are two names of one setting, and differ; "
+                "keep model_path"
+            )
+        return {**values, _PATH: own}
+
+    @property
+    def first_policy(self) -> str:
+        """The folder of the weights that training begins with: another job's, or the model's own; "" for none."""
+        return self.first_weights.path or self.model_path
 
     @property
     def norm_length(self) -> float:

@@ -167,7 +167,7 @@ class MegatronActor(MegatronLearner, TorchActor):
         where it was there before."""
         if self.rank != 0:
             return
-        beside = Path(self.layout.model_path) if self.layout.model_path else None
+        beside = Path(self.settings.model_path) if self.settings.model_path else None
         save_model_folder(path, self.hugging_face_config, self.weights(), beside=beside)
 
     def _later_digest(self) -> Callable[[], str | None]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class MegatronCritic(MegatronLearner, TorchCritic):
     """The operators and metrics of `TorchCritic`; all of them go to every rank, `values` with each rank's share.
 
-    With `config.megatron.model_path` it begins with that folder's model, and its head is drawn from the seed. Without,
+    With `config.model_path` it begins with that folder's model, and its head is drawn from the seed. Without,
     it begins with the policy's small decoder and a head of zeros. With `config.first_weights` it is those weights.
     """
 

@@ -27,22 +27,19 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.config.sections import WorkloadSettings
-from gyre.data.prepared import PreparedData
-from gyre.errors import ConfigError, GyreError
-from gyre.models.architecture import config_of, read_config
-from gyre.models.first_weights import first_weights, given_weights
+from gyre.errors import GyreError
 from gyre.models.modules import Decoder
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.model.devices import device_of, dtype_of, make_deterministic, seed_everything
-from gyre.workloads.tasks.task import Task, task_of
+from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
 from gyre.workloads.torch.learner import TorchLearner
-from gyre.workloads.torch.served_policy import small_architecture
 from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import counted
+from gyre.workloads.torch.trained_model import trained_model
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
@@ -57,19 +54,10 @@ LEAST_SHARE = 0.5
 kernels take to be launched, however few its tokens are. What is put off to the optimizer's step is so little."""
 
 
-def _refuse_other_tokens(task: Task, vocab: int, path: str) -> None:
-    """Raises ConfigError if prompts were prepared for a model with more tokens than this one."""
-    if isinstance(task, PreparedData) and task.largest_token >= vocab:
-        raise ConfigError(
-            f"config.data: the prompts hold token {task.largest_token}, but the model in {path} has {vocab} tokens.",
-            hint="Prepare the data with the tokenizer of that model.",
-        )
-
-
 class MegatronLearner(TorchLearner):
     """The learner that actor and critic share. Every operator goes to every rank.
 
-    With `config.megatron.model_path` the model is that folder's. Without, it is the small decoder of `config.model`.
+    With `config.model_path` the model is that folder's. Without, it is the small decoder of `config.model`.
     """
 
     VALUES: ClassVar[bool] = False
@@ -165,22 +153,16 @@ class MegatronLearner(TorchLearner):
         Raises ConfigError."""
         from gyre.workloads.megatron.model.config import architecture_from
 
-        path, given = self.layout.model_path, self.settings.first_weights.path
-        if path:
-            self.hugging_face_config = read_config(Path(path))
-            architecture = architecture_from(self.hugging_face_config, path)
-            _refuse_other_tokens(task_of(self.config), architecture.vocab, path)
-            if given:
-                return architecture, given_weights(Path(given), architecture, head=not self.VALUES)
-            return architecture, first_weights(
-                Path(path), architecture, self.settings.seed, self.device, head=not self.VALUES
-            )
-        task = task_of(self.config)
-        self.small_architecture = small_architecture(self.settings, task)
-        self.hugging_face_config = config_of(self.small_architecture, eos_id=task.tokenizer.eos_id)
-        architecture = architecture_from(self.hugging_face_config, "config.model")
-        if given:
-            return architecture, given_weights(Path(given), architecture, head=not self.VALUES)
+        model = trained_model(self.settings, task_of(self.config))
+        self.hugging_face_config = model.config
+        where = str(model.folder / "config.json") if model.folder is not None else "config.model"
+        architecture = architecture_from(model.config, where)
+        source = model.first_weights(self.settings, self.device, head=not self.VALUES)
+        if model.folder is None:
+            self.small_architecture = model.architecture
+        if source is not None:
+            return architecture, source
+        assert self.small_architecture is not None
         decoder = Decoder(self.small_architecture, seed=self.settings.seed)
         return architecture, to_names(decoder.state_dict(), self.small_architecture).__getitem__
 
@@ -402,7 +384,7 @@ class MegatronLearner(TorchLearner):
         """The description with which `checkpoints.conversion` writes a folder of the weights; None for a critic."""
         if self.VALUES:
             return None
-        path = self.layout.model_path and (self.settings.first_weights.path or self.layout.model_path)
+        path = self.settings.model_path and self.settings.first_policy
         return {
             "config": self.hugging_face_config,
             "decoder": True if self.small_architecture is not None else None,
@@ -472,7 +454,7 @@ class MegatronLearner(TorchLearner):
         except GyreError as error:
             raise CheckpointMismatch(
                 f"the checkpoint is of the model that training began with, which cannot be read any more: {error}",
-                hint=f"Have the folder {self.settings.first_weights.path or self.layout.model_path} as it was.",
+                hint=f"Have the folder {self.settings.first_policy} as it was.",
             ) from error
         begin_optimizer_anew(self.policy)
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class MegatronReference(FrozenModel):
-    """Adds `extras["ref_logprobs"]` to samples. It reads `config.megatron.model_path` by itself, or the weights of
+    """Adds `extras["ref_logprobs"]` to samples. It reads `config.model_path` by itself, or the weights of
     `config.first_weights`, which is what the actor begins with; so it takes no weights from anybody."""
 
     def model_folder(self, layout: MegatronSettings) -> Path:
-        if not layout.model_path:
+        if not self.settings.model_path:
             raise ConfigError(
-                "MegatronReference has no model: config.megatron.model_path is not set.",
+                "MegatronReference has no model: config.model_path is not set.",
                 hint="Without it the actor's model is the small decoder, whose reference is "
                 "gyre.workloads.torch:TorchReference.",
             )
-        return Path(self.settings.first_weights.path or layout.model_path)
+        return Path(self.settings.first_policy)
 
     def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> TensorSource:
         return first_weights(folder, architecture, self.settings.seed, device)

@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from gyre.config import WeightsSpec
 from gyre.config.sections import OptimSettings
-from gyre.models.architecture import config_of
-from gyre.models.first_weights import given_weights
 from gyre.models.modules import Decoder
-from gyre.models.tensor_names import expected_shapes, from_names, to_names
+from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import pack_weights
@@ -34,7 +32,7 @@ from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
-from gyre.workloads.torch.served_policy import load_parameters, small_architecture
+from gyre.workloads.torch.served_policy import load_parameters
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.gradients import (
     keeps_old_logprobs,
@@ -43,6 +41,7 @@ from gyre.workloads.torch.steps.gradients import (
     trained_samples,
     with_old_logprobs,
 )
+from gyre.workloads.torch.trained_model import TrainedModel, own_parameters, trained_model
 from gyre.workloads.torch.warm_start import warm_steps
 
 _BEACON_EVERY = 10
@@ -70,6 +69,7 @@ class TorchActor(TorchLearner):
     """A fetch to which nothing comes for so long has failed."""
 
     model: Decoder
+    trained_model: TrainedModel
 
     def setup(self) -> None:
         self.task = task_of(self.config)
@@ -95,19 +95,18 @@ class TorchActor(TorchLearner):
                 one.unlink()
 
     def make_model(self) -> Decoder:
-        return Decoder(small_architecture(self.settings, self.task), seed=self.settings.seed)
+        return Decoder(self.trained_model.architecture, seed=self.settings.seed)
 
     def build(self) -> None:
-        """Raises ConfigError where `config.first_weights` names no weights of this model."""
+        """Raises ConfigError where the folder that training begins with holds no weights of this model."""
+        self.trained_model = trained_model(self.settings, self.task)
+        source = self.trained_model.first_weights(self.settings)  # before memory is taken for the model
         super().build()
-        if path := self.settings.first_weights.path:
-            architecture = self.model.architecture
-            source = given_weights(Path(path), architecture)
-            named = {name: source(name).float() for name in expected_shapes(architecture)}
-            load_parameters(self.model, from_names(named, architecture))
+        if source is not None:
+            load_parameters(self.model, own_parameters(source, self.model.architecture))
 
     def model_config(self) -> dict[str, Any]:
-        return config_of(self.model.architecture, eos_id=self.task.tokenizer.eos_id)
+        return self.trained_model.config
 
     @property
     def optim(self) -> OptimSettings:
@@ -152,13 +151,13 @@ class TorchActor(TorchLearner):
 
         Rank 0 alone computes, so that ranks which share cores do not do the same work side by side; the others
         hear of its progress every few steps. A second call, or one after the first optimizer step, does nothing
-        and returns the recorded result. Only arithmetic has one, where the job asks for it (`config.warm_start`) and
-        begins with no other job's weights; else the weights stay as they are.
+        and returns the recorded result. Only the small decoder has one, of arithmetic, where the job asks for it
+        (`config.warm_start`) and begins with no other job's weights; else the weights stay as they are.
         """
         if self._warm is not None or self.step > 0:
             return self._warm or {"already_applied": True}
         beacon = torch.zeros(5, dtype=torch.float64)  # done, steps, loss, agreement, seconds
-        asked = None if self.settings.first_weights.path else self.settings.warm_start
+        asked = None if self.settings.first_policy else self.settings.warm_start
         if asked is None or not isinstance(self.task, ArithmeticTask):
             beacon[0] = 1.0
         elif self.rank == 0:
@@ -253,8 +252,7 @@ class TorchActor(TorchLearner):
         Raises WeightsUnreachable, and WeightMismatch where it is another model's; then nothing has changed.
         """
         named = self.fetched(version, checksum, sources).tensors()
-        config = small_architecture(self.settings, self.task)
-        own = {name: tensor.float() for name, tensor in from_names(named, config).items()}
+        own = {name: tensor.float() for name, tensor in from_names(named, self.model.architecture).items()}
         load_parameters(self.model, own)
         self.optimizer.state.clear()
         self.peers.all_reduce_sum(torch.zeros(1))  # nobody takes a folder away that others still fetch

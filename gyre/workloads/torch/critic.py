@@ -1,6 +1,6 @@
 """The critic in plain torch: a decoder with a value head, trained towards the returns of generalised advantages.
 
-Its decoder has the actor's shape: with `config.megatron.model_path` it is that folder's model, in float32; without, it
+Its decoder has the actor's shape: with `config.model_path` it is that folder's model, in float32; without, it
 is the small one. Either begins with the policy that training begins with (`config.first_weights`).
 
 How a step is made, repeated, checkpointed and restored: `gyre.workloads.torch.learner`.
@@ -14,16 +14,14 @@ This module must not know how values become advantages.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from gyre.config.sections import OptimSettings
-from gyre.models.architecture import read_architecture
-from gyre.models.first_weights import first_weights, with_value_head
+from gyre.models.first_weights import with_value_head
 from gyre.models.modules import ValueModel
-from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, expected_shapes, from_names
+from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.algorithms.advantages import gae_of
@@ -31,10 +29,11 @@ from gyre.workloads.base import operator
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.learner import TorchLearner
-from gyre.workloads.torch.served_policy import load_parameters, small_architecture
+from gyre.workloads.torch.served_policy import load_parameters
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.gradients import value_gradient
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
+from gyre.workloads.torch.trained_model import own_parameters, trained_model
 
 
 class TorchCritic(TorchLearner):
@@ -47,20 +46,15 @@ class TorchCritic(TorchLearner):
 
     def make_model(self) -> ValueModel:
         """Raises ConfigError where the folder holds no model, or one that is not computed here."""
-        self.model_path = self.settings.megatron.model_path
-        if not self.model_path:
-            return ValueModel(
-                small_architecture(self.settings, task_of(self.config)), seed=self.settings.seed
-            )
-        seed, folder = self.settings.seed, Path(self.settings.first_weights.path or self.model_path)
-        architecture = replace(
-            read_architecture(folder), tied=True
-        )  # whatever head it has is the policy's alone
-        weights = first_weights(folder, architecture, seed, torch.device("cpu"), head=False)
+        found, seed = trained_model(self.settings, task_of(self.config)), self.settings.seed
+        self.model_path = self.settings.model_path
+        architecture = replace(found.architecture, tied=True)  # whatever head it has is the policy's alone
+        weights = found.first_weights(self.settings, head=False) if self.model_path else None
+        if weights is None:
+            return ValueModel(architecture, seed=seed)
         source = with_value_head(weights, architecture.hidden, seed)
         model = ValueModel(architecture)
-        named = {name: source(name).float() for name in expected_shapes(architecture)}
-        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, architecture).items()}
+        tensors = {f"decoder.{name}": one for name, one in own_parameters(source, architecture).items()}
         load_parameters(model, tensors | {name: source(name) for name in (VALUE_WEIGHT, VALUE_BIAS)})
         return model
 

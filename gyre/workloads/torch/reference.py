@@ -10,27 +10,40 @@ from typing import Any
 import torch
 
 from gyre.config.sections import WorkloadSettings
+from gyre.models.modules import Decoder
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
-from gyre.workloads.torch.served_policy import Policy, next_policy, small_architecture
+from gyre.workloads.torch.served_policy import Policy, load_parameters, next_policy
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.torch.trained_model import own_parameters, trained_model
 
 
 class TorchReference(BaseWorkload):
-    """Adds `extras["ref_logprobs"]` to samples."""
+    """Adds `extras["ref_logprobs"]` to samples. The model of `config.model_path` it reads by itself, as the actor does;
+    the small decoder's weights come from the actor."""
 
     def setup(self) -> None:
         self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
-        self.architecture = small_architecture(self.settings, task_of(self.config))
+        found = trained_model(self.settings, task_of(self.config))
+        self.architecture = found.architecture
         self._policy: Policy | None = None
+        self._own: Decoder | None = None
+        """The folder's model; None where the weights come from the actor."""
+        if found.folder is not None:
+            source = found.first_weights(self.settings)
+            assert source is not None, "a folder has weights, or the seed has"
+            self._own = Decoder(self.architecture).eval().requires_grad_(False)
+            load_parameters(self._own, own_parameters(source, self.architecture))
 
     @property
     def version(self) -> int | None:
         """The policy version of the reference; None before the first load."""
+        if self._own is not None:
+            return 0
         return self._policy.version if self._policy is not None else None
 
     @operator(kind="weights")
@@ -48,7 +61,8 @@ class TorchReference(BaseWorkload):
 
         Raises WeightsNotLoaded before the first load.
         """
-        if self._policy is None:
+        model = self._policy.model if self._policy is not None else self._own
+        if model is None:
             raise WeightsNotLoaded(
                 f"logprobs was called on {self.role}[{self.rank}] before any weights were loaded.",
                 hint="Call load_weights first.",
@@ -57,7 +71,7 @@ class TorchReference(BaseWorkload):
             if not group.samples:
                 continue
             batch = pad_rows([TokenRow(group.prompt_ids, sample.token_ids) for sample in group.samples])
-            values, _ = token_logprobs(self._policy.model, batch, self.settings.sampling.temperature)
+            values, _ = token_logprobs(model, batch, self.settings.sampling.temperature)
             for sample, row in zip(group.samples, values, strict=True):
                 sample.extras["ref_logprobs"] = row[: len(sample.token_ids)].numpy().copy()
             self.report_progress()

@@ -23,11 +23,12 @@ from gyre.errors import ConfigError, UserCodeError
 from gyre.models.architecture import read_architecture
 from gyre.models.first_weights import score_weights
 from gyre.models.modules import ValueModel
-from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, expected_shapes, from_names
+from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.torch.served_policy import load_parameters
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
+from gyre.workloads.torch.trained_model import own_parameters
 
 
 class TorchRewardModel(BaseWorkload):
@@ -39,8 +40,8 @@ class TorchRewardModel(BaseWorkload):
         folder = reward_model_folder(self.config)
         self.architecture = replace(read_architecture(folder), tied=True)  # a policy's head is of no interest
         source = score_weights(folder, self.architecture)
-        named = {name: source(name).float() for name in expected_shapes(self.architecture)}
-        tensors = {f"decoder.{name}": tensor for name, tensor in from_names(named, self.architecture).items()}
+        own = own_parameters(source, self.architecture)
+        tensors = {f"decoder.{name}": tensor for name, tensor in own.items()}
         self.model = ValueModel(self.architecture)
         load_parameters(
             self.model, tensors | {name: source(name).float() for name in (VALUE_WEIGHT, VALUE_BIAS)}

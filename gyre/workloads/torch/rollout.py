@@ -29,7 +29,8 @@ from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards import exact_match
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import NotFinite, WeightsNotLoaded
-from gyre.workloads.torch.served_policy import Policy, next_policy, small_architecture
+from gyre.workloads.torch.served_policy import Policy, next_policy
+from gyre.workloads.torch.trained_model import trained_model
 
 _SEED_STREAM = 16
 _SEEDS = 1 << 31
@@ -42,10 +43,10 @@ class TorchRollout(BaseWorkload):
         self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.task = task_of(self.config)
-        self.architecture = replace(
-            small_architecture(self.settings, self.task),
-            eos_token_ids=frozenset((self.task.tokenizer.eos_id,)),
-        )
+        model = trained_model(self.settings, self.task)
+        stops = self.task.stop_token_ids if model.folder is not None else (self.task.tokenizer.eos_id,)
+        ends = model.architecture.eos_token_ids | frozenset(stops)
+        self.architecture = replace(model.architecture, eos_token_ids=ends)
         self._policy: Policy | None = None
         self._core: EngineCore | None = None
 

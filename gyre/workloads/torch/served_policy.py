@@ -15,12 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gyre.config.sections import WorkloadSettings
-from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch, unpack_weights
-from gyre.workloads.tasks.task import Task
 from gyre.workloads.torch.errors import OlderWeights
 
 
@@ -34,28 +31,6 @@ class Policy:
     @property
     def version(self) -> int:
         return self.manifest.version
-
-
-def small_architecture(settings: WorkloadSettings, task: Task) -> Architecture:
-    """The decoder's shape for the task's vocabulary. Raises ConfigError where the job gave none."""
-    model = settings.model
-    if model is None:
-        raise ConfigError(
-            "The job has no model.",
-            hint="Give config.megatron.model_path, or the shape of a small decoder as config.model.",
-        )
-    return Architecture.qwen3(
-        vocab=task.tokenizer.vocab_size,
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        mlp=model.mlp,
-        max_positions=model.max_positions,
-        rope_theta=model.rope_theta,
-        norm_eps=model.norm_eps,
-        tied=model.tied_embeddings,
-    )
 
 
 def next_policy(

@@ -1,0 +1,93 @@
+"""The model that a job trains: the one of a folder, or the small decoder whose shape the job gives.
+
+This module must not know who trains it, serves it or asks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyre.config.sections import WorkloadSettings
+from gyre.data.prepared import PreparedData
+from gyre.errors import ConfigError
+from gyre.models.architecture import Architecture, config_of, read_architecture, read_config
+from gyre.models.first_weights import first_weights, given_weights
+from gyre.models.safetensors_folder import TensorSource
+from gyre.models.tensor_names import expected_shapes, from_names
+from gyre.workloads.tasks.task import Task
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """`config` is the content of its `config.json`; `folder` is where it comes from, None for the small decoder."""
+
+    architecture: Architecture
+    config: dict[str, Any]
+    folder: Path | None
+
+    def first_weights(
+        self, settings: WorkloadSettings, device: torch.device = _CPU, *, head: bool = True
+    ) -> TensorSource | None:
+        """The weights that training begins with, by Hugging Face's names: another job's, the folder's, or for a folder
+        without any those of the seed, drawn on the device. None where the small decoder draws its own. Without `head`
+        the output layer is not asked for. Raises ModelFolderError."""
+        if settings.first_weights.path:
+            return given_weights(Path(settings.first_weights.path), self.architecture, head=head)
+        if self.folder is None:
+            return None
+        return first_weights(self.folder, self.architecture, settings.seed, device, head=head)
+
+
+def trained_model(settings: WorkloadSettings, task: Task) -> TrainedModel:
+    """The job's model. Raises ConfigError where there is none, or the prompts are another model's."""
+    if not settings.model_path:
+        architecture = small_architecture(settings, task)
+        return TrainedModel(architecture, config_of(architecture, eos_id=task.tokenizer.eos_id), None)
+    folder = Path(settings.model_path)
+    config = read_config(folder)
+    architecture = read_architecture(folder)
+    refuse_other_tokens(task, architecture.vocab, folder)
+    return TrainedModel(architecture, config, folder)
+
+
+def own_parameters(source: TensorSource, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """The source's tensors as the decoder's parameters, in float32."""
+    named = {name: source(name).float() for name in expected_shapes(architecture)}
+    return from_names(named, architecture)
+
+
+def small_architecture(settings: WorkloadSettings, task: Task) -> Architecture:
+    """The small decoder's shape for the task's vocabulary. Raises ConfigError where the job gave none."""
+    model = settings.model
+    if model is None:
+        raise ConfigError(
+            "The job has no model.",
+            hint="Give a model's folder as config.model_path, or the shape of a small decoder as config.model.",
+        )
+    return Architecture.qwen3(
+        vocab=task.tokenizer.vocab_size,
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        mlp=model.mlp,
+        max_positions=model.max_positions,
+        rope_theta=model.rope_theta,
+        norm_eps=model.norm_eps,
+        tied=model.tied_embeddings,
+    )
+
+
+def refuse_other_tokens(task: Task, vocab: int, folder: Path) -> None:
+    """Raises ConfigError where the prompts hold a token that the model in this folder does not have."""
+    if isinstance(task, PreparedData) and task.largest_token >= vocab:
+        raise ConfigError(
+            f"config.data: the prompts hold token {task.largest_token}, but the model in {folder} has {vocab} tokens.",
+            hint="Prepare the data with the tokenizer of that model.",
+        )
