@@ -166,8 +166,9 @@ def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, t
         "roles.actor": {"entrypoint": None, "total": 1, "per_node": None},
         "roles.reward": {"total": 1},
     }
+    changes |= {"config": {"model_path": ""}}
     if "ppo" in name:
-        changes |= {"config.model_path": "", "roles.critic": {"entrypoint": None}}
+        changes |= {"roles.critic": {"entrypoint": None}}
     with short_job(name, changes, tmp_path / "job") as job:
         result = job.result(timeout_s=DEADLINE_S)
         account = job.account()

@@ -38,7 +38,7 @@ from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
 from gyre.models.architecture import read_config
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_files import read_header, weight_files
+from gyre.models.safetensors_files import weight_files
 from gyre.weights.version.manifest import DTYPES, WeightManifest, WeightMismatch
 
 LISTING = "gyre.json"
@@ -91,8 +91,8 @@ class LoadableVersion:
                 raise ValueError("it has no safetensors file")
             tensors = [
                 (entry.name, _TORCH_DTYPES[entry.dtype], entry.shape, number, entry.offset, entry.size_bytes)
-                for number, file in enumerate(files)
-                for entry in read_header(file)
+                for number, entries in enumerate(files.values())
+                for entry in entries
             ]
             numbers = {file.name: number for number, file in enumerate(files)}
             chunks = _chunks_of(manifest, numbers) if manifest is not None else _listed(path, numbers)

@@ -1,7 +1,8 @@
 """A Hugging Face `config.json` as the shape of a decoder: Qwen2, Qwen3 and Llama.
 
 Invariant *nothing is ignored*: a field that would change the function (another activation, a sliding window, a rope
-type that is not known here) is refused, never read as if it were not there.
+type that is not known here) is refused, never read as if it were not there. Of two keys for one thing neither is
+passed over: they agree, or the file is refused. What is absent has the default of transformers.
 
 This module must not import torch.
 """
@@ -14,9 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre.models.config_keys import flag, refuse_what_changes
 from gyre.models.errors import ModelFolderError
 
-_FAMILIES = ("qwen2", "qwen3", "llama")
+FAMILIES = ("qwen2", "qwen3", "llama")
+"""The values of `model_type` that are known here."""
+
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""The kinds of rotary positions that are computed, and what each needs."""
+_ROPE_COMMON = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+}
+
+_QWENS_KV_HEADS, _QWEN3S_HEAD_DIM = 32, 128
+"""What transformers takes where a Qwen's file does not have the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +150,11 @@ def architecture_of(
     """The shape that the content of a `config.json` describes, and of a `generation_config.json` beside it. `where`
     names it in errors. Raises ModelFolderError."""
     family = config.get("model_type")
-    if family not in _FAMILIES:
+    if family not in FAMILIES:
         raise ModelFolderError(
             f"{where}: model_type {family!r} is not supported.",
-            hint=f"The embedded engine and the trainers know {', '.join(_FAMILIES)}; SGLang serves others.",
+            hint=f"The trainers and the embedded engine know {', '.join(FAMILIES)} without experts; SGLang serves "
+            "others. `gyre models` has the table.",
         )
 
     def number(key: str) -> int:
@@ -142,16 +163,20 @@ def architecture_of(
             raise ModelFolderError(f"{where}: {key} must be a positive integer, not {value!r}.")
         return value
 
-    _refuse_unsupported(config, where)
+    refuse_what_changes(config, where, family)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
+    if family != "llama" and "num_key_value_heads" not in config:
+        kv_heads = _QWENS_KV_HEADS
     head_dim = number("head_dim") if config.get("head_dim") is not None else hidden // heads
+    if family == "qwen3" and "head_dim" not in config:
+        head_dim = _QWEN3S_HEAD_DIM
     if heads % kv_heads or head_dim % 2:
         raise ModelFolderError(
             f"{where}: {heads} heads must be a multiple of {kv_heads} key-value heads, and head_dim "
             f"{head_dim} even."
         )
-    attention_bias = bool(config.get("attention_bias", False))
+    attention_bias = flag(config, "attention_bias", where)
     return Architecture(
         family=family,
         vocab=number("vocab_size"),
@@ -161,16 +186,15 @@ def architecture_of(
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp=number("intermediate_size"),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=_number(config, "rms_norm_eps", where, 1e-6),
         rope=_read_rope(config, where),
         max_positions=number("max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=flag(config, "tie_word_embeddings", where),
         qkv_bias=family == "qwen2" or attention_bias,
         out_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+        mlp_bias=family == "llama" and flag(config, "mlp_bias", where),
         qk_norm=family == "qwen3",
-        eos_token_ids=_token_ids(config.get("eos_token_id"))
-        | _token_ids((generation or {}).get("eos_token_id")),
+        eos_token_ids=_token_ids(config, where) | _token_ids(generation or {}, "generation_config.json"),
     )
 
 
@@ -204,52 +228,87 @@ def config_of(architecture: Architecture, *, eos_id: int) -> dict[str, Any]:
     }
 
 
-def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelFolderError(
-            f"{where}: hidden_act {config['hidden_act']!r} is not supported; only silu is."
-        )
-    if config.get("use_sliding_window"):
-        raise ModelFolderError(f"{where}: use_sliding_window is not supported; SGLang serves it.")
-    if config.get("quantization_config"):
-        raise ModelFolderError(f"{where}: quantized weights are not supported; SGLang serves them.")
-
-
 def _read_rope(config: dict[str, Any], where: str) -> Rope:
-    """Rotary positions of `rope_parameters` (transformers 5), or of `rope_theta` with `rope_scaling` (before it)."""
-    parameters: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(parameters.get("full_attention"), dict):
-        parameters = parameters["full_attention"]
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    if float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelFolderError(f"{where}: a partial_rotary_factor other than 1 is not supported.")
-    try:
-        if kind == "default":
-            return Rope(theta)
-        if kind == "linear":
-            return Rope(theta, kind, factor=float(parameters["factor"]))
-        if kind == "llama3":
-            return Rope(
-                theta,
-                kind,
-                factor=float(parameters["factor"]),
-                low_freq_factor=float(parameters["low_freq_factor"]),
-                high_freq_factor=float(parameters["high_freq_factor"]),
-                original_positions=int(parameters["original_max_position_embeddings"]),
+    """Rotary positions of `rope_parameters` (transformers 5), or of `rope_theta` with `rope_scaling` (before it).
+    Raises ModelFolderError where both are there and differ."""
+    found = {
+        key: _rope_in(config[key], config, f"{where}: {key}")
+        for key in ("rope_parameters", "rope_scaling")
+        if config.get(key)
+    }
+    if len(set(found.values())) > 1:
+        raise ModelFolderError(
+            f"{where}: rope_parameters and rope_scaling say different things.", hint="Keep one of them."
+        )
+    return next(iter(found.values()), None) or _rope_in({}, config, where)
+
+
+def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
+    if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
+        parameters = parameters["full_attention"]  # other layers are refused
+    if not isinstance(parameters, dict):
+        raise ModelFolderError(f"{where} must be an object, not {parameters!r}.")
+    given = {key: value for key, value in parameters.items() if value is not None}
+    for outside, inside in (
+        ("rope_theta", "rope_theta"),
+        ("partial_rotary_factor", "partial_rotary_factor"),
+        ("original_max_position_embeddings", "original_max_position_embeddings"),
+    ):
+        value = config.get(outside)
+        if value is not None and given.setdefault(inside, value) != value:
+            raise ModelFolderError(
+                f"{where}: {inside} is {given[inside]!r}, and {outside} beside it is {value!r}.",
+                hint="Keep one of them.",
             )
-    except KeyError as missing:
-        raise ModelFolderError(f"{where}: rope type {kind!r} needs {missing}.") from None
-    raise ModelFolderError(
-        f"{where}: rope type {kind!r} is not supported.",
-        hint="default, linear and llama3 are; SGLang serves others.",
+    kind = given.get("rope_type", given.get("type", "default"))
+    if given.get("type", kind) != kind:
+        raise ModelFolderError(f"{where}: rope_type is {kind!r} and type is {given['type']!r}.")
+    if kind not in _ROPE_KEYS:
+        raise ModelFolderError(
+            f"{where}: rope type {kind!r} is not supported.",
+            hint=f"{', '.join(_ROPE_KEYS)} are; SGLang serves others.",
+        )
+    if _number(given, "partial_rotary_factor", where, 1.0) != 1.0:
+        raise ModelFolderError(f"{where}: a partial_rotary_factor other than 1 is not supported.")
+    unread = given.keys() - _ROPE_KEYS[kind] - _ROPE_COMMON
+    if kind == "default" and given.get("factor") == 1:
+        unread -= {"factor"}
+    if unread:
+        raise ModelFolderError(f"{where}: rope type {kind!r} does not use {sorted(unread)[0]}.")
+    missing = [key for key in _ROPE_KEYS[kind] if key not in given]
+    if missing:
+        raise ModelFolderError(f"{where}: rope type {kind!r} needs {missing[0]!r}.")
+    theta = _number(given, "rope_theta", where, 10000.0)
+    if kind == "default":
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, kind, factor=_number(given, "factor", where))
+    return Rope(
+        theta,
+        kind,
+        factor=_number(given, "factor", where),
+        low_freq_factor=_number(given, "low_freq_factor", where),
+        high_freq_factor=_number(given, "high_freq_factor", where),
+        original_positions=int(_number(given, "original_max_position_embeddings", where)),
     )
 
 
-def _token_ids(value: Any) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(value) if isinstance(value, list) else frozenset((int(value),))
+def _number(values: dict[str, Any], key: str, where: str, default: float | None = None) -> float:
+    """A positive number. Raises ModelFolderError for anything else."""
+    value = default if values.get(key) is None else values[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelFolderError(f"{where}: {key} must be a positive number, not {value!r}.")
+    return float(value)
+
+
+def _token_ids(values: dict[str, Any], where: str) -> frozenset[int]:
+    value = values.get("eos_token_id")
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
+        raise ModelFolderError(
+            f"{where}: eos_token_id must be a token's number or a list of them, not {value!r}."
+        )
+    return frozenset(found)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

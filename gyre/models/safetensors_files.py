@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.models.errors import ModelFolderError
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The names of a model in one file, and of the index of several."""
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 _MAX_HEADER_BYTES = 100 << 20
 """Safetensors' own limit."""
@@ -54,20 +61,88 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
     return tuple(entries)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that the folder's index names, or all where it has no index. Raises ModelFolderError for
-    an index that cannot be read, or names a file that is absent."""
-    index = folder / "model.safetensors.index.json"
+def weight_files(folder: Path) -> dict[Path, tuple[TensorEntry, ...]]:
+    """The safetensors files of the folder's model, each with what it holds: those that the index names; without an
+    index `model.safetensors`, or else all.
+
+    Raises ModelFolderError for a file that is absent or cannot be read, and where it is open which tensors are meant:
+    two files hold one tensor, the index says otherwise than the files, or there is an index beside a whole model.
+    """
+    _refuse_adapter(folder)
+    index = folder / INDEX
     if not index.exists():
-        return sorted(folder.glob("*.safetensors"))
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelFolderError(f"{index} is not an index of shards: {error!r}.") from None
+        return _unindexed(folder)
+    mapped = _read_index(index)
+    names = sorted(set(mapped.values()))
     absent = [name for name in names if not (folder / name).exists()]
     if absent:
         raise ModelFolderError(
             f"{folder} lacks {len(absent)} of the {len(names)} files of its weights, {absent[0]} among them.",
             hint="Copy or download the rest.",
         )
-    return [folder / name for name in names]
+    if WHOLE not in names and (folder / WHOLE).exists():
+        raise ModelFolderError(
+            f"{folder} holds two models: {WHOLE}, and {names[0]} with the others that {INDEX} names.",
+            hint="Remove the one that is not meant.",
+        )
+    held = {folder / name: read_header(folder / name) for name in names}
+    _refuse_twice(held)
+    found = {entry.name: path.name for path, entries in held.items() for entry in entries}
+    for name in sorted(found.keys() | mapped.keys()):
+        if found.get(name) != mapped.get(name):
+            raise ModelFolderError(
+                f"{index}: {name} is in {mapped.get(name, 'no file')} by the index, and in "
+                f"{found.get(name, 'none of them')} by the files.",
+                hint="Copy or download the files and the index again, from one place.",
+            )
+    return held
+
+
+def _unindexed(folder: Path) -> dict[Path, tuple[TensorEntry, ...]]:
+    held = {path: read_header(path) for path in sorted(folder.glob("*.safetensors"))}
+    _refuse_twice(held)
+    if (
+        folder / WHOLE in held
+    ):  # whatever is beside it has other tensors: another form of the model, or its head
+        return {folder / WHOLE: held[folder / WHOLE]}
+    for path in held:
+        shard = _SHARD.fullmatch(path.name)
+        for number in range(1, int(shard["count"]) + 1 if shard else 0):
+            assert shard is not None
+            other = path.with_name(f"{shard['stem']}-{number:05}-of-{shard['count']}.safetensors")
+            if not other.exists():
+                raise ModelFolderError(
+                    f"{folder} lacks {other.name}, one of the {int(shard['count'])} files of its weights.",
+                    hint="Copy or download the rest.",
+                )
+    return held
+
+
+def _refuse_twice(held: Mapping[Path, Sequence[TensorEntry]]) -> None:
+    first: dict[str, Path] = {}
+    for path, entries in held.items():
+        for entry in entries:
+            other = first.setdefault(entry.name, path)
+            if other != path:
+                raise ModelFolderError(
+                    f"{path.parent}: {other.name} and {path.name} both hold {entry.name}, so it is open which is meant.",
+                    hint="Remove the file that is not meant.",
+                )
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        mapped = dict(json.loads(index.read_text())["weight_map"])
+        if not mapped or not all(isinstance(name, str) and "/" not in name for name in mapped.values()):
+            raise ValueError("its weight_map names no files")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelFolderError(f"{index} is not an index of shards: {error!r}.") from None
+    return mapped
+
+
+def _refuse_adapter(folder: Path) -> None:
+    if (folder / "adapter_config.json").exists():
+        raise ModelFolderError(
+            f"{folder} holds an adapter (adapter_config.json), not a whole model.",
+            hint="Merge it into its model, by peft's merge_and_unload and save_pretrained.",
+        )

@@ -10,13 +10,14 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_files import TensorEntry, read_header, weight_files
-from gyre.models.tensor_names import HEAD, SCORE, expected_shapes
+from gyre.models.safetensors_files import TensorEntry, weight_files
+from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
 
 TensorSource = Callable[[str], Tensor]
 """Gives a whole tensor by its Hugging Face name."""
@@ -37,8 +38,8 @@ class SafetensorsFolder:
         self._folder = folder
         self._entries: dict[str, tuple[Path, TensorEntry]] = {}
         self._files: dict[Path, Any] = {}
-        for path in weight_files(folder):
-            self._entries |= {entry.name: (path, entry) for entry in read_header(path)}
+        for path, entries in weight_files(folder).items():
+            self._entries |= {entry.name: (path, entry) for entry in entries}
 
     def __bool__(self) -> bool:
         """Whether it holds weights."""
@@ -46,7 +47,8 @@ class SafetensorsFolder:
 
     def require(self, architecture: Architecture, *, head: str | None = HEAD) -> None:
         """Raises ModelFolderError unless it holds all tensors of the architecture, each of its shape, and no others. It
-        reads none of them. `head` is the output layer that is wanted; None takes any."""
+        reads none of them, but for an output layer beside the embedding that it is tied to. `head` is the output layer
+        that is wanted; None takes any."""
         wanted = expected_shapes(architecture)
         if head != HEAD:
             wanted.pop(HEAD, None)
@@ -71,6 +73,17 @@ class SafetensorsFolder:
                     f"{', '.join(_DTYPES)}.",
                     hint=_ANOTHER_MODEL,
                 )
+        if head == HEAD and architecture.tied and HEAD in self._entries:
+            self._refuse_other_head()
+
+    def _refuse_other_head(self) -> None:
+        """Raises ModelFolderError where a tied model has an output layer of its own after all."""
+        head, embedding = self(HEAD), self(EMBEDDING)
+        if head.shape != embedding.shape or not torch.equal(head, embedding):
+            raise ModelFolderError(
+                f"{self._folder}: config.json says tie_word_embeddings, and {HEAD} is not {EMBEDDING}.",
+                hint=f"Set tie_word_embeddings to false, or remove {HEAD}.",
+            )
 
     def __call__(self, name: str) -> Tensor:
         """The tensor; it may be a view of the file. Raises ModelFolderError where there is none of this name."""

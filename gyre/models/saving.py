@@ -2,6 +2,8 @@
 
 Invariants:
 - *whole or absent*: the folder has its name when all of it is on the disk, and takes nobody else's place;
+- *config says what the tensors are*: `config.json` has their dtype, whatever that of the folder was that they came
+  from, and says whether the output layer is the embedding;
 - *as large as people expect*: weights of more than `SHARD_BYTES` are several files with an index.
 
 This module must not know where the weights come from.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gyre.errors import ConfigError
+from gyre.models.tensor_names import EMBEDDING, HEAD
 
 SHARD_BYTES = 5_000_000_000
 """Largest size of one file: the default of transformers."""
+
+_DTYPE_KEYS = ("torch_dtype", "dtype")
+"""The key of `config.json` that transformers has always read, and that of newer versions."""
 
 _BESIDE = (
     "tokenizer.json",
@@ -33,6 +40,7 @@ _BESIDE = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "chat_template.json",
     "generation_config.json",
 )
 """Files that belong to a model and that training does not change."""
@@ -58,7 +66,7 @@ def save_model_folder(
         for source in [beside / name for name in _BESIDE] if beside is not None else []:
             if source.exists():
                 shutil.copyfile(source, partial / source.name)
-        (partial / "config.json").write_text(json.dumps(dict(config), indent=1))
+        (partial / "config.json").write_text(json.dumps(config_for(config, tensors), indent=1))
         everybodys = (partial / "config.json").stat().st_mode
         for file in partial.iterdir():
             file.chmod(everybodys)  # safetensors writes for its user alone
@@ -68,6 +76,22 @@ def save_model_folder(
         raise ConfigError(f"{path} cannot be written: {error}.", hint="Is there room for it?") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def config_for(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The `config.json` of these tensors: its dtype is theirs, and its output layer is tied where there is none."""
+    held: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            held[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    said = dict(config)
+    if held:
+        dtype = held.most_common(1)[0][0]
+        named = [key for key in _DTYPE_KEYS if key in said] or [_DTYPE_KEYS[0]]
+        said |= dict.fromkeys(named, dtype)
+    if EMBEDDING in tensors:
+        said["tie_word_embeddings"] = HEAD not in tensors
+    return said
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:

@@ -56,6 +56,10 @@ def test_shards_are_those_that_the_index_names(tmp_path: Path) -> None:
 
 def test_a_tied_model_may_hold_its_head_and_a_critic_s_may_lack_it(tmp_path: Path) -> None:
     folder = written(tmp_path / "m")
+    with pytest.raises(ModelFolderError, match=r"tie_word_embeddings, and lm_head\.weight is not"):
+        opened(folder, tie_word_embeddings=True)
+    assert isinstance(opened(folder, tie_word_embeddings=True, head=False), SafetensorsFolder)
+    changed(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING].clone()}))
     assert isinstance(opened(folder, tie_word_embeddings=True), SafetensorsFolder)
     changed(folder, lambda tensors: tensors.pop("lm_head.weight"))
     assert isinstance(opened(folder, head=False), SafetensorsFolder)
