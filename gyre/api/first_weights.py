@@ -27,7 +27,6 @@ from gyre.api.definition.entrypoints import load_class
 from gyre.api.home import Home
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
-from gyre.config.sections import WorkloadSettings
 from gyre.config.sections.first_weights import NAME, FirstWeightsSettings
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.failover import state_from
@@ -127,7 +126,6 @@ class Wanted:
     @classmethod
     def of(cls, spec: JobSpec) -> Wanted:
         """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
-        from gyre.workloads.tasks.task import task_of
         from gyre.workloads.torch.actor import TorchActor
         from gyre.workloads.torch.trained_model import trained_model
 
@@ -138,8 +136,7 @@ class Wanted:
                 f"The actor of job {spec.name} is not Gyre's, so no weights can be given to it.",
                 hint="Have your own class read them, from a key of its own in config.",
             )
-        settings = WorkloadSettings.read(spec.config)
-        model = trained_model(settings, task_of(spec.config))
+        model = trained_model(spec.config)
         return cls(model.architecture, model.config)
 
     def refuse_other(self, architecture: Architecture, where: Path) -> None:

@@ -192,6 +192,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.WeightsPublished: training_progress.weights_published,
     e.CheckpointCommitted: training_progress.checkpoint_committed,
     e.CheckpointDamaged: training_progress.checkpoint_damaged,
+    e.StepDiverged: training_progress.step_diverged,
     e.GangRestored: training_progress.gang_restored,
     e.Evaluated: training_progress.recorded,
     e.EvaluationLeftOut: training_progress.recorded,

@@ -231,6 +231,18 @@ class CheckpointDamaged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StepDiverged(Event):
+    """Training `step` again gave weights with the checksum `found`; the ledger has `expected` for it."""
+
+    incarnation: int
+    role: str
+    step: int
+    expected: str
+    found: str
+    report: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GangRestored(Event):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
@@ -469,6 +481,7 @@ _KINDS: dict[str, type[Event]] = {
         WeightsPublished,
         CheckpointCommitted,
         CheckpointDamaged,
+        StepDiverged,
         GangRestored,
         Evaluated,
         EvaluationLeftOut,
@@ -504,6 +517,7 @@ REPORTED = (
     WeightsPublished,
     CheckpointCommitted,
     CheckpointDamaged,
+    StepDiverged,
     GangRestored,
     Evaluated,
     EvaluationLeftOut,

@@ -89,6 +89,8 @@ class Cause(StrEnum):
     """The gang's last checkpoint is gone, and it continued without the optimizer's state."""
     CHECKPOINT_DAMAGED = "checkpoint_damaged"
     """The newest checkpoint was damaged or gone, and the job went back to the one before it."""
+    STEP_DIVERGED = "step_diverged"
+    """A step that was trained again gave other weights than the first time."""
     NO_STEP = "no_step"
     """Every vertex runs, and the job makes no step."""
     NO_ROOM = "no_room"

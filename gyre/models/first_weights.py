@@ -22,10 +22,9 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
+from gyre.models.safetensors_files import refuse_other_formats
 from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
 from gyre.models.tensor_names import HEAD, SCORE, VALUE_BIAS, VALUE_WEIGHT, expected_shapes
-
-_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 
 
 def first_weights(
@@ -40,12 +39,7 @@ def first_weights(
     if found:
         found.require(architecture, head=HEAD if head else None)
         return found
-    others = sorted(path.name for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
-    if others:
-        raise ModelFolderError(
-            f"{folder} holds weights as {others[0]}, and none as safetensors.",
-            hint="Save the model with transformers' save_pretrained, which writes safetensors.",
-        )
+    refuse_other_formats(folder)
     return SeededWeights(architecture, seed, device)
 
 

@@ -13,12 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
+from gyre.models.tensor_names import HEAD, SCORE, expected_shapes, is_harmless
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names of a model in one file, and of the index of several."""
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+
+_DTYPES = ("F64", "F32", "F16", "BF16")
+"""Dtypes that are read, in safetensors' names. Narrower floats come with scales, which nothing here applies."""
+
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
+
+ANOTHER_MODEL = "Its config.json describes another model than its safetensors."
 
 _MAX_HEADER_BYTES = 100 << 20
 """Safetensors' own limit."""
@@ -98,6 +107,46 @@ def weight_files(folder: Path) -> dict[Path, tuple[TensorEntry, ...]]:
     return held
 
 
+def require_tensors(
+    held: Mapping[str, TensorEntry], architecture: Architecture, folder: Path, *, head: str | None = HEAD
+) -> None:
+    """Raises ModelFolderError unless the folder's tensors are all those of the architecture, each of its shape, and no
+    others. `head` is the output layer that is wanted; None takes any."""
+    wanted = expected_shapes(architecture)
+    if head != HEAD:
+        wanted.pop(HEAD, None)
+    if head == SCORE:
+        wanted[SCORE] = (1, architecture.hidden)
+    missing = sorted(wanted.keys() - held.keys())
+    unknown = sorted(name for name in held.keys() - wanted.keys() if not is_harmless(name, wanted))
+    problems = [
+        f"{what.format(len(names))}, {names[0]} among them"
+        for what, names in (("lacks {} tensors", missing), ("holds {} unknown tensors", unknown))
+        if names
+    ]
+    if problems:
+        raise ModelFolderError(f"{folder} {' and '.join(problems)}.", hint=ANOTHER_MODEL)
+    for name, shape in wanted.items():
+        entry = held[name]
+        if entry.shape != shape or entry.dtype not in _DTYPES:
+            raise ModelFolderError(
+                f"{folder}: tensor {name} is {entry.dtype} {entry.shape}, the model's is {shape}, of "
+                f"{', '.join(_DTYPES)}.",
+                hint=ANOTHER_MODEL,
+            )
+
+
+def refuse_other_formats(folder: Path) -> None:
+    """Raises ModelFolderError where a folder without safetensors has weights of another kind, or says where some
+    are."""
+    others = sorted(path.name for pattern in _OTHER_FORMATS for path in folder.glob(pattern))
+    if others:
+        raise ModelFolderError(
+            f"{folder} holds weights as {others[0]}, and none as safetensors.",
+            hint="Save the model with transformers' save_pretrained, which writes safetensors.",
+        )
+
+
 def _unindexed(folder: Path) -> dict[Path, tuple[TensorEntry, ...]]:
     held = {path: read_header(path) for path in sorted(folder.glob("*.safetensors"))}
     _refuse_twice(held)
@@ -125,7 +174,7 @@ def _refuse_twice(held: Mapping[Path, Sequence[TensorEntry]]) -> None:
             other = first.setdefault(entry.name, path)
             if other != path:
                 raise ModelFolderError(
-                    f"{path.parent}: {other.name} and {path.name} both hold {entry.name}, so it is open which is meant.",
+                    f"{path.parent}: {other.name} and {path.name} both hold {entry.name}, and either may be meant.",
                     hint="Remove the file that is not meant.",
                 )
 

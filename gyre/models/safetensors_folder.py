@@ -6,7 +6,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,11 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_files import TensorEntry, weight_files
-from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
+from gyre.models.safetensors_files import ANOTHER_MODEL, TensorEntry, require_tensors, weight_files
+from gyre.models.tensor_names import EMBEDDING, HEAD
 
 TensorSource = Callable[[str], Tensor]
 """Gives a whole tensor by its Hugging Face name."""
-
-_DTYPES = ("F64", "F32", "F16", "BF16")
-"""Dtypes that are read, in safetensors' names. Narrower floats come with scales, which nothing here applies."""
-
-_ANOTHER_MODEL = "Its config.json describes another model than its safetensors."
 
 
 class SafetensorsFolder:
@@ -49,30 +44,8 @@ class SafetensorsFolder:
         """Raises ModelFolderError unless it holds all tensors of the architecture, each of its shape, and no others. It
         reads none of them, but for an output layer beside the embedding that it is tied to. `head` is the output layer
         that is wanted; None takes any."""
-        wanted = expected_shapes(architecture)
-        if head != HEAD:
-            wanted.pop(HEAD, None)
-        if head == SCORE:
-            wanted[SCORE] = (1, architecture.hidden)
-        missing = sorted(wanted.keys() - self._entries.keys())
-        unknown = sorted(
-            name for name in self._entries.keys() - wanted.keys() if not _is_harmless(name, wanted)
-        )
-        problems = [
-            f"{what.format(len(names))}, {names[0]} among them"
-            for what, names in (("lacks {} tensors", missing), ("holds {} unknown tensors", unknown))
-            if names
-        ]
-        if problems:
-            raise ModelFolderError(f"{self._folder} {' and '.join(problems)}.", hint=_ANOTHER_MODEL)
-        for name, shape in wanted.items():
-            _, entry = self._entries[name]
-            if entry.shape != shape or entry.dtype not in _DTYPES:
-                raise ModelFolderError(
-                    f"{self._folder}: tensor {name} is {entry.dtype} {entry.shape}, the model's is {shape}, of "
-                    f"{', '.join(_DTYPES)}.",
-                    hint=_ANOTHER_MODEL,
-                )
+        held = {name: entry for name, (_, entry) in self._entries.items()}
+        require_tensors(held, architecture, self._folder, head=head)
         if head == HEAD and architecture.tied and HEAD in self._entries:
             self._refuse_other_head()
 
@@ -88,7 +61,7 @@ class SafetensorsFolder:
     def __call__(self, name: str) -> Tensor:
         """The tensor; it may be a view of the file. Raises ModelFolderError where there is none of this name."""
         if name not in self._entries:
-            raise ModelFolderError(f"there is no tensor {name} in {self._folder}.", hint=_ANOTHER_MODEL)
+            raise ModelFolderError(f"there is no tensor {name} in {self._folder}.", hint=ANOTHER_MODEL)
         path, _ = self._entries[name]
         try:
             if path not in self._files:
@@ -101,9 +74,3 @@ class SafetensorsFolder:
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name."""
         return {name: self(name) for name in self._entries}
-
-
-def _is_harmless(name: str, wanted: Container[str]) -> bool:
-    """Whether a folder may hold this tensor although it is not wanted: old models saved their rotary angles, tied ones
-    the embedding twice, and a head that is not wanted is a policy's or a reward model's."""
-    return name.endswith("rotary_emb.inv_freq") or (name in (HEAD, SCORE) and HEAD not in wanted)

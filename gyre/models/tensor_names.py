@@ -7,17 +7,18 @@ multiplied with the same input are one matrix.
 | `blocks.N.gate_up` | `mlp.gate_proj`, `up_proj` |
 | every other | one tensor |
 
-Invariant *lossless*: `from_names(to_names(state)) == state`, bit by bit.
+Naming needs no torch. Invariant *lossless*: `from_names(to_names(state)) == state`, bit by bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING
 
 from gyre.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
@@ -97,8 +98,16 @@ def parameter_parts(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def is_harmless(name: str, wanted: Container[str]) -> bool:
+    """Whether a folder may hold this tensor although it is not wanted: old models saved their rotary angles, tied ones
+    the embedding twice, and a head that is not wanted is a policy's or a reward model's."""
+    return name.endswith("rotary_emb.inv_freq") or (name in (HEAD, SCORE) and HEAD not in wanted)
+
+
 def to_names(state: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
     """The decoder's parameters by Hugging Face's names; the parts of a joined one are views of it."""
+    import torch
+
     shapes = expected_shapes(architecture)
     named: dict[str, Tensor] = {}
     for mine, parts in parameter_parts(architecture).items():
@@ -111,6 +120,8 @@ def to_names(state: Mapping[str, Tensor], architecture: Architecture) -> dict[st
 
 def from_names(named: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
     """The inverse of `to_names`. Raises KeyError for a tensor that is missing."""
+    import torch
+
     return {
         mine: torch.cat([named[part] for part in parts]) if len(parts) > 1 else named[parts[0]]
         for mine, parts in parameter_parts(architecture).items()

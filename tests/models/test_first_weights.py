@@ -14,6 +14,7 @@ from gyre.models.architecture import architecture_of
 from gyre.models.errors import ModelFolderError
 from gyre.models.first_weights import SeededWeights, first_weights
 from gyre.models.safetensors_folder import SafetensorsFolder
+from gyre.models.tensor_names import EMBEDDING
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 CPU = torch.device("cpu")

@@ -15,6 +15,7 @@ from gyre.models.safetensors_files import INDEX, WHOLE, weight_files
 from gyre.models.safetensors_folder import SafetensorsFolder
 from tests.engines.embedded.tiny import write_checkpoint
 
+NORM = "model.norm.weight"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
@@ -62,8 +63,8 @@ def test_an_index_beside_a_whole_model_is_refused(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda held: held.update({"model.norm.weight": FIRST if held["model.norm.weight"] == SECOND else SECOND}), "model.norm.weight is in"),
-        (lambda held: held.pop("model.norm.weight"), "in no file by the index"),
+        (lambda held: held.update({NORM: FIRST if held[NORM] == SECOND else SECOND}), f"{NORM} is in model-0000"),
+        (lambda held: held.pop(NORM), "in no file by the index"),
         (lambda held: held.update({"more.weight": FIRST}), "none of them by the files"),
         (lambda held: held.update({"more.weight": "gone.safetensors"}), "lacks 1 of the 3 files"),
     ],

@@ -1,12 +1,150 @@
-"""The model folders that a job names, and which back ends can train them and engines serve them."""
+"""The model folders that a job names, and which back ends can train them and engines serve them.
+
+Each folder is read as far as `config.json` and the headers of its safetensors go; who takes it is said by
+`gyre.models.support`. A class of the user's own may take any model, so only Gyre's are asked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from gyre.config import JobSpec
+from gyre.config.sections import WorkloadSettings
+from gyre.errors import ConfigError, GraphError
+from gyre.graph.rollout_roles import check_context, is_instance, rollouts_of
+from gyre.models.architecture import read_architecture, read_config
+from gyre.models.errors import ModelFolderError
+from gyre.models.support import ENGINES, layout_problems, problem_of, refuse_no_folder, weights_of
+from gyre.models.tensor_names import SCORE
+
+_PACKAGES = {"torch": "gyre.workloads.torch", "megatron": "gyre.workloads.megatron"}
+_REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
+_OF_THE_POLICY = ("actor", "critic", "reference", "rollout")
+
+PREPARED = "gyre.data.prepared:PreparedData"
+MODEL, FIRST, REWARD = "config.model_path", "config.first_weights.path", "config.reward_model.path"
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
-    yield from ()
+    settings = WorkloadSettings.read(spec.config)
+    if settings.model_path:
+        yield from _check_policy(spec, settings, here=here)
+    if settings.first_weights.path:
+        yield from _check_first_weights(settings, here=here)
+    reward = spec.roles.get("reward")
+    if reward is not None and reward.entrypoint is not None and reward.entrypoint.name in _REWARD_MODELS:
+        yield from _check_reward_model(spec, settings, here=here)
+
+
+def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
+    folder, users = Path(settings.model_path), _users(spec)
+    if note := _absent(folder, MODEL, here=here):
+        yield note
+        return
+    if not users:  # of a class of the user's own, which takes what it takes
+        _check_positions(spec, folder)
+        return
+    architecture = read_architecture(folder)
+    for role, who in users:
+        if problem := problem_of(architecture, who):
+            kind = "engine" if who in ENGINES else "back end"
+            raise ConfigError(
+                f"{MODEL}: {folder / 'config.json'} does not fit the {kind} {who} of role {role}: {problem}.",
+                hint="`gyre models` shows who takes which.",
+            )
+    megatron = settings.megatron
+    if any(who == "megatron" and role in ("actor", "critic") for role, who in users):
+        for problem in layout_problems(
+            architecture,
+            tensor_parallel=megatron.tensor_parallel,
+            pipeline_parallel=megatron.pipeline_parallel,
+        ):
+            raise GraphError(problem, hint=f"The model is that of {folder}.")
+    held = weights_of(folder, architecture)
+    _check_positions(spec, folder)
+    _check_tokenizer(spec, folder, MODEL, architecture.vocab)
+    if not held and not settings.first_weights.path:
+        yield (
+            f"{MODEL}: {folder} holds no weights, so they are drawn from config.seed: it is a model that has "
+            "learnt nothing yet."
+        )
+
+
+def _check_first_weights(settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
+    folder = Path(settings.first_weights.path)
+    if note := _absent(folder, FIRST, here=here):
+        yield note
+        return
+    architecture = read_architecture(folder)
+    if not weights_of(folder, architecture):
+        raise ModelFolderError(f"{FIRST}: {folder} holds no weights as safetensors.")
+
+
+def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
+    if not settings.reward_model.path:
+        raise ConfigError(
+            f"{REWARD}: is missing.",
+            hint="Name the folder of a model for sequence classification with one label.",
+        )
+    folder = Path(settings.reward_model.path)
+    if note := _absent(folder, REWARD, here=here):
+        yield note
+        return
+    architecture = read_architecture(folder)
+    entrypoint = spec.roles["reward"].entrypoint
+    who = "megatron" if entrypoint is not None and "megatron" in entrypoint.module else "torch"
+    if problem := problem_of(architecture, who):
+        raise ConfigError(f"{REWARD}: {folder / 'config.json'} does not fit the back end {who}: {problem}.")
+    if not weights_of(folder, architecture, head=SCORE):
+        raise ModelFolderError(
+            f"{REWARD}: {folder} holds no weights as safetensors.",
+            hint="A reward model is not drawn from a seed.",
+        )
+    _check_tokenizer(spec, folder, REWARD, architecture.vocab)
+
+
+def _users(spec: JobSpec) -> list[tuple[str, str]]:
+    """The roles that Gyre's own code reads the policy's folder for, each with the back end or engine that does."""
+    found = []
+    for name in _OF_THE_POLICY:
+        entrypoint = spec.roles[name].entrypoint if name in spec.roles else None
+        for who, package in _PACKAGES.items():
+            if entrypoint is not None and f"{entrypoint.module}.".startswith(f"{package}."):
+                found.append((name, who))
+    if any(name == "actor" for name, _ in found):  # engines serve what it publishes
+        found += [
+            (role, engine)
+            for role in spec.roles
+            if is_instance(spec, role) and (engine := rollouts_of(spec, role).engine) in ENGINES
+        ]
+    return found
+
+
+def _absent(folder: Path, key: str, *, here: bool) -> str:
+    """A note of a folder that is not on this machine, for a job that runs elsewhere; "" for one that is. Raises
+    ModelFolderError where the job runs here."""
+    try:
+        refuse_no_folder(folder, key)
+    except ModelFolderError as error:
+        if here:
+            raise
+        return f"{error.message} The machines that run the job must have it."
+    return ""
+
+
+def _check_tokenizer(spec: JobSpec, folder: Path, key: str, vocab: int) -> None:
+    from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer, refuse_other_tokens
+
+    if spec.run.data in (None, PREPARED):  # of another class `config.data` may be anything
+        refuse_other_tokenizer(spec.config, folder, key)
+        refuse_other_tokens(spec.config, vocab, folder)
+
+
+def _check_positions(spec: JobSpec, folder: Path) -> None:
+    """Raises GraphError if engines are to read more tokens than the model of this folder has positions."""
+    told = read_config(folder)
+    positions = None if told.get("rope_scaling") else told.get("max_position_embeddings")
+    if isinstance(positions, int):  # with scaled positions engines have a limit of their own
+        check_context(spec, positions, f"max_position_embeddings of {folder / 'config.json'}")

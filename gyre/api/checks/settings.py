@@ -9,7 +9,6 @@ a note.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,11 +22,9 @@ from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
 from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
-from gyre.graph.rollout_roles import check_context
 from gyre.workloads.algorithms.options import with_options
 
 _PREPARED = "gyre.data.prepared:PreparedData"
-_REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
 
 
 def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
@@ -109,35 +106,3 @@ def _missing_files(spec: JobSpec) -> Iterator[ConfigError]:
             from gyre.data.prepared import PreparedData
 
             PreparedData(spec.config)  # its manifests are read: digest, format, tokenizers
-    if settings.model_path:
-        yield from _missing_model("config.model_path", settings.model_path)
-        _check_context(spec, Path(settings.model_path) / "config.json")
-    if settings.first_weights.path:
-        yield from _missing_model("config.first_weights.path", settings.first_weights.path)
-    reward = spec.roles.get("reward")
-    if reward is not None and reward.entrypoint is not None and reward.entrypoint.name in _REWARD_MODELS:
-        if not settings.reward_model.path:
-            raise ConfigError(
-                "config.reward_model.path: is missing.",
-                hint="Name the folder of a model for sequence classification with one label.",
-            )
-        yield from _missing_model("config.reward_model.path", settings.reward_model.path)
-
-
-def _check_context(spec: JobSpec, config: Path) -> None:
-    """Raises GraphError if engines are to read more tokens than the model of this folder has positions."""
-    try:
-        told = json.loads(config.read_text())
-        positions = None if told.get("rope_scaling") else told.get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        return  # it is missing, or damaged, and whoever loads the model says so
-    if isinstance(positions, int):  # with scaled positions engines have a limit of their own
-        check_context(spec, positions, f"max_position_embeddings of {config}")
-
-
-def _missing_model(key: str, folder: str) -> Iterator[ConfigError]:
-    if not (Path(folder) / "config.json").is_file():
-        yield ConfigError(
-            f"{key}: {folder} is no model's folder on this machine: it has no config.json.",
-            hint="Give a folder in Hugging Face's layout.",
-        )

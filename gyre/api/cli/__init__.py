@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "token": ("tokens", "Make, list and revoke tokens for machines that join."),
     "replay": ("replay", "Fold a job's history again and compare."),
     "data": ("data_sets", "Prepare a data set for jobs, or show one."),
+    "models": ("models", "Say which models are trained and served, or what a folder is."),
     "export": ("export", "Export a trained model as a model folder."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
 }

@@ -92,6 +92,23 @@ def checkpoint_damaged(
     return ()
 
 
+def step_diverged(layout: JobLayout, draft: Draft, event: e.StepDiverged, now: float) -> Iterable[c.Command]:
+    """An incident of the first rank: what is trained from now on is not what an undisturbed run would have trained."""
+    first = draft.vertices.get(f"{event.role}-0")
+    if first is not None:
+        problem = f"replaying step {event.step} gave weights {event.found}, the ledger has {event.expected}"
+        open_incident(
+            draft,
+            first,
+            now,
+            Fault(Cause.STEP_DIVERGED, {"error": problem, "step": event.step}),
+            scope=Scope.REGION,
+            decision=f"{event.role} goes on from the weights that the replay of step {event.step} gave",
+            recovered=True,
+        )
+    return ()
+
+
 def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: float) -> Iterable[c.Command]:
     """Note where the state came from in the incident that made the restore necessary. If the optimizer's state was
     lost, open an incident of its own."""

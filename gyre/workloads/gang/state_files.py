@@ -5,7 +5,8 @@
 
 Invariants:
 - *bytes before record*: the record is there only when all bytes are on the disk (fsync of file and folder);
-- *verified before used*: `problem_with` reads every byte, so a caller touches nothing before it has asked;
+- *verified before used*: the record has a checksum of itself, and `problem_with` reads every byte, so a caller touches
+  nothing before it has asked;
 - *beside the training*: a few threads write large pieces past the page cache, and hold the interpreter's lock for none
   of it. Where a file system refuses that, they write through the cache, and flush as they go.
 
@@ -29,6 +30,7 @@ import xxhash
 from gyre.errors import GyreError
 
 FORMAT = 1
+_SEAL = "xxh3"
 PAGE_BYTES = 4096
 """Pieces begin at multiples of it, in memory and in the file: what a disk wants of writes past the cache."""
 CHUNK_BYTES = 16 << 20
@@ -69,7 +71,7 @@ def write_state(
         size = max((offset + length for offset, length, _ in found), default=0)
         file.close_whole(size)
     record = {"format": FORMAT, "size_bytes": size, "chunks": found, **content}
-    write_json(record_path(path), record)
+    write_json(record_path(path), sealed(record))
     return size
 
 
@@ -82,6 +84,8 @@ def read_record(path: Path) -> dict[str, Any]:
     file has another size."""
     try:
         record: dict[str, Any] = json.loads(record_path(path).read_text())
+        if is_broken(record):
+            raise StateDamaged(f"{record_path(path)} is not what was written")
         size, wanted = path.stat().st_size, record["size_bytes"]
         if record["format"] != FORMAT:
             raise StateDamaged(f"{path} has format {record['format']}, this Gyre reads {FORMAT}")
@@ -132,6 +136,21 @@ def read_at(descriptor: int, view: memoryview, offset: int) -> None:
         if not count:
             raise StateDamaged("the file ends too early")
         view, offset = view[count:], offset + count
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with a checksum of itself, for `is_broken` to find out whether it is still what was written."""
+    return {**content, _SEAL: _seal_of(json.loads(json.dumps(content)))}
+
+
+def is_broken(content: dict[str, Any]) -> bool:
+    """Whether what was read from a file is not what `sealed` gave. Files of an older Gyre have no seal."""
+    return _SEAL in content and content[_SEAL] != _seal_of(content)
+
+
+def _seal_of(content: dict[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != _SEAL}
+    return xxhash.xxh3_128_hexdigest(json.dumps(rest, sort_keys=True).encode())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

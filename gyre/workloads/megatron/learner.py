@@ -34,7 +34,6 @@ from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.model.devices import device_of, dtype_of, make_deterministic, seed_everything
-from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
 from gyre.workloads.torch.learner import TorchLearner
 from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
@@ -153,7 +152,7 @@ class MegatronLearner(TorchLearner):
         Raises ConfigError."""
         from gyre.workloads.megatron.model.config import architecture_from
 
-        model = trained_model(self.settings, task_of(self.config))
+        model = trained_model(self.config)
         self.hugging_face_config = model.config
         where = str(model.folder / "config.json") if model.folder is not None else "config.model"
         architecture = architecture_from(model.config, where)

@@ -16,6 +16,7 @@ from gyre.models.first_weights import first_weights
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.frozen import FrozenModel
+from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
@@ -33,7 +34,9 @@ class MegatronReference(FrozenModel):
                 hint="Without it the actor's model is the small decoder, whose reference is "
                 "gyre.workloads.torch:TorchReference.",
             )
-        return Path(self.settings.first_policy)
+        folder = Path(self.settings.first_policy)
+        refuse_other_tokenizer(self.config, folder, "config.model_path")
+        return folder
 
     def weights_in(self, folder: Path, architecture: Architecture, device: torch.device) -> TensorSource:
         return first_weights(folder, architecture, self.settings.seed, device)

@@ -99,7 +99,7 @@ class TorchActor(TorchLearner):
 
     def build(self) -> None:
         """Raises ConfigError where the folder that training begins with holds no weights of this model."""
-        self.trained_model = trained_model(self.settings, self.task)
+        self.trained_model = trained_model(self.config, self.task)
         source = self.trained_model.first_weights(self.settings)  # before memory is taken for the model
         super().build()
         if source is not None:

@@ -26,7 +26,6 @@ from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.algorithms.advantages import gae_of
 from gyre.workloads.base import operator
-from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.learner import TorchLearner
 from gyre.workloads.torch.served_policy import load_parameters
@@ -46,7 +45,7 @@ class TorchCritic(TorchLearner):
 
     def make_model(self) -> ValueModel:
         """Raises ConfigError where the folder holds no model, or one that is not computed here."""
-        found, seed = trained_model(self.settings, task_of(self.config)), self.settings.seed
+        found, seed = trained_model(self.config), self.settings.seed
         self.model_path = self.settings.model_path
         architecture = replace(found.architecture, tied=True)  # whatever head it has is the policy's alone
         weights = found.first_weights(self.settings, head=False) if self.model_path else None

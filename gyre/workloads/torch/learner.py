@@ -43,7 +43,7 @@ from gyre.workloads.torch.errors import (
     StepGap,
     TrainedTwice,
 )
-from gyre.workloads.torch.saved_policy import CHECKPOINT_FORMAT, checkpoint_file, read_checkpoint
+from gyre.workloads.torch.saved_policy import CHECKPOINT_FORMAT, checkpoint_file, read_checkpoint, write_sum
 from gyre.workloads.torch.served_policy import load_parameters
 from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import counted
@@ -365,7 +365,8 @@ class TorchLearner(BaseWorkload):
     # -- checkpoints ---------------------------------------------------------------------------------
 
     def checkpoint(self, path: Path) -> None:
-        """Rank 0 writes the whole state to `rank_00000.pt`; every other rank a marker with what it holds."""
+        """Rank 0 writes the whole state to `rank_00000.pt`; every other rank a marker with what it holds. Each has the
+        checksum of its bytes beside it."""
         path.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {"format": CHECKPOINT_FORMAT, "step": self.step, "digest": self._digest()}
         if self.rank == 0:
@@ -381,6 +382,7 @@ class TorchLearner(BaseWorkload):
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
+        write_sum(checkpoint_file(path, self.rank))
 
     def restore(self, path: Path) -> None:
         """Take rank 0's state, on every rank and for any number of ranks; drops what was accumulated.

@@ -14,7 +14,6 @@ from gyre.models.modules import Decoder
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import WeightsNotLoaded
 from gyre.workloads.torch.served_policy import Policy, load_parameters, next_policy
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
@@ -28,7 +27,7 @@ class TorchReference(BaseWorkload):
     def setup(self) -> None:
         self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
-        found = trained_model(self.settings, task_of(self.config))
+        found = trained_model(self.config)
         self.architecture = found.architecture
         self._policy: Policy | None = None
         self._own: Decoder | None = None

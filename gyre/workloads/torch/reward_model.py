@@ -23,9 +23,11 @@ from gyre.errors import ConfigError, UserCodeError
 from gyre.models.architecture import read_architecture
 from gyre.models.first_weights import score_weights
 from gyre.models.modules import ValueModel
+from gyre.models.support import refuse_no_folder
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 from gyre.workloads.torch.served_policy import load_parameters
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
 from gyre.workloads.torch.trained_model import own_parameters
@@ -65,14 +67,18 @@ class TorchRewardModel(BaseWorkload):
 
 
 def reward_model_folder(config: Mapping[str, Any]) -> Path:
-    """Raises ConfigError where none is named."""
+    """The folder in `config.reward_model.path`. Raises ConfigError where none is named, or it is no model's, or its
+    tokenizer is not the policy's."""
     path = read_section(RewardModelSettings, config, "reward_model").path
     if not path:
         raise ConfigError(
             "config.reward_model.path is missing.",
             hint="Name the folder of a model for sequence classification with one label.",
         )
-    return Path(path)
+    folder = Path(path)
+    refuse_no_folder(folder, "config.reward_model.path")
+    refuse_other_tokenizer(config, folder, "config.reward_model.path")
+    return folder
 
 
 def scored_tokens(groups: Sequence[Group], vocab: int) -> list[TokenRow]:

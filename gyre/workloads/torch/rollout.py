@@ -43,7 +43,7 @@ class TorchRollout(BaseWorkload):
         self.settings = WorkloadSettings.read(self.config)
         torch.set_num_threads(self.settings.threads)
         self.task = task_of(self.config)
-        model = trained_model(self.settings, self.task)
+        model = trained_model(self.config, self.task)
         stops = self.task.stop_token_ids if model.folder is not None else (self.task.tokenizer.eos_id,)
         ends = model.architecture.eos_token_ids | frozenset(stops)
         self.architecture = replace(model.architecture, eos_token_ids=ends)

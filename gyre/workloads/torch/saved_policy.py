@@ -1,23 +1,35 @@
-"""The policy in a checkpoint of the plain torch actor, for whoever begins with it.
+"""The checkpoint of a learner in plain torch: its files, their checksums, and the policy in it.
+
+A rank's file is `rank_00000.pt`, and `rank_00000.pt.xxh3` beside it has the checksum of its bytes and their number.
+
+Invariant *every byte*: nothing of a file is used before all its bytes are known to be what was written: weights, the
+optimizer's state, and the record of what was trained.
 
 This module must not know of jobs.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from gyre.models.architecture import Architecture
 from gyre.models.tensor_names import expected_shapes, parameter_parts, to_names
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.torch.errors import CheckpointMismatch
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
+_FORMAT_WITHOUT_SUMS = 1
+"""What an older Gyre wrote: the digest of the weights alone."""
+
+SUM_SUFFIX = ".xxh3"
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +73,49 @@ def checkpoint_file(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank:05d}.pt"
 
 
+def write_sum(file: Path) -> None:
+    """Write the checksum of the file's bytes beside it, on the disk when this returns."""
+    content = f"{checksum_of_file(file)} {file.stat().st_size}\n"
+    with open(sum_file(file), "w") as beside:
+        beside.write(content)
+        beside.flush()
+        os.fsync(beside.fileno())
+
+
+def sum_file(file: Path) -> Path:
+    return file.with_name(file.name + SUM_SUFFIX)
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Raises CheckpointMismatch where a byte of any rank's file is not what was written."""
+    for beside in sorted(folder.glob(f"rank_*.pt{SUM_SUFFIX}")):
+        file = beside.with_name(beside.name.removesuffix(SUM_SUFFIX))
+        try:
+            written, found = beside.read_text(), f"{checksum_of_file(file)} {file.stat().st_size}\n"
+        except (OSError, ValueError) as error:
+            raise _damaged(file, str(error)) from error
+        if written != found:
+            raise _damaged(file, "its bytes are not those that were written")
+
+
+def checksum_of_file(file: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with open(file, "rb") as opened:
+        while piece := opened.read(_PIECE_BYTES):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _damaged(file: Path, problem: str) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"{file} is damaged: {problem}.", hint="Is its disk failing? The checkpoint before it may be whole."
+    )
+
+
 def read_checkpoint(file: Path) -> dict[str, Any]:
-    """What the first rank has written. Raises CheckpointMismatch for what cannot be read, or has another format."""
+    """What the first rank has written. Raises CheckpointMismatch for what cannot be read, has another format, or is not
+    what was written to the last byte, the other ranks' files included."""
+    refuse_damaged(file.parent)
     try:
         content: dict[str, Any] = torch.load(file, weights_only=True)
     except (
@@ -76,8 +129,10 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
             hint="Is its disk failing? The checkpoint before it may be whole.",
         ) from error
     found = content.get("format") if isinstance(content, dict) else None
-    if found != CHECKPOINT_FORMAT:
+    if found not in (CHECKPOINT_FORMAT, _FORMAT_WITHOUT_SUMS):
         raise CheckpointMismatch(f"{file} has format {found}, this Gyre reads {CHECKPOINT_FORMAT}.")
+    if found == CHECKPOINT_FORMAT and not sum_file(file).exists():
+        raise _damaged(file, f"{sum_file(file).name}, its checksum, is missing")
     return content
 
 

@@ -5,6 +5,7 @@ This module must not know who trains it, serves it or asks it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import torch
 
 from gyre.config.sections import WorkloadSettings
-from gyre.data.prepared import PreparedData
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, config_of, read_architecture, read_config
 from gyre.models.first_weights import first_weights, given_weights
 from gyre.models.safetensors_folder import TensorSource
+from gyre.models.support import refuse_no_folder
 from gyre.models.tensor_names import expected_shapes, from_names
-from gyre.workloads.tasks.task import Task
+from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer, refuse_other_tokens
+from gyre.workloads.tasks.task import Task, task_of
 
 _CPU = torch.device("cpu")
 
@@ -44,16 +46,20 @@ class TrainedModel:
         return first_weights(self.folder, self.architecture, settings.seed, device, head=head)
 
 
-def trained_model(settings: WorkloadSettings, task: Task) -> TrainedModel:
-    """The job's model. Raises ConfigError where there is none, or the prompts are another model's."""
+def trained_model(config: Mapping[str, Any], task: Task | None = None) -> TrainedModel:
+    """The model of the job with this `config`. Raises ConfigError where there is none, or the prompts are another
+    model's."""
+    settings = WorkloadSettings.read(config)
     if not settings.model_path:
+        task = task or task_of(config)
         architecture = small_architecture(settings, task)
         return TrainedModel(architecture, config_of(architecture, eos_id=task.tokenizer.eos_id), None)
     folder = Path(settings.model_path)
-    config = read_config(folder)
+    refuse_no_folder(folder, "config.model_path")
     architecture = read_architecture(folder)
-    refuse_other_tokens(task, architecture.vocab, folder)
-    return TrainedModel(architecture, config, folder)
+    refuse_other_tokenizer(config, folder, "config.model_path")
+    refuse_other_tokens(config, architecture.vocab, folder)
+    return TrainedModel(architecture, read_config(folder), folder)
 
 
 def own_parameters(source: TensorSource, architecture: Architecture) -> dict[str, torch.Tensor]:
@@ -82,12 +88,3 @@ def small_architecture(settings: WorkloadSettings, task: Task) -> Architecture:
         norm_eps=model.norm_eps,
         tied=model.tied_embeddings,
     )
-
-
-def refuse_other_tokens(task: Task, vocab: int, folder: Path) -> None:
-    """Raises ConfigError where the prompts hold a token that the model in this folder does not have."""
-    if isinstance(task, PreparedData) and task.largest_token >= vocab:
-        raise ConfigError(
-            f"config.data: the prompts hold token {task.largest_token}, but the model in {folder} has {vocab} tokens.",
-            hint="Prepare the data with the tokenizer of that model.",
-        )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import ConfigError
+from gyre.workloads.gang.state_files import is_broken
 from gyre.workloads.torch.errors import CheckpointMismatch
 
 METADATA = "actor.json"
@@ -28,6 +29,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
         metadata: dict[str, Any] = json.loads((path / METADATA).read_text())
         if not isinstance(metadata, dict):
             raise ValueError(f"{METADATA} is no object")
+        if is_broken(metadata):
+            raise ValueError(f"{METADATA} is not what was written")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointMismatch(
             f"there is no whole checkpoint at {path}: {error}.",

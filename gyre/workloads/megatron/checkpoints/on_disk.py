@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.workloads.gang.host_buffer import HostBuffer, placed
-from gyre.workloads.gang.state_files import StateDamaged, write_json, write_state
+from gyre.workloads.gang.state_files import StateDamaged, sealed, write_json, write_state
 from gyre.workloads.megatron.checkpoints import megatron_format
 from gyre.workloads.megatron.checkpoints.formats import (
     FORMAT,
@@ -206,7 +206,7 @@ class CheckpointWriter:
         problem = ""
         if self._ranks.rank == 0:
             try:
-                write_json(self._path / METADATA, self._metadata)
+                write_json(self._path / METADATA, sealed(self._metadata))
             except OSError as error:
                 problem = str(error)
         if self._ranks.sum([float(bool(problem))])[0]:  # nobody says "written" before the first rank has

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, architecture_of
+from gyre.models.support import layout_problems, problem_of
 from gyre.workloads.megatron.model.rotary import use_in_megatron
 
 _VOCAB_MULTIPLE = 8
@@ -26,12 +27,8 @@ _VOCAB_MULTIPLE = 8
 def architecture_from(config: dict[str, Any], where: str) -> Architecture:
     """The decoder that `config`, the content of a `config.json`, describes. Raises ConfigError."""
     found = architecture_of(config, where)
-    if found.out_bias != found.mlp_bias:
-        raise ConfigError(
-            f"{where}: a bias in attention's output but not in the MLP, or the other way round, is not trained "
-            "by the Megatron actor.",
-            hint="Megatron has one switch for the two.",
-        )
+    if problem := problem_of(found, "megatron"):
+        raise ConfigError(f"{where}: {problem}.", hint="Plain torch trains it: backend: torch.")
     return found
 
 
@@ -47,13 +44,8 @@ def transformer_config(
 ) -> TransformerConfig:
     """Megatron's configuration of the decoder for this layout. Raises ConfigError where the layout does not fit it."""
     tp, pp = settings.tensor_parallel, settings.pipeline_parallel
-    for what, size, parts, name in (
-        ("num_key_value_heads", architecture.kv_heads, tp, "tensor_parallel"),
-        ("intermediate_size", architecture.mlp, tp, "tensor_parallel"),
-        ("num_hidden_layers", architecture.layers, pp, "pipeline_parallel"),
-    ):
-        if size % parts:
-            raise ConfigError(f"config.megatron.{name}: {parts} does not divide the model's {what} ({size}).")
+    for problem in layout_problems(architecture, tensor_parallel=tp, pipeline_parallel=pp):
+        raise ConfigError(problem)
     gpu = device.type == "cuda"
     use_in_megatron()
     return TransformerConfig(

@@ -7,6 +7,9 @@ Invariants:
 - *exactly the ledger's state*: a gang that was brought up has trained what the ledger says, in the same micro-batches,
   and nothing else, whatever state its ranks were in before. Ranks that are out of step with each other are not brought
   up (`gyre.workloads.gang.alignment`);
+- *a replay is compared*: a step that is trained again has the weights that the ledger knows, or the difference is
+  reported (`StepDiverged`). Where calls carry the weights, each such step is compared; where instances fetch them, the
+  last one is, whose weights are made of all before it;
 - *somebody serves the newest version*: a gang that was brought up publishes the ledger's last step again unless the
   rank that published it is one of its own. Instances may have nobody else to fetch that version from, and without it
   they generate nothing, so no newer version comes.
@@ -79,6 +82,10 @@ class GangLifecycle:
             report=runtime.report,
         )
         self._passes = PassSizes(runtime.spec.failover.out_of_memory.smaller_passes, report=runtime.report)
+        self._replayed = False
+        """Whether the leading gang was brought up by training steps again."""
+        self._diverged_at: set[tuple[int, int]] = set()
+        """Gangs, by number, and steps whose weights came out differently and were reported."""
         self._failures = 0
         self._not_before = 0.0
         self.leader: Gang | None = None
@@ -194,7 +201,7 @@ class GangLifecycle:
                 self._begin_with_policy(self._auxiliary_learners[role], gang)
             self._checkpoints.write(leader, self._auxiliary, wait=True)
         else:
-            newest = groups.checkpoint_step
+            newest, self._replayed = groups.checkpoint_step, False
             at = self._catch_up(self._leading_learner, leader, "", groups.step)
             for role, gang in self._auxiliary.items():
                 self._catch_up(self._auxiliary_learners[role], gang, role, at, exactly=True)
@@ -227,10 +234,14 @@ class GangLifecycle:
             self._publish_last(leader)
         elif not self._policies.are_served(leader):
             self._publish_again(leader)
+        elif (
+            self._replayed and not self._policies.in_calls
+        ):  # else each step was compared when it was replayed
+            self._problem_with(leader, self._policies.prepare(leader, groups.step))
 
     def _publish_last(self, gang: Gang) -> None:
         prepared = self._policies.prepare(gang, self._groups.step)
-        problem = self._problem_with(prepared)
+        problem = self._problem_with(gang, prepared)
         if problem:
             self._diverged(gang, problem)
         restore = self._groups.restores.get(gang.role)
@@ -246,7 +257,7 @@ class GangLifecycle:
         be quick rather than deterministic), the version stays what the instances have; if none of them has it, it is
         lost, and the gang is to blame."""
         prepared = self._policies.prepare(gang, self._groups.step)
-        problem = self._problem_with(prepared)
+        problem = self._problem_with(gang, prepared)
         if not problem:
             try:
                 self._policies.publish(gang, prepared)
@@ -257,11 +268,17 @@ class GangLifecycle:
         if copy is None or copy.version < self._groups.step:
             self._diverged(gang, f"{problem}; no instance has that version any more")
 
-    def _problem_with(self, prepared: Prepared) -> str:
-        """How the weights that were brought up differ from those that the ledger knows; "" where they do not."""
-        step, known = self._groups.step, self._groups.digests.get(self._groups.step)
+    def _problem_with(self, gang: Gang, prepared: Prepared) -> str:
+        """How the weights that were brought up differ from those that the ledger knows; "" where they do not. A
+        difference is reported, once for each gang and step."""
+        step, known = prepared.version, self._groups.digests.get(prepared.version)
         if known is None or known == prepared.checksum:
             return ""
+        if (gang.number, step) not in self._diverged_at:
+            self._diverged_at.add((gang.number, step))
+            self._runtime.report(
+                "StepDiverged", role=gang.role, step=step, expected=known, found=prepared.checksum
+            )
         return f"replaying step {step} gave weights {prepared.checksum}, the ledger has {known}"
 
     def _diverged(self, gang: Gang, problem: str) -> None:
@@ -308,6 +325,10 @@ class GangLifecycle:
             )
         for step in range(at + 1, target + 1):
             self._replay(learner, gang, step)
+            if learner is self._leading_learner:
+                self._replayed = True
+                if self._policies.in_calls:
+                    self._problem_with(gang, self._policies.prepare(gang, step))
         return max(at, target)
 
     def _replay(self, learner: Learner, gang: Gang, step: int) -> None:

@@ -124,6 +124,11 @@ class ServedPolicies:
         self._served_checksum = ""
         """The checksum of that version as instances get it."""
 
+    @property
+    def in_calls(self) -> bool:
+        """Whether the weights of a step pass the trainer and nothing else."""
+        return self._plane is None
+
     def are_served(self, gang: Gang) -> bool:
         """Whether the newest version outlived the gang before `gang`. The weights that calls carry are with the
         trainer; those that instances fetch are with the rank that published them, and go with its process."""

@@ -1,0 +1,71 @@
+"""`models`: which models Gyre trains and serves, and what a folder is. Needs neither Ray nor torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gyre.api.cli.output import remark, write_json, write_table
+from gyre.api.terminal.text_tables import Column
+
+if TYPE_CHECKING:
+    from gyre.models.support import FolderReport
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one object.")
+def models(folder: Path | None, as_json: bool) -> None:
+    """Say which models each back end trains and each engine serves; of FOLDER, what it is and who takes it."""
+    from gyre.models.support import BACKENDS, ENGINES, SUPPORT, describe
+
+    if folder is None:
+        columns = (*BACKENDS, *ENGINES)
+        rows: list[dict[str, Any]] = [
+            {"model": row.name, "config": row.config} | {who: row.takes(who) for who in columns}
+            for row in SUPPORT
+        ]
+        if as_json:
+            write_json({"trains": list(BACKENDS), "serves": list(ENGINES), "rows": rows})
+            return
+        write_table(
+            [Column("model"), Column("config.json"), *(Column(who) for who in columns)],
+            [
+                [row["model"], row["config"], *("yes" if row[who] else "no" for who in columns)]
+                for row in rows
+            ],
+        )
+        remark(f"{' and '.join(BACKENDS)} train; {' and '.join(ENGINES)} serve.")
+        return
+    report = describe(folder)
+    if as_json:
+        write_json(report.as_dict())
+        return
+    _write(report)
+
+
+def _write(report: FolderReport) -> None:
+    from gyre.models.support import BACKENDS, ENGINES
+
+    told = report.as_dict()
+    click.echo(f"{report.path}: model_type {report.model_type}")
+    architecture = report.architecture
+    if architecture is not None:
+        output = "tied to the embedding" if architecture.tied else "of its own"
+        click.echo(f"  parameters  {report.parameters:,}")
+        click.echo(
+            f"  shape       {architecture.layers} layers of {architecture.hidden}, {architecture.heads} heads, "
+            f"{architecture.kv_heads} of keys and values, vocabulary {architecture.vocab}"
+        )
+        click.echo(
+            f"  context     {architecture.max_positions} tokens, rotary positions: {architecture.rope.kind}"
+        )
+        click.echo(f"  output      {output}")
+        weights = f"{report.files} file(s), {report.dtype}, {report.size_bytes:,} bytes"
+        click.echo(f"  weights     {weights if report.files else 'none: a job draws them from its seed'}")
+    for title, names in (("trains", BACKENDS), ("serves", ENGINES)):
+        for name in names:
+            answer = told[title][name]
+            click.echo(f"  {title:<11} {name}: {'yes' if answer['takes'] else 'no: ' + answer['reason']}")

@@ -1,0 +1,213 @@
+"""Which models each back end trains and each engine serves, and what a folder is to them. The one place of that table:
+`gyre models` prints it, README and docs show it, `plan` refuses by it.
+
+Nothing here reads a tensor: `config.json` and the safetensors' headers are enough, in milliseconds.
+
+Invariant *a reason in a sentence*: whoever does not take a folder says why, with the key or the file.
+
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from gyre.models.architecture import Architecture, read_architecture, read_config
+from gyre.models.errors import ModelFolderError
+from gyre.models.safetensors_files import TensorEntry, refuse_other_formats, require_tensors, weight_files
+from gyre.models.tensor_names import HEAD, expected_shapes
+
+BACKENDS, ENGINES = ("torch", "megatron"), ("embedded", "sglang")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kind of model, or a property of one: who trains it, who serves it, and what `config.json` says of it."""
+
+    name: str
+    config: str
+    torch: bool
+    megatron: bool
+    embedded: bool
+    sglang: bool
+
+    def takes(self, who: str) -> bool:
+        return bool(getattr(self, who))
+
+
+SUPPORT = (
+    Row("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"', True, True, True, True),
+    Row("Qwen3 (dense)", 'model_type: "qwen3"', True, True, True, True),
+    Row("Llama 2, 3 and models of its shape", 'model_type: "llama"', True, True, True, True),
+    Row("output layer tied to the embedding, or its own", "tie_word_embeddings", True, True, True, True),
+    Row("grouped-query attention", "num_key_value_heads", True, True, True, True),
+    Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters", True, True, True, True),
+    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, rope_parameters", False, False, False, True),
+    Row("biases in attention alone", "attention_bias of qwen3 and llama", True, False, True, True),
+    Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", True, True, True, False),
+    Row("a sliding window that is active", "use_sliding_window, layer_types", False, False, False, True),
+    Row("mixtures of experts", "num_experts, num_local_experts", False, False, False, True),
+    Row("quantized weights", "quantization_config", False, False, False, True),
+    Row("images and sound", "vision_config, audio_config", False, False, False, True),
+    Row("every other model_type (Gemma, Mistral, Phi, …)", "model_type", False, False, False, True),
+)  # fmt: skip
+"""`sglang` is what SGLang serves by itself: a job serves what it trains, so the row's other columns hold there too."""
+
+
+def markdown_table() -> str:
+    """The table as README and docs show it."""
+    columns = (*BACKENDS, *ENGINES)
+    lines = [
+        f"| model | in `config.json` | {' | '.join(columns)} |",
+        f"| --- | --- | {' | '.join('---' for _ in columns)} |",
+        *(
+            f"| {row.name} | {row.config.replace('|', '')} | "
+            + " | ".join("yes" if row.takes(who) else "no" for who in columns)
+            + " |"
+            for row in SUPPORT
+        ),
+    ]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderReport:
+    """A model's folder. `problem` is why nothing of Gyre's takes it, "" where something does; `refused` has the reason
+    of each back end and engine that does not."""
+
+    path: str
+    model_type: str
+    problem: str
+    refused: dict[str, str]
+    architecture: Architecture | None = None
+    parameters: int = 0
+    dtype: str = ""
+    size_bytes: int = 0
+    files: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        a = self.architecture
+        return {
+            "path": self.path,
+            "model_type": self.model_type,
+            "parameters": self.parameters or None,
+            "tied": a.tied if a else None,
+            "context": a.max_positions if a else None,
+            "vocabulary": a.vocab if a else None,
+            "layers": a.layers if a else None,
+            "rope": a.rope.kind if a else None,
+            "weights": {"dtype": self.dtype, "files": self.files, "size_bytes": self.size_bytes},
+            "problem": self.problem,
+            "trains": {who: self._answer(who) for who in BACKENDS},
+            "serves": {who: self._answer(who) for who in ENGINES},
+        }
+
+    def _answer(self, who: str) -> dict[str, Any]:
+        reason = self.refused.get(who, "")
+        return {"takes": not reason, "reason": reason}
+
+
+def describe(folder: Path) -> FolderReport:
+    """What a folder is, and who trains and serves it. Raises ModelFolderError where it is no model's folder."""
+    refuse_no_folder(folder, str(folder))
+    config = read_config(folder)
+    kind = str(config.get("model_type"))
+    try:
+        architecture = read_architecture(folder)
+        held = weights_of(folder, architecture)
+    except ModelFolderError as error:
+        everybody = dict.fromkeys((*BACKENDS, ENGINES[0]), error.message)
+        return FolderReport(str(folder), kind, error.message, everybody)
+    entries = [entry for each in held.values() for entry in each]
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.size_bytes
+    return FolderReport(
+        path=str(folder),
+        model_type=kind,
+        problem="",
+        refused={who: reason for who in (*BACKENDS, *ENGINES) if (reason := problem_of(architecture, who))},
+        architecture=architecture,
+        parameters=sum(prod(shape) for shape in expected_shapes(architecture).values()),
+        dtype=max(sizes, key=lambda name: sizes[name], default=""),
+        size_bytes=sum(sizes.values()),
+        files=len(held),
+    )
+
+
+def refuse_no_folder(folder: Path, key: str) -> None:
+    """Raises ModelFolderError, which begins with `key`, where there is no model's folder: a name on the Hub gets the
+    command that downloads it."""
+    if (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise ModelFolderError(
+            f"{key}: {folder} holds an adapter (adapter_config.json), not a whole model.",
+            hint="Merge it into its model, by peft's merge_and_unload and save_pretrained.",
+        )
+    if folder.is_dir():
+        raise ModelFolderError(
+            f"{key}: {folder} has no config.json, so it is no model's folder.",
+            hint="Give a folder in Hugging Face's layout, as save_pretrained writes it.",
+        )
+    text = folder.as_posix()
+    if is_hub_name(text):
+        raise ModelFolderError(
+            f"{key}: {text} is no folder on this machine; it looks like a name on the Hugging Face Hub.",
+            hint=f"Download it: hf download {text} --local-dir models/{folder.name}, and give that folder.",
+        )
+    raise ModelFolderError(
+        f"{key}: {folder} is no folder on this machine (looked for {folder.absolute()}).",
+        hint="Give a folder in Hugging Face's layout.",
+    )
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a text may be `owner/name`: two parts, neither of them a usual folder's."""
+    owner, _, name = text.partition("/")
+    usual = {"models", "model", "data", "checkpoints", "out", "output", "weights", "..", "~", "."}
+    return bool(owner and name) and "/" not in name and owner not in usual and not text.startswith(".")
+
+
+def weights_of(
+    folder: Path, architecture: Architecture, *, head: str | None = HEAD
+) -> dict[Path, tuple[TensorEntry, ...]]:
+    """The folder's files of weights; none where it holds weights of no kind, which are then drawn from the seed. Raises
+    ModelFolderError where they are not those of the architecture. `head` is as for `require_tensors`."""
+    held = weight_files(folder)
+    if held:
+        found = {entry.name: entry for entries in held.values() for entry in entries}
+        require_tensors(found, architecture, folder, head=head)
+    else:
+        refuse_other_formats(folder)
+    return held
+
+
+def problem_of(architecture: Architecture, who: str) -> str:
+    """Why a back end or an engine does not take a model whose shape can be read; "" where it does."""
+    if who == "megatron" and architecture.out_bias != architecture.mlp_bias:
+        return (
+            "Megatron has one switch for the biases of attention's output and of the MLP, and this model has only one "
+            "of them (attention_bias, mlp_bias)"
+        )
+    if who == "sglang" and architecture.mlp_bias:
+        return "mlp_bias is true, and SGLang's Llama has no biases in its MLP"
+    return ""
+
+
+def layout_problems(
+    architecture: Architecture, *, tensor_parallel: int, pipeline_parallel: int
+) -> Iterator[str]:
+    """How a layout of Megatron's ranks does not fit a model, each a sentence that names the key. The vocabulary is
+    padded, and fits any."""
+    for what, size, parts, name in (
+        ("num_key_value_heads", architecture.kv_heads, tensor_parallel, "tensor_parallel"),
+        ("intermediate_size", architecture.mlp, tensor_parallel, "tensor_parallel"),
+        ("num_hidden_layers", architecture.layers, pipeline_parallel, "pipeline_parallel"),
+    ):
+        if size % parts:
+            yield f"config.megatron.{name}: {parts} does not divide the model's {what} ({size})."
