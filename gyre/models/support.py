@@ -113,7 +113,7 @@ class FolderReport:
 
 def describe(folder: Path) -> FolderReport:
     """What a folder is, and who trains and serves it. Raises ModelFolderError where it is no model's folder."""
-    refuse_no_folder(folder, str(folder))
+    refuse_no_folder(folder, "FOLDER")
     config = read_config(folder)
     kind = str(config.get("model_type"))
     try:

@@ -38,8 +38,22 @@ def _on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def model(tmp_path: Path) -> str:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     return str(folder)
+
+
+CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 4096,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 4096,
+}
+"""A model that is trained and served. Its folder has no weights, which `plan` notes."""
 
 
 @pytest.fixture
@@ -142,7 +156,8 @@ def test_a_model_from_a_folder_needs_a_learning_rate_of_actor_and_critic(model: 
     with pytest.raises(ConfigError, match=r"config\.critic\.optim\.lr: is missing"):
         checked(job(config, "ppo", roles=roles))
     config["critic"] = {"optim": {"lr": 1e-5}}
-    assert checked(job(config, "ppo", roles=roles)) == []
+    (note,) = checked(job(config, "ppo", roles=roles))
+    assert "holds no weights" in note
 
 
 def test_classes_of_the_users_own_bring_their_own_model_and_rate() -> None:
@@ -184,15 +199,13 @@ def test_the_data_set_is_looked_into_where_it_is_here(data: str) -> None:
     [
         ({"max_position_embeddings": 512}, True),
         ({"max_position_embeddings": 1024}, False),
-        ({"max_position_embeddings": 512, "rope_scaling": {"factor": 4.0}}, False),
-        ({}, False),
-        ([], False),
+        ({"max_position_embeddings": 512, "rope_scaling": {"type": "linear", "factor": 4.0}}, False),
     ],
 )
 def test_engines_that_would_read_more_than_the_model_of_a_folder_can_are_refused(
     told: Any, refused: bool, data: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | told))
     config = {"data": {"path": data}, "optim": {"lr": 1e-6}, "megatron": {"model_path": str(tmp_path)}}
     given = job(config, roles={"actor": {"entrypoint": MEGATRON}}) | {"rollouts": {"context_length": 1024}}
     if refused:
@@ -201,7 +214,99 @@ def test_engines_that_would_read_more_than_the_model_of_a_folder_can_are_refused
         ):
             checked(given)
     else:
-        assert checked(given) == []
+        (note,) = checked(given)
+        assert "holds no weights" in note
+
+
+TORCH = "gyre.workloads.torch:TorchActor"
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "sentence"),
+    [
+        ({"model_type": "gemma3_text"}, TORCH, r"model_type 'gemma3_text' is not supported\. .*qwen2, qwen3, llama"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, TORCH, "model_type 'qwen3_moe'"),
+        ({"num_experts": 8}, MEGATRON, "num_experts is 8: mixtures of experts"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, TORCH, "rope type 'yarn' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, TORCH, "quantized weights"),
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, TORCH, "use_sliding_window"),
+        ({"vision_config": {"depth": 2}}, TORCH, "vision_config"),
+        ({"attention_bias": True}, MEGATRON, "does not fit the back end megatron of role actor: .*attention_bias"),
+        ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "sglang", "engine sglang of role rollout"),
+        ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, r"tensor_parallel: 2 does not divide .*key_value_heads \(1\)"),
+        ({"intermediate_size": 49}, {"tensor_parallel": 2}, r"intermediate_size \(49\)"),
+        ({"num_hidden_layers": 3}, {"pipeline_parallel": 2}, r"num_hidden_layers \(3\)"),
+        ({"vocab_size": 4097}, {"tensor_parallel": 2}, ""),  # padded
+        ({"attention_bias": True}, TORCH, ""),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_is_refused_in_a_sentence(
+    changes: dict[str, Any], backend: Any, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
+    layout = backend if isinstance(backend, dict) else {}
+    actor = backend if backend in (TORCH, MEGATRON) else TORCH if backend == "sglang" else MEGATRON
+    config = {"task": {}, "optim": {"lr": 1e-6}, "model_path": str(tmp_path), "megatron": layout}
+    given = job(config, roles={"actor": {"entrypoint": actor, "total": 2}})
+    if backend == "sglang":
+        given["rollouts"] = {"engine": "sglang"}
+    if not sentence:
+        assert ["holds no weights" in note for note in checked(given)] == [True]
+        return
+    with pytest.raises((ConfigError, GraphError), match=sentence):
+        checked(given)
+
+
+def test_a_folder_that_is_none_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refused(path: str, key: str = "model_path") -> str:
+        config: dict[str, Any] = {"task": {}, "optim": {"lr": 1e-6}, "model": SMALL["model"]}
+        roles: dict[str, Any] = {}
+        if key == "reward_model":
+            roles["reward"] = {"entrypoint": "gyre.workloads.torch:TorchRewardModel"}
+        config[key] = path if key == "model_path" else {"path": path}
+        with pytest.raises(ConfigError) as error:
+            checked(job(config, roles=roles))
+        return str(error.value)
+
+    for key in ("model_path", "first_weights", "reward_model"):
+        assert "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B" in refused("Qwen/Qwen3-0.6B", key)
+        assert refused("Qwen/Qwen3-0.6B", key).startswith(f"config.{key}")
+    assert str(tmp_path / "models/none") in refused("models/none")
+    (tmp_path / "m").mkdir()
+    assert "has no config.json" in refused("m")
+    (tmp_path / "m/adapter_config.json").write_text("{}")
+    assert "adapter" in refused("m")
+    (tmp_path / "m/adapter_config.json").unlink()
+    (tmp_path / "m/config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "m/pytorch_model.bin").write_bytes(b"")
+    assert "pytorch_model.bin, and none as safetensors" in refused("m")
+    (tmp_path / "m/model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "b.safetensors"}})
+    )
+    assert "lacks 1 of the 1 files" in refused("m")
+
+
+def test_a_class_of_ones_own_trains_whatever_model_it_can(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gemma3_text"}))
+    config = {"task": {}, "optim": {"lr": 1e-6}, "model_path": str(tmp_path)}
+    assert checked(job(config, roles={"actor": {"entrypoint": "my.trainers:Gemma"}})) == []
+
+
+def test_plan_compares_tokenizers(data: str, tmp_path: Path) -> None:
+    model = write_tokenizer(tmp_path / "m")
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    config = {"data": {"path": data}, "optim": {"lr": 1e-6}, "model_path": str(model)}
+    assert len(checked(job(config))) == 1
+    content = json.loads((model / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    content["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=r"config\.model_path: the tokenizer in .* is not that of .*config\.data"
+    ):
+        checked(job(config))
 
 
 @pytest.mark.parametrize("section", [{}, {"path": "no-model"}])

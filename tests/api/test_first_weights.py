@@ -26,6 +26,7 @@ from gyre.store import Store, open_store
 from gyre.workloads.rollout_vertices import _base_model
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.torch.saved_policy import sum_file
 from gyre.workloads.trainer.learning.checkpoints import _mark_complete
 from tests.api.conftest import Seed
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
@@ -168,7 +169,8 @@ def test_a_checkpoint_of_an_older_gyre_did_not_write_down_its_model(
     file = folder / "step_00000002" / "rank_00000.pt"
     content = torch.load(file, weights_only=True)
     del content["config"]
-    torch.save(content, file)
+    torch.save(content | {"format": 1}, file)
+    sum_file(file).unlink()  # nor a checksum of its bytes
     (folder / "step_00000002" / "COMPLETE").unlink()
     assert digest_of(begun(store, home, folder / "step_00000002")) == digests[2]
     other = spec_of(config={**CONFIG, "model": {**CONFIG["model"], "mlp": 64}})

@@ -23,6 +23,17 @@ def newest_served(directory: Any) -> WeightCopy | None:
     return WeightCopy(max(versions), "", ("h:1",), max(versions)) if versions else None
 
 
+class DivergingActor(ToyActor):
+    """Whoever comes after the first trains another step 3 than that one did."""
+
+    @operator
+    def apply(self, *, step: int, indices: int, group_ids: list[int]) -> dict[str, Any]:
+        metrics = super().apply(step=step, indices=indices, group_ids=group_ids)
+        if step == 3 and self.context.incarnation > 1:
+            self.weights[0] ^= 1
+        return metrics
+
+
 class KeepingActor(ToyActor):
     """It keeps each step's state in memory, and instances get its weights."""
 

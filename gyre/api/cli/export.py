@@ -1,4 +1,4 @@
-"""`export`: write a checkpoint of a job's actor as a model folder. Needs Megatron, but no running job."""
+"""`export`: write a checkpoint of a job's actor as a model folder. Needs no running job; of Megatron's, Megatron."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ from gyre.api.cli.output import remark, write_json
 @click.option("--trust", is_flag=True, help="Read a checkpoint in Megatron's own format, which is unpickled.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written, as one object.")
 def export(checkpoint: Path, out: Path, dtype: str, trust: bool, as_json: bool) -> None:
-    """Write the Megatron actor's CHECKPOINT as the folder OUT, in Hugging Face's layout.
+    """Write the actor's CHECKPOINT as the folder OUT, in Hugging Face's layout.
 
     CHECKPOINT is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
     """
-    from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
+    from gyre.workloads.torch.saved_policy import checkpoint_file, export_policy
 
-    told: dict[str, Any] = export_checkpoint(checkpoint, out, dtype=dtype, trust=trust)
+    told: dict[str, Any]
+    if checkpoint_file(checkpoint, 0).is_file():
+        told = export_policy(checkpoint, out, dtype=dtype)
+    else:
+        from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
+
+        told = export_checkpoint(checkpoint, out, dtype=dtype, trust=trust)
     if as_json:
         write_json(told)
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.models.modules import Decoder
-from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import checksum_of_weights, pack_weights
@@ -159,16 +157,6 @@ class MegatronActor(MegatronLearner, TorchActor):
     def lasts(self, named: Mapping[str, torch.Tensor]) -> bool:
         """See `TorchActor.lasts`; a subclass may serve something else than the snapshot."""
         return self._snapshot is not None and named is self._snapshot.tensors
-
-    @operator(kind="weights")
-    def save_model(self, path: Path) -> None:
-        """Write the weights after the last step as a folder in Hugging Face's layout, with the tokenizer of the folder
-        that training began with. The first rank does it; the folder is there when it is whole. Raises ConfigError
-        where it was there before."""
-        if self.rank != 0:
-            return
-        beside = Path(self.settings.model_path) if self.settings.model_path else None
-        save_model_folder(path, self.hugging_face_config, self.weights(), beside=beside)
 
     def _later_digest(self) -> Callable[[], str | None]:
         if self._known_digest is not None or self._snapshot is None or self.rank != 0:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gyre.config import WeightsSpec
 from gyre.config.sections import OptimSettings
 from gyre.models.modules import Decoder
+from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.rollouts.weight_peer import check_transports
@@ -107,6 +108,10 @@ class TorchActor(TorchLearner):
 
     def model_config(self) -> dict[str, Any]:
         return self.trained_model.config
+
+    def tokenizer_folder(self) -> str:
+        folder = self.trained_model.folder
+        return str(folder.resolve()) if folder is not None else ""
 
     @property
     def optim(self) -> OptimSettings:
@@ -225,6 +230,16 @@ class TorchActor(TorchLearner):
         named, config = self.servable()
         manifest, buffer = pack_weights(named, version=version, step=self.step)
         return config, manifest.to_dict(), buffer
+
+    @operator(kind="weights")
+    def save_model(self, path: Path) -> None:
+        """Write the weights after the last step as a folder in Hugging Face's layout, with the tokenizer of the folder
+        that training began with. The first rank does it; the folder is there when it is whole. Raises ConfigError
+        where it was there before."""
+        if self.rank == 0:
+            named, config = self.servable()
+            beside = Path(self.settings.model_path) if self.settings.model_path else None
+            save_model_folder(path, config, named, beside=beside)
 
     # -- weights from an instance ---------------------------------------------------------------------
 

@@ -46,9 +46,8 @@ class TorchCritic(TorchLearner):
     def make_model(self) -> ValueModel:
         """Raises ConfigError where the folder holds no model, or one that is not computed here."""
         found, seed = trained_model(self.config), self.settings.seed
-        self.model_path = self.settings.model_path
         architecture = replace(found.architecture, tied=True)  # whatever head it has is the policy's alone
-        weights = found.first_weights(self.settings, head=False) if self.model_path else None
+        weights = found.first_weights(self.settings, head=False) if self.settings.model_path else None
         if weights is None:
             return ValueModel(architecture, seed=seed)
         source = with_value_head(weights, architecture.hidden, seed)
@@ -85,7 +84,7 @@ class TorchCritic(TorchLearner):
         Raises WeightMismatch where bytes and manifest disagree, or where it is another model's.
         """
         described = WeightManifest.from_dict(manifest)
-        if self.step == 0 and not self.model_path:
+        if self.step == 0 and not self.settings.model_path:
             tensors = unpack_weights(described, buffer)
             tensors.pop("head.weight", None)  # of the policy alone, where it is not tied
             load_parameters(self.model.decoder, tensors)

@@ -116,6 +116,10 @@ class TorchLearner(BaseWorkload):
         """The content of `config.json` of the model, if it is a policy."""
         return None
 
+    def tokenizer_folder(self) -> str:
+        """The folder that the model came from, which has its tokenizer; "" if there is none."""
+        return ""
+
     def _changed(self) -> None:
         """A step's updates are made: the weights are new."""
 
@@ -372,6 +376,7 @@ class TorchLearner(BaseWorkload):
         if self.rank == 0:
             content |= {
                 "config": self.model_config(),
+                "path": self.tokenizer_folder(),
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "trained": self.trained,

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 import xxhash
 
-from gyre.models.architecture import Architecture
+from gyre.errors import ConfigError
+from gyre.models.architecture import Architecture, architecture_of
+from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import expected_shapes, parameter_parts, to_names
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.torch.errors import CheckpointMismatch
@@ -40,6 +42,8 @@ class SavedPolicy:
     config: dict[str, Any] | None
     weights: dict[str, torch.Tensor]
     """By the decoder's own names."""
+    beside: Path | None = None
+    """The folder that the model came from, with its tokenizer; None for the small decoder."""
 
     def differences(self, architecture: Architecture) -> list[str]:
         """How names and shapes of the weights differ from those of this decoder."""
@@ -66,7 +70,33 @@ def read_policy(folder: Path) -> SavedPolicy:
     content = read_checkpoint(file)
     if content["digest"] != checksum_of_weights(content["model"]):
         raise CheckpointMismatch(f"the weights in {file} are not those that were written.")
-    return SavedPolicy(content["step"], content.get("config"), content["model"])
+    beside = Path(content["path"]) if content.get("path") else None
+    return SavedPolicy(content["step"], content.get("config"), content["model"], beside)
+
+
+def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, Any]:
+    """Write `out`, a folder in Hugging Face's layout, from the checkpoint: its weights, in `dtype` (`float32`,
+    `bfloat16`, or "" for the trained ones'), with the tokenizer of the folder that training began with, if it is still
+    there. Returns `{"step", "tensors", "size_bytes", "dtype"}`. Raises CheckpointMismatch as `read_policy`, and where
+    it does not say its model; ConfigError where `out` is there, or cannot be written."""
+    if out.exists():
+        raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
+    found = read_policy(checkpoint)
+    if found.config is None:
+        raise CheckpointMismatch(
+            f"{checkpoint} is not of a policy, or of an older Gyre, which did not write down its model.",
+            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
+        )
+    kind = getattr(torch, dtype or "float32")
+    architecture = architecture_of(found.config, str(checkpoint))
+    tensors = {name: tensor.to(kind) for name, tensor in found.named(architecture).items()}
+    save_model_folder(out, found.config, tensors, beside=found.beside)
+    return {
+        "step": found.step,
+        "tensors": len(tensors),
+        "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "dtype": dtype or "float32",
+    }
 
 
 def checkpoint_file(folder: Path, rank: int) -> Path:

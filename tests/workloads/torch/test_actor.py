@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from gyre.workloads.torch.errors import (
 )
 from gyre.workloads.torch.learner import learning_rate
 from gyre.workloads.torch.reference import TorchReference
+from gyre.workloads.torch.saved_policy import sum_file
 from gyre.workloads.torch.steps.gradients import policy_gradient
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out, train_as_peer
 
@@ -204,9 +207,45 @@ def test_a_damaged_or_absent_checkpoint_is_refused(actor, tmp_path):
     content["model"]["norm.weight"][0] += 1.0
     torch.save(content, file)
     other = bind(TorchActor())
-    with pytest.raises(CheckpointMismatch, match="not those that were written"):
+    before = other.state()
+    with pytest.raises(CheckpointMismatch, match="its bytes are not those that were written"):
+        other.restore(tmp_path)
+    assert other.state() == before, "nothing of it was taken"
+    sum_file(file).unlink()
+    with pytest.raises(CheckpointMismatch, match="its checksum, is missing"):
+        other.restore(tmp_path)
+    torch.save(
+        content | {"format": 1}, file
+    )  # as an older Gyre wrote it, whose digest is of the weights alone
+    with pytest.raises(CheckpointMismatch, match=r"the weights in .* are not those that were written"):
         other.restore(tmp_path)
     assert other.state()["step"] == -1, "nobody goes on from these weights"
+    content["model"]["norm.weight"][0] -= 1.0
+    torch.save(content | {"format": 1}, file)
+    other.restore(tmp_path)
+    assert other.state() == actor.state()
+
+
+def test_every_byte_of_a_checkpoint_is_covered(actor, groups, tmp_path):
+    one_step(actor, groups[:3])
+    actor.checkpoint(tmp_path)
+    file, rng = tmp_path / "rank_00000.pt", random.Random(0)
+    whole = file.read_bytes()
+    state = torch.load(file, weights_only=True)["optimizer"]["state"]
+    moment = max((one["exp_avg"] for one in state.values()), key=lambda tensor: tensor.abs().max())
+    of_adam = whole.index(moment.contiguous().numpy().tobytes())
+    other = bind(TorchActor())
+    before = other.state()
+    for at in (of_adam, 0, len(whole) - 1, *rng.sample(range(len(whole)), 20)):
+        hurt = bytearray(whole)
+        hurt[at] ^= 1 << rng.randrange(8)
+        file.write_bytes(hurt)
+        with pytest.raises(CheckpointMismatch, match="is damaged"):
+            other.restore(tmp_path)
+    assert other.state() == before
+    file.write_bytes(whole)
+    other.restore(tmp_path)
+    assert other.state() == actor.state()
 
 
 def test_the_warm_start_runs_once_and_the_same_way(actor):

@@ -213,6 +213,38 @@ def test_it_is_the_same_where_only_the_ranks_can_tell(make_job, undisturbed):
     assert job.reports_of("OperatorFailed") == []
 
 
+@pytest.mark.parametrize("victims", ["actor-1", "actor-1 trainer-0"])
+@pytest.mark.parametrize(("nth", "step"), [(7, 3), (9, 4)])
+def test_a_replay_that_differs_is_noticed_also_while_the_trainer_lives(make_job, victims, nth, step):
+    """Checkpoints of 0, 2 and 4; the rank dies after step 3, or after step 4, whose checkpoint is cut short then."""
+    job = make_job(roles=roles("DivergingActor"))
+
+    def harm() -> None:
+        if step == 4:
+            cut_short(job, 4)
+        job.kill(*victims.split())
+
+    job.on("actor.accumulate", nth, harm, vertex="actor-1")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    told = {report.body["step"] for report in job.reports_of("StepDiverged")}
+    assert told, "nobody was told"
+    assert told <= set(range(3, step + 1))
+    for report in job.reports_of("StepDiverged"):
+        assert report.body["role"] == "actor"
+        assert report.body["expected"] != report.body["found"]
+
+
+def test_a_replay_that_does_not_differ_is_not_spoken_of(make_job, undisturbed):
+    job = make_job()
+    job.on("actor.accumulate", 7, lambda: job.kill("actor-1"), vertex="actor-1")
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    assert restored(job) == [("disk", 2)]
+    assert job.reports_of("StepDiverged") == []
+    assert digests_of(job) == undisturbed.digests
+
+
 def test_where_both_are_damaged_the_ranks_say_so_and_nothing_is_trained_again(make_job):
     def harm() -> None:
         cut_short(job, 2)
