@@ -84,8 +84,6 @@ def read_record(path: Path) -> dict[str, Any]:
     file has another size."""
     try:
         record: dict[str, Any] = json.loads(record_path(path).read_text())
-        if is_broken(record):
-            raise StateDamaged(f"{record_path(path)} is not what was written")
         size, wanted = path.stat().st_size, record["size_bytes"]
         if record["format"] != FORMAT:
             raise StateDamaged(f"{path} has format {record['format']}, this Gyre reads {FORMAT}")
@@ -97,6 +95,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise StateDamaged(f"{path} or its record cannot be read: {error!r}") from error
     if size != wanted:
         raise StateDamaged(f"{path} has {size} bytes, {wanted} were written")
+    if is_broken(record):
+        raise StateDamaged(f"{record_path(path)} is not what was written")
     return record
 
 

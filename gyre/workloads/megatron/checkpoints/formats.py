@@ -29,8 +29,6 @@ def read_metadata(path: Path) -> dict[str, Any]:
         metadata: dict[str, Any] = json.loads((path / METADATA).read_text())
         if not isinstance(metadata, dict):
             raise ValueError(f"{METADATA} is no object")
-        if is_broken(metadata):
-            raise ValueError(f"{METADATA} is not what was written")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointMismatch(
             f"there is no whole checkpoint at {path}: {error}.",
@@ -38,6 +36,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
         ) from None
     if metadata.get("format") not in (FORMAT, MEGATRONS_FORMAT):
         raise CheckpointMismatch(f"{path} has format {metadata.get('format')}, this Gyre reads {FORMAT}.")
+    if is_broken(metadata):
+        raise CheckpointMismatch(
+            f"the checkpoint at {path} is damaged: {METADATA} is not what was written.",
+            hint="Is its disk failing? The checkpoint before it may be whole.",
+        )
     return metadata
 
 
