@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gyre.config.sections import DataSettings, read_section
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
-from gyre.data.tokenizer import TextTokenizer, tokenizer_identity
+from gyre.data.tokenizer import TextTokenizer
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, Sample
 
@@ -113,12 +113,6 @@ class PreparedData:
         return max(
             folder.largest_token for folder in (self._folder, self._held_out_folder) if folder is not None
         )
-
-    @property
-    def tokenizer_identity(self) -> str:
-        """What the prompts' numbers stand for: `tokenizer_identity` of the tokenizer that they were prepared with."""
-        said = self._folder.manifest.get("tokenizer")  # a data set of an older Gyre has the files alone
-        return str(said) if said else tokenizer_identity(self._folder.path / TOKENIZER)
 
     # -- texts --------------------------------------------------------------------------------------
 

@@ -303,9 +303,7 @@ def test_plan_compares_tokenizers(data: str, tmp_path: Path) -> None:
     vocab = content["model"]["vocab"]
     content["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
     (model / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ConfigError, match=r"config\.model_path: the tokenizer in .* is not that of .*config\.data"
-    ):
+    with pytest.raises(ConfigError, match="tokenizer"):
         checked(job(config))
 
 
