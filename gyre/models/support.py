@@ -191,8 +191,8 @@ def problem_of(architecture: Architecture, who: str) -> str:
     """Why a back end or an engine does not take a model whose shape can be read; "" where it does."""
     if who == "megatron" and architecture.out_bias != architecture.mlp_bias:
         return (
-            "Megatron has one switch for the biases of attention's output and of the MLP, and this model has only one "
-            "of them (attention_bias, mlp_bias)"
+            "a bias in attention's output but not in the MLP, or the other way round (attention_bias, mlp_bias), is "
+            "not trained by Megatron, which has one switch for the two"
         )
     if who == "sglang" and architecture.mlp_bias:
         return "mlp_bias is true, and SGLang's Llama has no biases in its MLP"

@@ -36,12 +36,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
         ) from None
     if metadata.get("format") not in (FORMAT, MEGATRONS_FORMAT):
         raise CheckpointMismatch(f"{path} has format {metadata.get('format')}, this Gyre reads {FORMAT}.")
+    return metadata
+
+
+def refuse_broken(path: Path, metadata: dict[str, Any]) -> None:
+    """Raises CheckpointMismatch where the content of `actor.json` is not what was written. Called before anything is loaded, on every rank, after whatever else is plainly wrong with it was said."""
     if is_broken(metadata):
         raise CheckpointMismatch(
-            f"the checkpoint at {path} is damaged: {METADATA} is not what was written.",
+            f"the checkpoint at {path} is damaged: the bytes of {METADATA} are not those that were written.",
             hint="Is its disk failing? The checkpoint before it may be whole.",
         )
-    return metadata
 
 
 def refuse_strangers_pickle(path: Path, *, own: Path) -> None:
