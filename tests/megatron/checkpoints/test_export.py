@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from gyre.errors import ConfigError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
+from gyre.workloads.gang.state_files import sealed
 from tests.megatron import learner_work, work
 from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
@@ -122,7 +123,7 @@ def test_a_pickle_is_not_read_unless_its_writer_is_trusted(
     book = json.loads((checkpoint / "actor.json").read_text())
     theirs, bitten = tmp_path / "theirs", tmp_path / "bitten"
     (theirs / "state").mkdir(parents=True)
-    (theirs / "actor.json").write_text(json.dumps({**book, "format": 1}))
+    (theirs / "actor.json").write_text(json.dumps(sealed({**book, "format": 1})))
     (theirs / "state" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (theirs / "state" / ".metadata").write_bytes(pickle.dumps(Bait(bitten)))
     torch.save({}, theirs / "state" / "common.pt")

@@ -40,7 +40,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def refuse_broken(path: Path, metadata: dict[str, Any]) -> None:
-    """Raises CheckpointMismatch where the content of `actor.json` is not what was written. Called before anything is loaded, on every rank, after whatever else is plainly wrong with it was said."""
+    """Raises CheckpointMismatch where the content of `actor.json` is not what was written. Called before anything is
+    loaded, on every rank, after whatever else is plainly wrong with it was said."""
     if is_broken(metadata):
         raise CheckpointMismatch(
             f"the checkpoint at {path} is damaged: the bytes of {METADATA} are not those that were written.",
