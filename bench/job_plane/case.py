@@ -126,7 +126,7 @@ class Case:
         del config["data"]
         config["task"] = {"name": "job_plane.load:RandomPrompts", "options": self.task}
         config["reward"] = {"function": "job_plane.load:even_share", "processes": 2 if self.dry else 8}
-        config["megatron"] |= {"model_path": str(folder)}
+        config["model_path"] = str(folder)
         config["sampling"] |= {"n": self.samples, "max_new_tokens": self.new_tokens}
         spec["python_path"] = [str(BENCH)]
         spec["run"] |= {

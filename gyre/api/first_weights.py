@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 _EXPORT_S = 3600.0
 """Deadline of reading a checkpoint of Megatron's: at the 100 MB/s of a slow disk, 180 GB in and 180 GB out."""
-
-_MAY_DIFFER = ("eos_token_ids", "max_positions")
-"""What no weight depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +115,12 @@ def first_weights(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The model of the job that begins: its shape, and the content of its `config.json`."""
+    """The model of the job that begins: its shape, the content of its `config.json`, and its folder, "" for the small
+    decoder."""
 
     architecture: Architecture
     config: dict[str, Any]
+    folder: str
 
     @classmethod
     def of(cls, spec: JobSpec) -> Wanted:
@@ -137,27 +136,30 @@ class Wanted:
                 hint="Have your own class read them, from a key of its own in config.",
             )
         model = trained_model(spec.config)
-        return cls(model.architecture, model.config)
+        return cls(model.architecture, model.config, str(model.folder or ""))
 
     def refuse_other(self, architecture: Architecture, where: Path) -> None:
         """Raises ConfigError for another model, with what differs."""
-        pairs = [
-            (one.name, getattr(architecture, one.name), getattr(self.architecture, one.name))
-            for one in fields(architecture)
-            if one.name not in _MAY_DIFFER
-        ]
+        from gyre.models.support import differences
+
         refuse_differences(
-            [f"{name} is {theirs} instead of {ours}" for name, theirs, ours in pairs if theirs != ours], where
+            differences(architecture, self.architecture, of_folder=bool(self.folder)), where, self.said_in
         )
 
+    @property
+    def said_in(self) -> str:
+        """Where the job's model is described."""
+        return f"{self.folder}/config.json" if self.folder else "config.model"
 
-def refuse_differences(found: list[str], where: Path) -> None:
-    """Raises ConfigError that names the first of what differs, if anything does."""
+
+def refuse_differences(found: list[str], where: Path, said_in: str) -> None:
+    """Raises ConfigError that names the first of what differs, if anything does; the job says it in `said_in`."""
     if found:
         more = f", and {len(found) - 4} more" if len(found) > 4 else ""
         raise ConfigError(
             f"The model in {where} is not this job's: {', '.join(found[:4])}{more}.",
-            hint="Give the job the model of its weights, by config.model_path or config.model.",
+            hint=f"The job's model is that of {said_in}: give it the model of its weights, by config.model_path or "
+            "config.model.",
         )
 
 
@@ -241,7 +243,7 @@ def _copy_of_torchs(folder: Path, out: Path, wanted: Wanted) -> None:
     found = read_policy(folder)
     if found.config is not None:
         wanted.refuse_other(architecture_of(found.config, str(folder)), folder)
-    refuse_differences(found.differences(wanted.architecture), folder)
+    refuse_differences(found.differences(wanted.architecture), folder, wanted.said_in)
     save_model_folder(out, found.config or wanted.config, found.named(wanted.architecture))
 
 

@@ -269,13 +269,15 @@ class CheckpointDamaged(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepDiverged(Event):
-    """Training `step` again gave weights with the checksum `found`; the ledger has `expected` for it."""
+    """Training `step` again gave weights with the checksum `found`; the ledger has `expected` for it. `error` says it
+    in a sentence."""
 
     incarnation: int
     role: str
     step: int
     expected: str
     found: str
+    error: str
     report: int = 0
 
 

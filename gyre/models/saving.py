@@ -39,11 +39,15 @@ _BESIDE = (
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
     "tokenizer.model",
+    "spiece.model",
+    "tokenizer.tiktoken",
+    "additional_chat_templates",
     "chat_template.json",
     "generation_config.json",
 )
-"""Files that belong to a model and that training does not change."""
+"""Files, and a folder, that belong to a model and that training does not change."""
 
 
 def save_model_folder(
@@ -64,13 +68,16 @@ def save_model_folder(
         partial.mkdir(parents=True)
         _write_weights(partial, tensors, shard_bytes)
         for source in [beside / name for name in _BESIDE] if beside is not None else []:
-            if source.exists():
+            if source.is_dir():
+                shutil.copytree(source, partial / source.name)
+            elif source.exists():
                 shutil.copyfile(source, partial / source.name)
         (partial / "config.json").write_text(json.dumps(config_for(config, tensors), indent=1))
         everybodys = (partial / "config.json").stat().st_mode
-        for file in partial.iterdir():
-            file.chmod(everybodys)  # safetensors writes for its user alone
-            _to_disk(file)
+        for file in partial.rglob("*"):
+            if file.is_file():
+                file.chmod(everybodys)  # safetensors writes for its user alone
+                _to_disk(file)
         partial.rename(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}.", hint="Is there room for it?") from error

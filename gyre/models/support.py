@@ -10,8 +10,8 @@ This module must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -191,12 +191,46 @@ def problem_of(architecture: Architecture, who: str) -> str:
     """Why a back end or an engine does not take a model whose shape can be read; "" where it does."""
     if who == "megatron" and architecture.out_bias != architecture.mlp_bias:
         return (
-            "Megatron has one switch for the biases of attention's output and of the MLP, and this model has only one "
-            "of them (attention_bias, mlp_bias)"
+            "a bias in attention's output but not in the MLP, or the other way round (attention_bias, mlp_bias), is "
+            "not trained by Megatron, which has one switch for the two"
         )
     if who == "sglang" and architecture.mlp_bias:
         return "mlp_bias is true, and SGLang's Llama has no biases in its MLP"
     return ""
+
+
+def differences(theirs: Architecture, ours: Architecture, *, of_folder: bool) -> list[str]:
+    """How two models differ in shape, each a text that names the key: of `config.json` for the model of a folder, of
+    the job's `config.model` for the small decoder. What no weight depends on may differ."""
+    found = []
+    for key, small, read in _SHAPE_KEYS:
+        here, there = read(ours), read(theirs)
+        if here != there:
+            found.append(f"{key if of_folder else small or key} is {_shown(there)} instead of {_shown(here)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_SHAPE_KEYS: tuple[tuple[str, str, Callable[[Architecture], Any]], ...] = (
+    ("model_type", "", lambda a: a.family),
+    ("vocab_size", "", lambda a: a.vocab),
+    ("num_hidden_layers", "layers", lambda a: a.layers),
+    ("hidden_size", "hidden", lambda a: a.hidden),
+    ("num_attention_heads", "heads", lambda a: a.heads),
+    ("num_key_value_heads", "kv_heads", lambda a: a.kv_heads),
+    ("head_dim", "", lambda a: a.head_dim),
+    ("intermediate_size", "mlp", lambda a: a.mlp),
+    ("rms_norm_eps", "norm_eps", lambda a: a.norm_eps),
+    ("rope_theta", "rope_theta", lambda a: a.rope.theta),
+    ("rope_scaling", "", lambda a: asdict(a.rope) | {"theta": None}),
+    ("tie_word_embeddings", "tied_embeddings", lambda a: a.tied),
+    ("attention_bias", "", lambda a: (a.qkv_bias, a.out_bias)),
+    ("mlp_bias", "", lambda a: a.mlp_bias),
+)
+"""The key of a shape's part in `config.json`, that of `config.model` where it has one, and the part."""
 
 
 def layout_problems(

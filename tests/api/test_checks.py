@@ -237,7 +237,7 @@ TORCH = "gyre.workloads.torch:TorchActor"
         ({"vision_config": {"depth": 2}}, TORCH, "vision_config"),
         ({"attention_bias": True}, MEGATRON, "does not fit the back end megatron of role actor: .*attention_bias"),
         ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "sglang", "engine sglang of role rollout"),
-        ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, r"tensor_parallel: 2 does not divide .*key_value_heads \(1\)"),
+        ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, r"tensor_parallel: 2 does not .*_heads \(1\)"),
         ({"intermediate_size": 49}, {"tensor_parallel": 2}, r"intermediate_size \(49\)"),
         ({"num_hidden_layers": 3}, {"pipeline_parallel": 2}, r"num_hidden_layers \(3\)"),
         ({"vocab_size": 4097}, {"tensor_parallel": 2}, ""),  # padded
@@ -307,9 +307,7 @@ def test_plan_compares_tokenizers(data: str, tmp_path: Path) -> None:
     vocab = content["model"]["vocab"]
     content["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
     (model / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ConfigError, match=r"config\.model_path: the tokenizer in .* is not that of .*config\.data"
-    ):
+    with pytest.raises(ConfigError, match="tokenizer"):
         checked(job(config))
 
 

@@ -200,7 +200,7 @@ def small(**shape: Any) -> dict[str, Any]:
             "golden",
             small(rope_theta=5e5),
             ConfigError,
-            r"rope is Rope\(theta=10000.0.* instead of Rope\(theta=500000.0",
+            "rope_theta is 10000.0 instead of 500000.0. The job's model is that of config.model",
         ),
         ("golden", OWN_CLASSES, ConfigError, "is not Gyre's"),
     ],

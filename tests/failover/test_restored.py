@@ -61,10 +61,11 @@ def test_a_damaged_checkpoint_is_an_incident_of_the_trainer(restarted: History) 
 
 
 def test_a_replay_that_gave_other_weights_is_an_incident_of_the_first_rank(restarted: History) -> None:
-    restarted.report(e.StepDiverged, role="actor", step=5, expected="aa", found="bb")
+    error = "replaying step 5 gave weights bb, the ledger has aa"
+    restarted.report(e.StepDiverged, role="actor", step=5, expected="aa", found="bb", error=error)
     incident = list(restarted.state.incidents.values())[-1]
     assert (incident.cause, incident.outcome, incident.vertex) == ("step_diverged", "recovered", "actor-0")
-    assert incident.evidence["error"] == "replaying step 5 gave weights bb, the ledger has aa"
+    assert incident.evidence["error"] == error
 
 
 def numbered(history: History, number: int, *, gang: int, role: str = "actor") -> None:

@@ -38,7 +38,7 @@ def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     for path in folder.glob("*.safetensors"):
         tensors |= load_file(path)
         path.unlink()
-    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
 

@@ -42,9 +42,12 @@ def test_what_belongs_to_the_model_goes_along(tmp_path: Path) -> None:
     beside.mkdir()
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md"):
         (beside / name).write_text(name)
+    (beside / "additional_chat_templates").mkdir()
+    (beside / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     save_model_folder(tmp_path / "out", {"dtype": "float32"}, tensors(torch.bfloat16), beside=beside)
     held = {path.name for path in (tmp_path / "out").iterdir()}
     assert held == {
         "config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json",
+        "additional_chat_templates",
     }  # fmt: skip
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"

@@ -14,10 +14,17 @@ from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.graph.rollout_roles import check_context, is_instance, rollouts_of
-from gyre.models.architecture import read_architecture, read_config
+from gyre.models.architecture import Architecture, read_architecture, read_config
 from gyre.models.errors import ModelFolderError
-from gyre.models.support import ENGINES, layout_problems, problem_of, refuse_no_folder, weights_of
-from gyre.models.tensor_names import SCORE
+from gyre.models.support import (
+    ENGINES,
+    differences,
+    layout_problems,
+    problem_of,
+    refuse_no_folder,
+    weights_of,
+)
+from gyre.models.tensor_names import HEAD, SCORE
 
 _PACKAGES = {"torch": "gyre.workloads.torch", "megatron": "gyre.workloads.megatron"}
 _REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
@@ -47,7 +54,7 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
     if not users:  # of a class of the user's own, which takes what it takes
         _check_positions(spec, folder)
         return
-    architecture = read_architecture(folder)
+    architecture = _read(folder, MODEL)
     for role, who in users:
         if problem := problem_of(architecture, who):
             kind = "engine" if who in ENGINES else "back end"
@@ -63,7 +70,7 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
             pipeline_parallel=megatron.pipeline_parallel,
         ):
             raise GraphError(problem, hint=f"The model is that of {folder}.")
-    held = weights_of(folder, architecture)
+    held = _weights(folder, architecture, MODEL)
     _check_positions(spec, folder)
     _check_tokenizer(spec, folder, MODEL, architecture.vocab)
     if not held and not settings.first_weights.path:
@@ -74,13 +81,20 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
 
 
 def _check_first_weights(settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
-    folder = Path(settings.first_weights.path)
+    folder, model = Path(settings.first_weights.path), Path(settings.model_path)
     if note := _absent(folder, FIRST, here=here):
         yield note
         return
-    architecture = read_architecture(folder)
-    if not weights_of(folder, architecture):
+    architecture = _read(folder, FIRST)
+    if not _weights(folder, architecture, FIRST):
         raise ModelFolderError(f"{FIRST}: {folder} holds no weights as safetensors.")
+    if settings.model_path and (model / "config.json").is_file():
+        found = differences(architecture, read_architecture(model), of_folder=True)
+        if found:
+            raise ConfigError(
+                f"{FIRST}: {folder} is not the model of {MODEL} ({model}): {', '.join(found[:4])}.",
+                hint="Give the job the model of its weights.",
+            )
 
 
 def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
@@ -93,17 +107,34 @@ def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool
     if note := _absent(folder, REWARD, here=here):
         yield note
         return
-    architecture = read_architecture(folder)
+    architecture = _read(folder, REWARD)
     entrypoint = spec.roles["reward"].entrypoint
     who = "megatron" if entrypoint is not None and "megatron" in entrypoint.module else "torch"
     if problem := problem_of(architecture, who):
         raise ConfigError(f"{REWARD}: {folder / 'config.json'} does not fit the back end {who}: {problem}.")
-    if not weights_of(folder, architecture, head=SCORE):
+    if not _weights(folder, architecture, REWARD, head=SCORE):
         raise ModelFolderError(
             f"{REWARD}: {folder} holds no weights as safetensors.",
             hint="A reward model is not drawn from a seed.",
         )
     _check_tokenizer(spec, folder, REWARD, architecture.vocab)
+
+
+def _read(folder: Path, key: str) -> Architecture:
+    """The folder's shape. Raises ModelFolderError, which begins with the key."""
+    try:
+        return read_architecture(folder)
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{key}: {error.message}", hint=error.hint) from None
+
+
+def _weights(folder: Path, architecture: Architecture, key: str, *, head: str = HEAD) -> bool:
+    """Whether the folder holds weights. Raises ModelFolderError, which begins with the key, where they are not its
+    model's."""
+    try:
+        return bool(weights_of(folder, architecture, head=head))
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{key}: {error.message}", hint=error.hint) from None
 
 
 def _users(spec: JobSpec) -> list[tuple[str, str]]:

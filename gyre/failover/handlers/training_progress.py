@@ -127,12 +127,11 @@ def step_diverged(layout: JobLayout, draft: Draft, event: e.StepDiverged, now: f
     """An incident of the first rank: what is trained from now on is not what an undisturbed run would have trained."""
     first = draft.vertices.get(f"{event.role}-0")
     if first is not None:
-        problem = f"replaying step {event.step} gave weights {event.found}, the ledger has {event.expected}"
         open_incident(
             draft,
             first,
             now,
-            Fault(Cause.STEP_DIVERGED, {"error": problem, "step": event.step}),
+            Fault(Cause.STEP_DIVERGED, {"error": event.error, "step": event.step}),
             scope=Scope.REGION,
             decision=f"{event.role} goes on from the weights that the replay of step {event.step} gave",
             recovered=True,

@@ -80,8 +80,8 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record of the state at `path`. Raises StateDamaged where it is missing or cannot be read, and where the
-    file has another size."""
+    """The record of the state at `path`; whether it is what was written, `is_broken` says. Raises StateDamaged where it
+    is missing or cannot be read, and where the file has another size."""
     try:
         record: dict[str, Any] = json.loads(record_path(path).read_text())
         if is_broken(record):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config.sections import DataSettings, WorkloadSettings, read_section
-from gyre.data.folder import MANIFEST
+from gyre.data.folder import MANIFEST, TOKENIZER, PreparedFolder
 from gyre.data.prepared import PreparedData
 from gyre.data.tokenizer import tokenizer_identity
 from gyre.errors import ConfigError
@@ -41,11 +41,12 @@ def refuse_other_tokenizer(config: Mapping[str, Any], folder: Path, key: str) ->
 def refuse_other_tokens(config: Mapping[str, Any], vocab: int, folder: Path) -> None:
     """Raises ConfigError where the prompts hold a token that the model in this folder, of `vocab` tokens, does not
     have."""
-    prompts = _data(config)
-    if prompts is not None and prompts.largest_token >= vocab:
+    if _data_here(config) is None:
+        return
+    largest = PreparedData(config).largest_token
+    if largest >= vocab:
         raise ConfigError(
-            f"config.data: the prompts hold token {prompts.largest_token}, the model in {folder} has "
-            f"{vocab} tokens.",
+            f"config.data: the prompts hold token {largest}, the model in {folder} has {vocab} tokens.",
             hint="Prepare the data with the tokenizer of that model.",
         )
 
@@ -53,18 +54,21 @@ def refuse_other_tokens(config: Mapping[str, Any], vocab: int, folder: Path) -> 
 def _tokenizers(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Setting, folder and tokenizer's identity of the job's data and of its model, as far as they are here."""
     found = []
-    prompts = _data(config)
-    if prompts is not None:
-        found.append(("config.data", prompts.settings.path, prompts.tokenizer_identity))
+    path = _data_here(config)
+    if path is not None:
+        said = PreparedFolder(path).manifest.get(
+            "tokenizer"
+        )  # one of an older Gyre has the tokenizer's files alone
+        found.append(("config.data", str(path), str(said) if said else tokenizer_identity(path / TOKENIZER)))
     model = WorkloadSettings.read(config).model_path
     if model:
         found.append(("config.model_path", model, tokenizer_identity(model)))
     return found
 
 
-def _data(config: Mapping[str, Any]) -> PreparedData | None:
-    """The job's data set, if it has one that is on this machine."""
+def _data_here(config: Mapping[str, Any]) -> Path | None:
+    """The folder of the job's data set, if it has one that is on this machine."""
     if "data" not in config:
         return None
     path = Path(read_section(DataSettings, config, "data").path)
-    return PreparedData(config) if (path / MANIFEST).is_file() else None
+    return path if (path / MANIFEST).is_file() else None

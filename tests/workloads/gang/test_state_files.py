@@ -18,10 +18,12 @@ from gyre.workloads.gang.state_files import (
     PAGE_BYTES,
     StateDamaged,
     WriteStopped,
+    is_broken,
     problem_with,
     read_at,
     read_record,
     record_path,
+    sealed,
     write_state,
 )
 
@@ -92,6 +94,15 @@ def test_what_was_harmed_is_found(tmp_path: Path) -> None:
         record_path(path).write_text(json.dumps({**record, "size_bytes": 4 * PAGE_BYTES, "chunks": chunks}))
         with pytest.raises(StateDamaged):
             read_record(path)
+
+
+def test_a_record_has_a_checksum_of_itself() -> None:
+    content = {"step": 3, "trained": ((0, 12), (20, 24)), "metrics": {"loss": 0.25}, "digest": None}
+    written = json.dumps(sealed(content))
+    assert not is_broken(json.loads(written))
+    assert not is_broken(json.loads(json.dumps(content))), "an older Gyre wrote none"
+    for before, after in (("12", "16"), ("0.25", "0.75"), ("null", "true"), ('"step"', '"stop"')):
+        assert is_broken(json.loads(written.replace(before, after, 1)))
 
 
 def test_chunks_may_be_larger_than_this_process_makes_them(

@@ -275,6 +275,7 @@ def test_a_version_is_never_served_again_with_other_bytes(
     assert {version for version, _, _ in plane.published} == set(range(6))
     blamed = [report.body["error"] for report in job.reports_of("OperatorFailed")]
     assert len(blamed) == (not has_copy)
+    assert {report.body["step"] for report in job.reports_of("StepDiverged")} == {3}, "told in either case"
     assert all("replaying step 3 gave weights of other bytes" in error for error in blamed)
 
 

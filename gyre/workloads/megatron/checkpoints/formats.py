@@ -41,6 +41,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return metadata
 
 
+def refuse_broken(path: Path, metadata: dict[str, Any]) -> None:
+    """Raises CheckpointMismatch where the content of `actor.json` is not what was written. Called before anything is
+    loaded, on every rank, after whatever else is plainly wrong with it was said."""
+    if is_broken(metadata):
+        raise CheckpointMismatch(
+            f"the checkpoint at {path} is damaged: the bytes of {METADATA} are not those that were written.",
+            hint="Is its disk failing? The checkpoint before it may be whole.",
+        )
+
+
 def refuse_strangers_pickle(path: Path, *, own: Path) -> None:
     """Raises CheckpointMismatch for a checkpoint that would be unpickled and does not lie below the folder `own`."""
     if read_metadata(path)["format"] != FORMAT and not path.resolve().is_relative_to(own.resolve()):

@@ -42,6 +42,7 @@ from gyre.workloads.megatron.checkpoints.formats import (
     MEGATRONS_FORMAT,
     METADATA,
     read_metadata,
+    refuse_broken,
 )
 from gyre.workloads.megatron.checkpoints.parts import (
     AdamState,
@@ -255,6 +256,7 @@ def restore(
     metadata. Where it is of the first model, `load_first_model` loads that, with an optimizer that knows of no step. A
     collective of all ranks. Raises CheckpointMismatch, on all of them, before anything is changed."""
     metadata = read_metadata(path)
+    refuse_broken(path, metadata)
     if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.restore(policy, seam, path)
         return metadata
@@ -274,6 +276,7 @@ def load_weights(
     """Load the weights of the checkpoint at `path`, written in whatever layout, and nothing else of it: the policy
     need not have an optimizer. A collective of all ranks. Raises CheckpointMismatch as `restore`."""
     metadata = read_metadata(path)
+    refuse_broken(path, metadata)
     if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.load_weights(policy, seam, path)
     elif metadata.get(_FIRST_MODEL):

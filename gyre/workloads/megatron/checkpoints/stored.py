@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gyre.models.architecture import Architecture
-from gyre.workloads.gang.state_files import StateDamaged, problem_with, read_at, read_record
+from gyre.workloads.gang.state_files import StateDamaged, is_broken, problem_with, read_at, read_record
 from gyre.workloads.megatron.checkpoints.parts import RANDOM, Part
 from gyre.workloads.megatron.model.hugging_face import resharded
 from gyre.workloads.megatron.model.parallel import Ranks
@@ -91,6 +91,8 @@ class StoredState:
                 raise StateDamaged(
                     f"{self._paths[rank]} has a record that is none: {error!r:.300}"
                 ) from error
+            if is_broken(record):
+                raise StateDamaged(f"the record of {self._paths[rank]} is not what was written")
 
     def problem(self) -> str:
         """What is wrong with the bytes of this rank's share of the files; "" where nothing is. Together the ranks have

@@ -285,12 +285,18 @@ class GangLifecycle:
         step, known = prepared.version, self._groups.digests.get(prepared.version)
         if known is None or known == prepared.checksum:
             return ""
+        problem = f"replaying step {step} gave weights {prepared.checksum}, the ledger has {known}"
         if (gang.number, step) not in self._diverged_at:
             self._diverged_at.add((gang.number, step))
             self._runtime.report(
-                "StepDiverged", role=gang.role, step=step, expected=known, found=prepared.checksum
+                "StepDiverged",
+                role=gang.role,
+                step=step,
+                expected=known,
+                found=prepared.checksum,
+                error=problem,
             )
-        return f"replaying step {step} gave weights {prepared.checksum}, the ledger has {known}"
+        return problem
 
     def _diverged(self, gang: Gang, problem: str) -> None:
         self._report_failure(

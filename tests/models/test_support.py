@@ -1,0 +1,110 @@
+"""The table of who takes which model: shown as it is, and true of what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gyre.api.cli.models import models
+from gyre.models.architecture import FAMILIES, read_architecture
+from gyre.models.support import BACKENDS, ENGINES, SUPPORT, describe, is_hub_name, markdown_table, problem_of
+from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/megatron.md"])
+def test_the_pages_show_the_table(page: str) -> None:
+    assert markdown_table() in (ROOT / page).read_text(), "print it by gyre.models.support.markdown_table()"
+
+
+def test_every_family_that_is_read_has_a_row() -> None:
+    for family in FAMILIES:
+        (row,) = [row for row in SUPPORT if row.config == f'model_type: "{family}"']
+        assert all(row.takes(who) for who in (*BACKENDS, *ENGINES))
+
+
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen2, Qwen2.5 (dense)": ("qwen2", {}),
+    "Qwen3 (dense)": ("qwen3", {}),
+    "Llama 2, 3 and models of its shape": ("llama", {}),
+    "output layer tied to the embedding, or its own": ("qwen3", {"tie_word_embeddings": True}),
+    "grouped-query attention": ("qwen3", {"num_key_value_heads": 1}),
+    "rotary positions: default, linear, llama3": (
+        "qwen3",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    ),
+    "rotary positions: yarn, dynamic, longrope, mrope": (
+        "qwen3",
+        {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+    ),
+    "biases in attention alone": ("qwen3-bias", {}),
+    "biases in attention and MLP": ("llama-bias", {}),
+    "a sliding window that is active": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+    ),
+    "mixtures of experts": ("qwen3", {"num_experts": 4}),
+    "quantized weights": ("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
+    "images and sound": ("qwen3", {"vision_config": {"depth": 1}}),
+    "every other model_type (Gemma, Mistral, Phi, …)": ("qwen3", {"model_type": "mistral"}),
+}
+
+
+@pytest.mark.parametrize("row", SUPPORT, ids=lambda row: row.name)
+def test_a_row_is_what_the_code_does(row: Any, tmp_path: Path) -> None:
+    kind, changes = ROWS[row.name]
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[kind], **changes}))
+    report = describe(tmp_path)
+    for who in (*BACKENDS, "embedded"):
+        assert row.takes(who) == (not report.refused.get(who)), (who, report.refused)
+    if not report.problem:
+        assert row.takes("sglang") == (not problem_of(read_architecture(tmp_path), "sglang"))
+
+
+def test_a_folder_is_described(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "qwen3-bias", shards=2)
+    told = describe(folder).as_dict()
+    assert (told["model_type"], told["tied"], told["context"]) == ("qwen3", True, 1024)
+    assert told["weights"]["files"] == 2
+    assert told["parameters"] * 4 == told["weights"]["size_bytes"]
+    assert told["trains"]["torch"] == {"takes": True, "reason": ""}
+    assert "attention_bias" in told["trains"]["megatron"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Qwen/Qwen3-0.6B", True),
+        ("models/Qwen3-0.6B", False),
+        ("./a/b", False),
+        ("/a/b", False),
+        ("a/b/c", False),
+    ],
+)
+def test_a_name_on_the_hub_is_told_from_a_path(text: str, expected: bool) -> None:
+    assert is_hub_name(text) is expected
+
+
+def test_the_verb_prints_the_table_and_a_folder(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama-bias")
+    run = CliRunner().invoke
+    assert all(row.name in run(models, []).output for row in SUPPORT)
+    assert [row["model"] for row in json.loads(run(models, ["--json"]).output)["rows"]] == [
+        row.name for row in SUPPORT
+    ]
+    shown = run(models, [str(folder)]).output
+    assert "torch: yes" in shown
+    assert "sglang: no: mlp_bias is true" in shown
+    assert json.loads(run(models, [str(folder), "--json"]).output)["serves"]["sglang"]["takes"] is False
+
+
+def test_the_table_needs_no_torch() -> None:
+    code = "import sys, gyre.models.support, gyre.api.checks.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
