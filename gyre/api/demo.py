@@ -92,6 +92,7 @@ def run_demo(
             with starting():
                 handle = submit_job(job.spec, name, home_path=home_path)
             with in_foreground(handle):
+                live.read_steps = handle.steps
                 try:
                     view = _watch(handle, live, chaos)
                 finally:

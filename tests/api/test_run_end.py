@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gyre.api.terminal.live import STEP_EVERY_S, LiveProgress, StepLines
+from gyre.api.terminal.live import LiveProgress, StepLines
 from gyre.api.terminal.run_end import last_lines, nothing_left
+from gyre.errors import StoreError
 
 STEP = {"step": 80, "reward_mean": 0.96}
 
@@ -130,22 +131,34 @@ def seen(step: int, *, ended: bool = False) -> dict[str, Any]:
     return view | {"progress": {"steps": 99}}
 
 
-def test_each_step_has_a_line_and_of_fast_ones_about_one_a_second() -> None:
+def test_each_step_has_a_line_also_those_that_no_look_saw() -> None:
+    asked: list[int] = []
+
+    def read(count: int) -> list[dict[str, Any]]:
+        asked.append(count)
+        return [{"step": step} for step in range(50 - count, 51)]
+
     lines = StepLines()
-    assert lines.line_of(seen(0), 0.0) == ""
-    assert lines.line_of(seen(1), 1.0) == "step 1/99"
-    assert lines.line_of(seen(1), 3.0) == ""
-    assert lines.line_of(seen(2), 4.0) == "step 2/99"
-    assert lines.line_of(seen(40), 4.0 + STEP_EVERY_S / 2) == ""
-    assert lines.line_of(seen(50), 4.0 + STEP_EVERY_S) == "step 50/99  (47 steps before it not shown)"
-    assert lines.line_of(seen(52, ended=True), 5.1) == "step 52/99  (1 step before it not shown)", (
-        "the last is shown"
-    )
-    assert lines.line_of(seen(52, ended=True), 9.0) == ""
+    assert lines.lines_of(seen(0), 0.0, read) == []
+    assert lines.lines_of(seen(1), 1.0, read) == ["step 1/99"]
+    assert lines.lines_of(seen(1), 3.0, read) == []
+    assert lines.lines_of(seen(2), 4.0, read) == ["step 2/99"]
+    assert lines.lines_of(seen(50), 5.0, read) == [f"step {step}/99" for step in range(3, 51)]
+    assert asked == [48], "the ledger is read only where a look has missed steps"
+    assert lines.lines_of(seen(50, ended=True), 9.0, read) == []
+
+
+def test_steps_that_cannot_be_read_are_counted() -> None:
+    def read(count: int) -> list[dict[str, Any]]:
+        raise StoreError("the store is locked")
+
+    lines = StepLines()
+    assert lines.lines_of(seen(1), 1.0, read) == ["step 1/99"]
+    assert lines.lines_of(seen(5), 2.0, read) == ["step 5/99  (3 steps before it not shown)"]
 
 
 def test_who_comes_later_is_told_the_last_step_alone() -> None:
-    assert StepLines().line_of(seen(30), 0.0) == "step 30/99"
+    assert StepLines().lines_of(seen(30), 0.0) == ["step 30/99"]
 
 
 def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

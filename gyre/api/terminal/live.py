@@ -11,13 +11,18 @@ from gyre.api.terminal.formats import duration, incident_message, waits_of
 from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts
 from gyre.api.terminal.run_end import incidents_of_this_run
 from gyre.api.terminal.run_history import RunHistory
+from gyre.errors import GyreError
 from gyre.workloads.trainer.learning.step_line import step_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.console import Console, ConsoleOptions, RenderResult
 
-STEP_EVERY_S = 1.0
-"""Least time between two lines of steps; the trainer's log, metrics.jsonl and `gyre metrics` have every step."""
+    ReadSteps = Callable[[int], Sequence[Mapping[str, Any]]]
+
+MOST_LINES = 256
+"""Most lines of steps between two looks at a job, which are a fraction of a second apart."""
 STEPLESS_S = 30.0
 """Where no step came for so long, a pipe has lines of the job's state again."""
 LINE_EVERY_S = 5.0
@@ -45,6 +50,8 @@ class LiveProgress:
         self._warned: set[str] = set()
         self._waits = False
         self._steps = StepLines()
+        self.read_steps: ReadSteps | None = None
+        """Gives the metrics of so many newest steps of the job; a look may come after several."""
         self._history = RunHistory()
         if self._console.is_terminal:
             from rich.live import Live
@@ -79,8 +86,8 @@ class LiveProgress:
             self._say_line(view)
 
     def _say_steps(self, view: dict[str, Any]) -> None:
-        """Print the last step, where it is new, and what is newly warned of."""
-        if line := self._steps.line_of(view, time.monotonic()):
+        """Print the steps that are new, and what is newly warned of."""
+        for line in self._steps.lines_of(view, time.monotonic(), self.read_steps):
             self.say(line)
         for warning in view.get("warnings") or ():
             if warning["code"] not in self._warned:
@@ -105,8 +112,7 @@ class LiveProgress:
 
 
 class StepLines:
-    """The lines of a job's steps as a watcher prints them: of fast steps about one a second, which says how many are
-    left out, and always the last one."""
+    """The lines of a job's steps as a watcher prints them: one a step, from the first that it sees."""
 
     def __init__(self) -> None:
         self.said_at = float("-inf")
@@ -114,24 +120,37 @@ class StepLines:
         self._step = 0
         self._seen = False
 
-    def line_of(self, view: Mapping[str, Any], now: float) -> str:
-        """A line for the last step of the view; "" where that was printed, or another one just before."""
+    def lines_of(self, view: Mapping[str, Any], now: float, read: ReadSteps | None = None) -> list[str]:
+        """A line for each step up to the view's last that has none yet. `read` gives the metrics of so many newest
+        steps, where a view has skipped some; without it the last one's line says how many it skipped."""
         last = (view.get("training") or {}).get("last") or {}
         step = last.get("step")
         if not isinstance(step, int):
             self._seen = True  # whatever steps come are seen from the first on
-            return ""
+            return []
         if not self._seen:  # the watcher came later: steps before are no news
             self._seen, self._step = True, step - 1
-        ended = bool(view["job"]["ended_at"])
-        if step <= self._step or (now - self.said_at < STEP_EVERY_S and not ended):
-            return ""
-        skipped, self._step, self.said_at = step - self._step - 1, step, now
-        progress = view["progress"]
-        steps = progress.get("steps")
-        return step_line(
-            last, steps=steps if isinstance(steps, int) else 0, waits=waits_of(progress), skipped=skipped
-        )
+        if step <= self._step:
+            return []
+        missed = range(self._step + 1, step)
+        known = self._read(read, len(missed) + 1, missed) if missed else {}
+        self._step, self.said_at = step, now
+        steps = view["progress"].get("steps")
+        planned = steps if isinstance(steps, int) else 0
+        lines = [step_line(known[one], steps=planned) for one in missed if one in known]
+        skipped = len(missed) - len(lines)
+        return [*lines, step_line(last, steps=planned, waits=waits_of(view["progress"]), skipped=skipped)]
+
+    @staticmethod
+    def _read(read: ReadSteps | None, count: int, missed: range) -> Mapping[int, Mapping[str, Any]]:
+        """The metrics of the missed steps, as far as they can be had now."""
+        if read is None:
+            return {}
+        try:
+            found = read(min(count, MOST_LINES))
+        except GyreError:  # the store is busy or away: the last line says how many are not shown
+            return {}
+        return {row["step"]: row for row in found if row.get("step") in missed}
 
 
 class LivePanel:
