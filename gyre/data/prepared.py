@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.config.sections import HELD_OUT, DataSettings, SamplingSettings, read_section
+from gyre.config.sections import (
+    HELD_OUT,
+    DataSettings,
+    EvaluationSettings,
+    SamplingSettings,
+    read_section,
+)
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
 from gyre.data.positions import positions_of
@@ -48,8 +54,9 @@ class PreparedData:
         self.stop_token_ids: tuple[int, ...] = tuple(manifest["stop_token_ids"])
         self._seed = int(config.get("seed", 0))
         self._positions = positions_of(config)
-        sampling = config.get("sampling") or {}
-        self._longest = int(sampling.get("max_new_tokens", SamplingSettings().max_new_tokens))
+        self._longest = read_section(SamplingSettings, config, "sampling").max_new_tokens
+        own = read_section(EvaluationSettings, config, "evaluation").max_new_tokens
+        self._longest_held_out = own or self._longest
 
     @property
     def identity(self) -> str:
@@ -64,7 +71,7 @@ class PreparedData:
         """Training prompt `index` ≥ 0; `meta` has its answer, its row and the epoch in which it is drawn."""
         row = int(self._training[self._order.row_at(index)])
         meta = {"row": row, "epoch": self._order.epoch_of(index)}
-        return self._group(index, self._folder, row, meta)
+        return self._group(index, self._folder, row, meta, self._longest)
 
     def held_out(self, count: int) -> list[Group]:
         """The first `count` prompts of the first held-out set, with ids -1, -2, … Raises ConfigError if there are
@@ -88,9 +95,15 @@ class PreparedData:
         }
 
     def _held_out_of(self, folder: PreparedFolder, rows: NDArray[np.intp]) -> list[Group]:
-        return [self._group(-1 - k, folder, int(row), {"row": int(row)}) for k, row in enumerate(rows)]
+        return [
+            self._group(-1 - k, folder, int(row), {"row": int(row)}, self._longest_held_out)
+            for k, row in enumerate(rows)
+        ]
 
-    def _group(self, group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any]) -> Group:
+    def _group(
+        self, group_id: int, folder: PreparedFolder, row: int, meta: dict[str, Any], longest: int
+    ) -> Group:
+        """A prompt whose answer may have `longest` tokens by the job."""
         tokens, meta = folder.prompt_ids(row), folder.meta(row) | meta
         if self._positions is not None:
             room = self._positions.count - len(tokens)
@@ -100,14 +113,10 @@ class PreparedData:
                     f"{self._positions.where} ({self._positions.count}).",
                     hint="Prepare the data set with --max-prompt-tokens.",
                 )
-            if room < self._limit_of(meta):
+            own = meta.get(OWN_LIMIT)
+            if room < (longest if own is None else min(longest, checked_limit(own, "the row"))):
                 meta[OWN_LIMIT] = room
         return Group(group_id, tokens, meta)
-
-    def _limit_of(self, meta: Mapping[str, Any]) -> int:
-        """The longest answer that a prompt may have, in tokens, by the job and the row."""
-        own = meta.get(OWN_LIMIT)
-        return self._longest if own is None else min(self._longest, checked_limit(own, "the row"))
 
     # -- counts -------------------------------------------------------------------------------------
 

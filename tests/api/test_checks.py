@@ -302,13 +302,14 @@ def test_plan_compares_tokenizers(data: str, tmp_path: Path) -> None:
     model = write_tokenizer(tmp_path / "m")
     (model / "config.json").write_text(json.dumps(CONFIG))
     config = {"data": {"path": data}, "optim": {"lr": 1e-6}, "model_path": str(model)}
-    assert len(checked(job(config))) == 1
+    unevaluated = job(config, run={"evaluate_every": 0})
+    assert len(checked(unevaluated)) == 1
     content = json.loads((model / "tokenizer.json").read_text())
     vocab = content["model"]["vocab"]
     content["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
     (model / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="tokenizer"):
-        checked(job(config))
+        checked(unevaluated)
 
 
 @pytest.mark.parametrize("section", [{}, {"path": "no-model"}])
@@ -379,7 +380,10 @@ def test_an_evaluation_that_shows_nothing_is_noted(
 def test_answers_longer_than_the_model_are_refused() -> None:
     shape = SHAPE | {"max_positions": 32}
     for longest, is_refused in ((31, False), (32, True)):
-        given = job(SMALL | {"model": shape, "evaluation": {"max_new_tokens": longest}})
+        sampling = {"max_new_tokens": 8}
+        given = job(
+            SMALL | {"model": shape, "sampling": sampling, "evaluation": {"max_new_tokens": longest}}
+        )
         if is_refused:
             with pytest.raises(ConfigError, match=r"max_new_tokens: 32 leaves no room .* 32 positions"):
                 checked(given)

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gyre.rollouts.samples import Group
-
-SAME_REWARD = 1e-6
-"""Rewards of a group that differ by less, relative to the largest, are the same: what rounding makes of equal ones."""
+from gyre.workloads.algorithms.advantages import earned_the_same
 
 
 def step_metrics(
@@ -44,11 +42,7 @@ def is_number(value: object) -> bool:
 
 def is_flat(group: Group) -> bool:
     """Whether all samples of the group earned the same, so that none is better than the group's baseline."""
-    rewards = [sample.reward or 0.0 for sample in group.samples]
-    if not rewards:
-        return True
-    low, high = min(rewards), max(rewards)
-    return high - low <= SAME_REWARD * max(abs(low), abs(high))
+    return earned_the_same([sample.reward or 0.0 for sample in group.samples])
 
 
 def _of_samples(groups: Sequence[Group]) -> dict[str, Any]:
