@@ -17,6 +17,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from gyre.workloads.rewards.frames import Incoming, packed
 _GUARD = Path(process_guard.__file__)
 _END_S = 10.0
 """Time for the guard to end them all; then it is killed with its group."""
+_LOOK_S = 0.005
+"""How often to see whether the guard has exited: Python waits for no process without reaping it."""
 
 
 class RewardProcess:
@@ -95,27 +98,35 @@ class RewardProcess:
         for fd in (self._requests, self._answers):
             with contextlib.suppress(KeyError, ValueError):  # the selector may be closed
                 self._selector.unregister(fd)
-        by_itself = self._guard.poll()
+        by_itself = self._has_exited()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        try:
-            self._guard.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._guard.kill()
-            self._guard.wait()
-        with contextlib.suppress(
-            ProcessLookupError, PermissionError
-        ):  # whoever killed the guard left its group
-            os.killpg(self._guard.pid, signal.SIGKILL)
+        self._await_exit()
+        # Before the guard is reaped: until then nothing else can have its number, or that of its group. Whoever killed
+        # the guard left the others of the group.
+        if self._guard.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+        returncode = self._guard.wait()
         for fd in (self._requests, self._answers):
             os.close(fd)
-        return "" if by_itself is None else _ending(by_itself)
+        return _ending(returncode) if by_itself else ""
 
     def ended(self) -> str:
         """How it ended, after its answers have ended. It and everything that it started is gone."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._guard.wait(_END_S)  # it ends last
+        self._await_exit()  # the guard ends last
         return self.end() or "closed the way to the pool"
+
+    def _has_exited(self) -> bool:
+        if self._guard.returncode is not None:  # reaped by whoever polled it
+            return True
+        return os.waitid(os.P_PID, self._guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _await_exit(self) -> None:
+        """Wait for the guard, for `_END_S` at most, and leave it to be reaped."""
+        until = time.monotonic() + _END_S
+        while not self._has_exited() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
 
 def _ending(returncode: int) -> str:
