@@ -381,9 +381,7 @@ def test_answers_longer_than_the_model_are_refused() -> None:
     shape = SHAPE | {"max_positions": 32}
     for longest, is_refused in ((31, False), (32, True)):
         sampling = {"max_new_tokens": 8}
-        given = job(
-            SMALL | {"model": shape, "sampling": sampling, "evaluation": {"max_new_tokens": longest}}
-        )
+        given = job(SMALL | {"model": shape, "sampling": sampling, "evaluation": {"max_new_tokens": longest}})
         if is_refused:
             with pytest.raises(ConfigError, match=r"max_new_tokens: 32 leaves no room .* 32 positions"):
                 checked(given)
