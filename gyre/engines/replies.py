@@ -55,7 +55,9 @@ _MOST_TOKENS = (1 << 40) - 1
 _MOST_RANKS = 1 << 8
 """Most ranks along one axis. The agent makes a list as long as all of them."""
 
-_LARGEST_LOGPROB = float(np.finfo(np.float32).max)
+LOGPROB_SLACK = 1e-2
+"""How far above 0 a log-prob may be: float32's and bfloat16's rounding, which differs from engine to engine."""
+_LOWEST_LOGPROB = float(np.finfo(np.float32).min)
 
 _UNREADABLE = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
 """What reading a reply raises if the reply has another shape."""
@@ -238,7 +240,7 @@ class StreamReader:
             raise ValueError("the log-probs are those of other tokens than output_ids")
         if None in values:  # SGLang writes NaN as null
             raise ValueError("log-prob None")
-        if max(values) > _LARGEST_LOGPROB or min(values) < -_LARGEST_LOGPROB:
+        if max(values) > LOGPROB_SLACK or min(values) < _LOWEST_LOGPROB:
             raise ValueError(f"log-prob {max(values, key=abs)}")
         if min(ids) < 0 or max(ids) >= self._vocabulary:
             raise ValueError(f"a token that the model does not have: it has 0 to {self._vocabulary - 1}")

@@ -17,10 +17,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from gyre.engines.replies import LOGPROB_SLACK
 from gyre.rollouts.samples import Group, Sample, VersionRun
-
-LOGPROB_SLACK = 1e-2
-"""How far above 0 a log-prob may be: float32's and bfloat16's rounding, which differs from engine to engine."""
 
 MOST_TOKENS = 1 << 31
 """Token ids are int32; where the vocabulary is not known they are below this."""

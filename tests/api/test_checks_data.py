@@ -59,9 +59,7 @@ def test_a_data_set_in_order_needs_no_word(data: str) -> None:
 
 def test_a_folder_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"config\.data\.path: openai/gsm8k .*, in /.*hf download --repo-type"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.data\.path: openai/gsm8k .*.*hf download --repo-type"):
         checked({"data": {"path": "openai/gsm8k"}})
     (note,) = checked({"data": {"path": "/no/data"}}, here=False)
     assert note.endswith("The machines that run the job must have it.")
@@ -124,23 +122,3 @@ def test_the_model_s_tokenizer_is_that_of_the_data(data: str, tokenizer: Path, t
         ConfigError, match=r"another tokenizer than that of config\.megatron\.model_path .*--tokenizer"
     ):
         checked(config, roles=actor)
-
-
-@pytest.mark.parametrize(
-    ("reward", "function", "needs"),
-    [
-        ({}, "", True),
-        ({"entrypoint": "gyre.workloads.rewards:PythonReward"}, "math_verify", True),
-        ({"entrypoint": "gyre.workloads.rewards:PythonReward"}, "mine.py:score", False),
-        ({"entrypoint": "gyre.workloads.torch:TorchRewardModel"}, "", False),
-        ({"entrypoint": "mine:Reward"}, "", False),
-    ],
-)
-def test_answers_that_a_reward_needs(made: Any, reward: dict[str, Any], function: str, needs: bool) -> None:
-    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b"}]
-    config = {"data": {"path": made(rows, keep_unanswered=True)}, "reward": {"function": function}}
-    if needs:
-        with pytest.raises(ConfigError, match=r"1 of 2 prompts of .* have no answer, with which .* compares"):
-            checked(config, reward=reward)
-    else:
-        assert checked(config, reward=reward) == []

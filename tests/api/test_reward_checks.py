@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from click.testing import CliRunner, Result
 from gyre.api.checks import rewards
 from gyre.api.cli import main
 from gyre.config import parse_job
-from gyre.data.prepare import prepare
+from gyre.data.prepare import Recipe, prepare
 from gyre.errors import ConfigError
 from gyre.graph import compile_job
 from tests.data.small import write_lines, write_tokenizer
@@ -50,20 +51,12 @@ def checked(
     return list(rewards.check(job, here=here))
 
 
-def with_meta(data: str, metas: list[dict[str, Any]], **manifest: Any) -> str:
-    """Other answers in a prepared folder."""
-    import numpy as np
-
-    lines = [json.dumps(meta).encode() + b"\n" for meta in metas]
-    folder = Path(data)
-    told = json.loads((folder / "manifest.json").read_text())
-    (folder / "meta.jsonl").write_bytes(b"".join(lines))
-    np.save(folder / "meta.npy", np.cumsum([0, *map(len, lines)], dtype=np.int64))
-    told |= {"rows": len(lines), **manifest}
-    told["files"] = {
-        name: {**one, "size_bytes": (folder / name).stat().st_size} for name, one in told["files"].items()
-    }
-    (folder / "manifest.json").write_text(json.dumps(told))
+def with_rows(data: str, metas: list[dict[str, Any]]) -> str:
+    """The prepared folder again, with other columns beside the prompt."""
+    shutil.rmtree(data)
+    rows = [{"prompt": f"Question {n}", **meta} for n, meta in enumerate(metas)]
+    recipe = Recipe(keep_unanswered=any("answer" in meta for meta in metas))
+    prepare(write_lines(Path("others.jsonl"), rows), Path(data), Path("tokenizer"), recipe)
     return data
 
 
@@ -115,36 +108,33 @@ def test_what_must_be_loaded_is_loaded_elsewhere_and_not_for_ever(data: str) -> 
         checked(data, {"function": "raises.py:f"})
 
 
-@pytest.mark.parametrize("manifest", [{"without_answer": 2}, {}], ids=["told", "seen"])
+@pytest.mark.parametrize("metas", [[{"level": 1}] * 2, [{"answer": "1"}, {}, {"answer": "2"}, {}]])
 def test_rows_without_an_answer_are_refused_where_answers_are_compared(
-    data: str, manifest: dict[str, Any]
+    data: str, metas: list[dict[str, Any]]
 ) -> None:
-    metas: list[dict[str, Any]] = (
-        [{"level": 1}] * 4 if not manifest else [{"answer": "1"}, {}, {"answer": "2"}, {}]
-    )
-    with_meta(data, metas, **manifest)
+    with_rows(data, metas)
     for entrypoint, function in (
         ("ExactMatchReward", ""),
         ("PythonReward", "exact_match"),
         ("PythonReward", "math_verify"),
     ):
-        with pytest.raises(ConfigError, match=rf"{2 if manifest else 4} of the 4 rows .* have no answer"):
+        with pytest.raises(ConfigError, match=rf"2 of the {len(metas)} rows .* have no answer"):
             checked(data, {"function": function}, entrypoint=entrypoint)
     assert checked(data, {"function": "rew.py:score"}) == []
 
 
 def test_answers_that_cannot_be_read_are_a_note_and_mappings_a_mistake(data: str) -> None:
     pytest.importorskip("math_verify")
-    with_meta(data, [{"answer": "1"}, {"answer": " "}, {"answer": "\\$36"}, {"answer": ["1", "2"]}])
+    with_rows(data, [{"answer": "1"}, {"answer": "\\boxed{}"}, {"answer": "\\$36"}, {"answer": ["1", "2"]}])
     (note,) = checked(data, {"function": "math_verify"})
     assert "cannot read 1 of 4 answers" in note
-    with_meta(data, [{"answer": "1"}, {"answer": {"target": ["1"]}}])
+    with_rows(data, [{"answer": "1"}, {"answer": {"target": ["1"]}}])
     with pytest.raises(ConfigError, match="is a mapping"):
         checked(data, {"function": "math_verify"})
 
 
 def test_the_columns_of_the_manifest_count(data: str) -> None:
-    with_meta(data, [{"answer": "1"}] * 3, columns=["answer", "solution"])
+    with_rows(data, [{"answer": "1", "solution": "1"}] * 3)
     assert checked(data, {"function": "rew.py:needs"}) == []
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gyre.data.prepared import PreparedData
 
 _PREPARED = "gyre.data.prepared:PreparedData"
-_NEED_AN_ANSWER = ("exact_match", "math_verify")
-_EXACT_MATCH = "ExactMatchReward"
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
@@ -42,7 +40,6 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     _check_model(spec, data)
     yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
-    _check_answers(spec, data, settings.reward.function)
 
 
 def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
@@ -126,23 +123,3 @@ def _check_held_out(spec: JobSpec, data: PreparedData) -> None:
             hint="Give config.data.held_out or config.data.held_out_every, lower run.held_out, or set "
             "run.evaluate_every to 0.",
         )
-
-
-def _check_answers(spec: JobSpec, data: PreparedData, function: str) -> None:
-    """Whether each prompt has the answer that the job's reward compares with."""
-    reward = spec.roles["reward"].entrypoint if "reward" in spec.roles else None
-    if reward is None or not reward.module.startswith("gyre.workloads."):
-        return
-    by_function = reward.name == "PythonReward" and function in _NEED_AN_ANSWER
-    if not by_function and reward.name != _EXACT_MATCH:
-        return
-    who = f"config.reward.function {function}" if by_function else f"roles.reward ({_EXACT_MATCH})"
-    for prepared in data.folders:
-        without = prepared.manifest["without_answer"]
-        if without:
-            raise ConfigError(
-                f"config.data: {without} of {prepared.rows} prompts of {prepared.path} have no answer, with which "
-                f"{who} compares.",
-                hint="Name the answer's column with `gyre data prepare --answer`, leave such rows out, or take another "
-                "reward.",
-            )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre.api.checks.findings import elsewhere
 from gyre.config import JobSpec
 from gyre.config.plugins import on_path
 from gyre.config.sections import RewardSettings, WorkloadSettings
@@ -32,9 +33,10 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     if entrypoint is None or not entrypoint.module.startswith("gyre.workloads.rewards"):
         return
     settings = WorkloadSettings.read(spec.config)
-    data = _Data.of(settings) if settings.data is not None else None
+    folders = _Data.all_of(settings)
     if entrypoint.name == _EXACT:
-        _check_answers(data, "gyre.workloads.rewards:ExactMatchReward")
+        for data in folders:
+            _check_answers(data, "gyre.workloads.rewards:ExactMatchReward")
     if entrypoint.name not in _PYTHON:
         return
     function = settings.reward.function
@@ -45,22 +47,24 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         )
     if function in BUILTIN:
         check_builtin(function)
-        _check_answers(data, function)
-        if function == "math_verify" and data is not None:
-            yield from _unreadable(data)
+        for data in folders:
+            _check_answers(data, function)
+            if function == "math_verify":
+                yield from _unreadable(data)
         return
     try:
         form = _form(settings.reward, spec.python_path, here=here)
     except NoFile as error:
         if here:
             raise
-        yield f"{error.message} The machines that run the job must have it."
+        yield elsewhere(error.message)
         return
     except _NotSeen as error:
         yield str(error)
         return
-    if form is not None and data is not None:
-        _check_columns(form, data, function)
+    if form is not None:
+        for data in folders:
+            _check_columns(form, data, function)
     if lacks_an_import(function, spec.python_path):
         try:
             _loaded(settings.reward, spec.python_path, here=here)
@@ -111,35 +115,38 @@ def _loaded(settings: RewardSettings, python_path: Collection[str], *, here: boo
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What is known of the rows: their columns besides the prompt, and how many have no answer."""
+    """What is known of a prepared folder: its setting, the columns besides the prompt, and how many rows have no
+    answer."""
 
+    key: str
     folder: Path
     columns: frozenset[str]
     rows: int
     without_answer: int
 
     @classmethod
-    def of(cls, settings: WorkloadSettings) -> _Data | None:
-        """None where the folder is not here; whoever checks the data says so."""
+    def all_of(cls, settings: WorkloadSettings) -> list[_Data]:
+        """The job's folders that are here; whoever checks the data speaks of the others."""
+        if settings.data is None:
+            return []
         from gyre.data.folder import PreparedFolder
 
-        assert settings.data is not None
-        found = PreparedFolder(Path(settings.data.path))
-        try:
-            manifest: Mapping[str, Any] = found.manifest
-            told = manifest.get("columns")
-            rows = found.rows
-            some = [found.meta(row) for row in range(min(rows, 8))]
-        except (ConfigError, OSError, ValueError, KeyError, AttributeError):
-            return None
-        columns = {str(one) for one in told} if isinstance(told, list | dict) else set()
-        columns |= {key for meta in some for key in meta}
-        without = manifest.get("without_answer", 0)
-        if "answer" in columns and not any("answer" in meta for meta in some) and not without:
-            without = len(some)
-        if "answer" not in columns:
-            without = rows
-        return cls(found.path, frozenset(columns), rows, without if isinstance(without, int) else 0)
+        found = []
+        for key, path in {"config.data.path": settings.data.path, **settings.data.held_out_keys}.items():
+            try:
+                manifest: Mapping[str, Any] = PreparedFolder(Path(path)).manifest
+                found.append(
+                    cls(
+                        key,
+                        Path(path),
+                        frozenset(manifest["columns"]),
+                        manifest["rows"],
+                        manifest["without_answer"],
+                    )
+                )
+            except (ConfigError, OSError):
+                continue
+        return found
 
     def answers(self, count: int) -> list[Any]:
         """Answers of so many rows, from all over the folder."""
@@ -150,10 +157,10 @@ class _Data:
         return [found.meta(row).get("answer") for row in range(0, self.rows, step)][:count]
 
 
-def _check_answers(data: _Data | None, function: str) -> None:
-    if data is not None and data.without_answer:
+def _check_answers(data: _Data, function: str) -> None:
+    if data.without_answer:
         raise ConfigError(
-            f"config.data.path: {data.without_answer} of the {data.rows} rows in {data.folder} have no answer, and "
+            f"{data.key}: {data.without_answer} of the {data.rows} rows in {data.folder} have no answer, and "
             f"{function} compares with it.",
             hint="Prepare the data with its column of answers (gyre data prepare … --answer COLUMN), or take a reward "
             "that needs none.",
@@ -176,14 +183,14 @@ def _unreadable(data: _Data) -> Iterator[str]:
     for answer in answers:
         if isinstance(answer, Mapping):
             raise ConfigError(
-                f"config.data.path: the answer {answer!r:.100} of a row in {data.folder} is a mapping, and math_verify "
+                f"{data.key}: the answer {answer!r:.100} of a row in {data.folder} is a mapping, and math_verify "
                 "compares with a text, a number, or a list of these.",
                 hint="Prepare the data with the answer itself.",
             )
     unread = [answer for answer in answers if unreadable_gold(answer)]
     if unread:
         yield (
-            f"config.data.path: math_verify cannot read {len(unread)} of {len(answers)} answers that were looked at, "
+            f"{data.key}: math_verify cannot read {len(unread)} of {len(answers)} answers that were looked at, "
             f"such as {unread[0]!r:.60}, and gives 0 for whatever is answered to them; `gyre reward math_verify "
             f"{data.folder} --rows 0` lists them."
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.sample_checks import LOGPROB_SLACK
+from gyre.engines.replies import LOGPROB_SLACK
 
 COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
     ("rows", np.dtype("<u4")),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.workloads.gang.state_files import sealed
 from tests.megatron import work
 from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
@@ -190,5 +191,5 @@ def test_what_is_not_whole_or_not_what_was_written_is_refused(
         for file in folder.iterdir():
             (other / file.name).symlink_to(file)
         (other / "actor.json").unlink()
-        (other / "actor.json").write_text(json.dumps({**book, **changes}))
+        (other / "actor.json").write_text(json.dumps(sealed({**book, **changes})))
         assert sentence in pool.run(checkpoint_work.refused_restore, 1, config_of("alone"), other)[0]

@@ -97,7 +97,7 @@ def test_what_is_no_policy_s_whole_checkpoint_is_refused(
         other.mkdir()
         for file in checkpoint.glob("rank_*"):
             (other / file.name).symlink_to(file)
-        (other / "actor.json").write_text(json.dumps({**book, **changes}))
+        (other / "actor.json").write_text(json.dumps(sealed({**book, **changes})))
         (told,) = pool.run(checkpoint_work.exported, 1, [str(other), str(tmp_path / "out")])
         assert (told[0], sentence in told[2]) == (1, True), told
     (told,) = pool.run(checkpoint_work.exported, 1, [str(tmp_path), str(tmp_path / "out")])

@@ -7,7 +7,7 @@ import json
 import threading
 from pathlib import Path
 
-from gyre.workloads.gang.state_files import record_path, write_state
+from gyre.workloads.gang.state_files import record_path, sealed, write_state
 from tests.megatron.checkpoints import checkpoint_work
 from tests.rank_pool import RankPool
 
@@ -31,7 +31,7 @@ def test_a_record_of_parts_that_cannot_be_is_damaged(pool: RankPool, tmp_path: P
     content = {"place": 0, "parts": [PART]}
     write_state(state, [memoryview(bytes(16))], content, stop=threading.Event(), threads=1)
     whole = json.loads(record_path(state).read_text())
-    records = [whole, *({**whole, **damage} for damage in DAMAGES)]
+    records = [whole, *(sealed({**whole, **damage}) for damage in DAMAGES)]
     (said,) = pool.run(checkpoint_work.refusals, 1, tmp_path, records)
     assert said[0] == ""
     for damage, problem in zip(DAMAGES, said[1:], strict=True):

@@ -278,10 +278,14 @@ def test_settings_out_of_range_are_named(wrong, sentence):
         read_section(LossSettings, {"loss": wrong}, "loss")
 
 
-@pytest.mark.parametrize("settings_class", [LossSettings, RewardSettings, DataSettings])
-def test_every_setting_is_documented(settings_class):
-    text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
-    missing = [name for name in settings_class.model_fields if f"`{name}`" not in text]
+@pytest.mark.parametrize(
+    ("settings_class", "page"),
+    [(LossSettings, "algorithms"), (RewardSettings, "rewards"), (DataSettings, "data")],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_every_setting_is_documented(settings_class, page):
+    text = (Path(__file__).parents[3] / "docs" / f"{page}.md").read_text()
+    missing = [name for name in settings_class.model_fields if f"{name}`" not in text]
     assert missing == []
 
 

@@ -81,7 +81,7 @@ def test_what_was_harmed_is_found(tmp_path: Path) -> None:
     os.truncate(path, 4 * PAGE_BYTES)
     with pytest.raises(StateDamaged, match="has 16384 bytes, 20480 were written"):
         read_record(path)
-    record_path(path).write_text(json.dumps({**record, "format": 9, "size_bytes": 4 * PAGE_BYTES}))
+    record_path(path).write_text(json.dumps(sealed({**record, "format": 9, "size_bytes": 4 * PAGE_BYTES})))
     with pytest.raises(StateDamaged, match="format 9"):
         read_record(path)
     record_path(path).write_text("{")
@@ -91,7 +91,9 @@ def test_what_was_harmed_is_found(tmp_path: Path) -> None:
     with pytest.raises(StateDamaged):
         read_record(path)
     for chunks in ([[0, 4 * PAGE_BYTES + 1, "0"]], [[-1, 1, "0"]], [[0]], None, [[0.0, 1.0, "0"]]):
-        record_path(path).write_text(json.dumps({**record, "size_bytes": 4 * PAGE_BYTES, "chunks": chunks}))
+        record_path(path).write_text(
+            json.dumps(sealed({**record, "size_bytes": 4 * PAGE_BYTES, "chunks": chunks}))
+        )
         with pytest.raises(StateDamaged):
             read_record(path)
 
