@@ -22,7 +22,6 @@ from gyre.config import JobSpec
 from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
 
-
 _PATHS = ("path", "model_path", "held_out")
 """Keys whose text is a path even where it looks like a word."""
 
@@ -52,8 +51,7 @@ def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
 
 @contextmanager
 def _folder_named(spec: JobSpec) -> Iterator[None]:
-    """An error of a relative path that leads nowhere says in which folder it was looked up. A text that is no path, such
-    as a column's name, was not looked up there."""
+    """An error of a relative path that leads nowhere says where it was looked up. A column's name is no path."""
     try:
         yield
     except ConfigError as error:
