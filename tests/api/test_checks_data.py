@@ -124,6 +124,13 @@ def test_the_model_s_tokenizer_is_that_of_the_data(data: str, tokenizer: Path, t
         checked(config, roles=actor)
 
 
+def test_a_data_set_that_is_its_own_held_out_set_leaves_nothing_to_train(data: str) -> None:
+    for held_out in ({"held_out": data}, {"held_out": {"same": data}}, {"held_out_every": 1}):
+        with pytest.raises(ConfigError, match=r"config\.data: every prompt of .* is held out") as caught:
+            checked({"data": {"path": data, **held_out}})
+        assert "held_out_every, 2 or more" in caught.value.hint
+
+
 def test_a_column_that_no_held_out_prompt_has_is_no_path(made: Any) -> None:
     from gyre.api.checks.settings import check_settings
 

@@ -69,7 +69,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         try:
             _loaded(settings.reward, spec.python_path, here=here)
         except _NotSeen as error:
-            yield str(error)
+            yield error.args[0]
 
 
 class _NotSeen(Exception):
@@ -96,9 +96,7 @@ def _loaded(settings: RewardSettings, python_path: Collection[str], *, here: boo
         except ConfigError as error:
             if here or "cannot be loaded" not in error.message:
                 raise
-            raise _NotSeen(
-                f"{error.message} The machines that run the job must have what it imports."
-            ) from None
+            raise _NotSeen(elsewhere(error.message)) from None
         except UserCodeError as error:
             if "longer than" in error.message:
                 raise _NotSeen(
