@@ -143,6 +143,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the known name closest to `name`, else the list of what is known."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not close:  # `GRPO` for `grpo`: to difflib these have nothing in common
+        by_folded = {one.casefold(): one for one in names}
+        close = [by_folded[one] for one in difflib.get_close_matches(name.casefold(), by_folded, 1, 0.6)]
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(names)}." if names else ""

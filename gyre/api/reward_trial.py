@@ -75,7 +75,7 @@ class Trial:
     def warnings(self) -> Iterator[str]:
         rewards = [row.reward for row in self.rows if row.reward is not None]
         every = rewards + ([] if self.own_text else [row.empty for row in self.rows if row.empty is not None])
-        if len(every) > 1 and len(set(every)) == 1:
+        if rewards and len(every) > 1 and len(set(every)) == 1:
             yield (
                 f"every reward is {every[0]:g}; a job learns nothing from rewards that do not differ."
                 if not self.own_text
@@ -88,7 +88,10 @@ class Trial:
             named = ", ".join(f"{row.row} ({row.answer!r:.40})" for row in unread[:8])
             yield f"{len(unread)} answers of the data cannot be read, and earn 0 whatever is answered: rows {named}."
         if not self.own_text and any(row.answer is None for row in self.rows):
-            yield f"{sum(row.answer is None for row in self.rows)} rows have no answer; their completion was empty."
+            yield (
+                f"{sum(row.answer is None for row in self.rows)} rows have no answer; their completion was empty. Give "
+                "one with --answer TEXT."
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -128,6 +131,7 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
 
         best = [""] * len(rows) if completion is None else [completion] * len(rows)
         outcomes: list[Outcome] | None = None
+        failing: tuple[list[Outcome], list[str], str] | None = None
         chosen = FORMATS[0]
         if completion is not None:
             outcomes = scored(best)
@@ -137,6 +141,10 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
                 tried = scored(said)
                 if outcomes is None or _worth(tried) > _worth(outcomes):
                     outcomes, best, chosen = tried, said, form
+                elif failing is None and any(error for _, _, error in tried):
+                    failing = tried, said, form
+            if failing is not None and outcomes is not None and not _worth(outcomes):
+                outcomes, best, chosen = failing  # nothing earns anything, and here is why
         assert outcomes is not None
         empty: list[Outcome] = [(None, {}, "")] * len(rows)
         if completion is None:
@@ -171,8 +179,10 @@ def _worth(outcomes: list[Outcome]) -> float:
 
 
 def _one(answer: Any) -> str:
-    """An answer as text; of several the first."""
-    first = answer[0] if isinstance(answer, list) and answer else answer
+    """An answer as text; of several, in a list or in a mapping such as Search-R1's `{"target": […]}`, the first."""
+    first = answer
+    while first and isinstance(first, list | Mapping):
+        first = first[0] if isinstance(first, list) else next(iter(first.values()))
     return first if isinstance(first, str) else json.dumps(first, ensure_ascii=False)
 
 

@@ -43,6 +43,7 @@ def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "
     """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job. The details have them
     as `mistakes`, and as `keys` the parts of each one's key."""
     items = error.errors(include_url=False)
+    items.sort(key=lambda item: item["type"] == "missing")  # a key that has another name is also missing
     sentences = [_sentence(item, model, prefix) for item in items]
     above = [part for part in prefix.split(".") if part]
     keys = [above + [str(part) for part in item["loc"] if part != "[key]"] for item in items]
@@ -114,6 +115,9 @@ def _sentence(item: Any, model: type[BaseModel], prefix: str) -> str:
     path = ".".join(filter(None, (prefix.rstrip("."), *map(str, location)))) or "the job"
     given = item.get("input")
     if item["type"] == "extra_forbidden":
+        joined = f"{path.rpartition('.')[0].rpartition('.')[2]}_{location[-1]}"
+        if joined in _places():  # `model.path` for `model_path`
+            return f"{path}: unknown key; did you mean {min(_places()[joined], key=len)!r}?"
         return f"{path}: unknown key; {_meant(str(location[-1]), _keys_at(model, location[:-1]))}".rstrip(".")
     if item["type"] == "missing":
         return f"{path}: is missing"

@@ -122,7 +122,7 @@ def layout_for(name: str, rows: Sequence[Row], *, prompt: str = "", answer: str 
         )
     for option, column in (("--prompt", prompt), ("--answer", answer)):
         if column and not any(_has(row, column) for row in rows):
-            raise ConfigError(f"{option}: there is no column {column!r}; {nearest(column, columns)}")
+            raise _no_column(option, column, rows, columns)
     if name not in ("auto", "plain"):
         return _named(name, columns)
     found = prompt or next((one for one in PROMPTS if one in columns), "")
@@ -132,6 +132,17 @@ def layout_for(name: str, rows: Sequence[Row], *, prompt: str = "", answer: str 
             hint="Name it with --prompt, and the answer's with --answer.",
         )
     return _chosen(name, found, answer, rows, columns, named=name == "plain" or bool(given))
+
+
+def _no_column(option: str, name: str, rows: Sequence[Row], columns: list[str]) -> ConfigError:
+    """The mistake in the name: the column, or the key of a mapping that its dots lead to."""
+    above, _, key = name.rpartition(".")
+    if above:
+        cells = [looked_up(row, above) for row in rows if _has(row, above)]
+        keys = {str(key) for cell in cells if isinstance(cell, Mapping) for key in cell}
+        if keys:
+            return ConfigError(f"{option}: {above} has no key {key!r}; {nearest(key, keys)}")
+    return ConfigError(f"{option}: there is no column {name!r}; {nearest(name, columns)}")
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:

@@ -130,6 +130,11 @@ class PreparedData:
         """How many prompts are held out: those of the first set, where there are several."""
         return len(self._held_out_rows)
 
+    @property
+    def training_count(self) -> int:
+        """How many prompts are trained on: those that are not held out. Raises ConfigError if there is none."""
+        return len(self._training)
+
     @cached_property
     def _held_out_rows(self) -> NDArray[np.int64]:
         if self._held_out_folders:
@@ -151,7 +156,11 @@ class PreparedData:
     def _training(self) -> NDArray[np.int64]:
         rows = np.flatnonzero(~self._is_held_out)
         if not len(rows):
-            raise ConfigError(f"every prompt of {self._folder.path} is held out.")
+            raise ConfigError(
+                f"config.data: every prompt of {self._folder.path} is held out, so none is left to train on.",
+                hint="Prepare other prompts for config.data.held_out, such as those of --split test; or give "
+                "config.data.held_out_every, 2 or more, in its place.",
+            )
         return rows
 
     @cached_property

@@ -98,7 +98,10 @@ def _refuse_unknown(file: Path) -> None:
 
 
 def _no_split(path: Path, split: str, there: list[str]) -> ConfigError:
-    return ConfigError(f"{path} has no split {split!r}; there are {', '.join(there)}.", hint="Give --split.")
+    return ConfigError(
+        f"{path} has no split {split!r}; there are {', '.join(there)}.",
+        hint="Give --split, or one of its files in the place of the folder.",
+    )
 
 
 def _of_one_kind(path: Path, files: list[Path], split: str) -> list[Path]:

@@ -42,6 +42,8 @@ class TextTokenizer:
         file = folder / "tokenizer.json"
         if not folder.exists():
             raise ConfigError(f"{folder} does not exist.", hint=download_hint(folder, "model"))
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file.", hint=f"Give its folder, {folder.parent}.")
         if not file.exists():
             raise ConfigError(
                 f"{folder} has no tokenizer.json.",

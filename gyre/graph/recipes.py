@@ -29,6 +29,7 @@ licenses the values of the next batch; the actor's step waits for the critic's:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,9 +103,10 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
         )
     for key, value in (("groups_per_firing", firing), ("groups_per_micro_batch", micro)):
         if batch % value:
+            given = value if key in run.model_fields_set else f"{value}, its default,"
             raise GraphError(
-                f"run.{key}: {value} does not divide run.prompts_per_step ({batch}), so a step would end inside one.",
-                hint=f"Take a divisor of {batch}.",
+                f"run.{key}: {given} does not divide run.prompts_per_step ({batch}), so a step would end inside one.",
+                hint=f"Give a divisor of {batch}, such as {math.gcd(batch, value)}.",
             )
     for unit in ("samples", "tokens"):
         least = getattr(run, f"min_{unit}_per_micro_batch")

@@ -122,3 +122,35 @@ def test_the_model_s_tokenizer_is_that_of_the_data(data: str, tokenizer: Path, t
         ConfigError, match=r"another tokenizer than that of config\.megatron\.model_path .*--tokenizer"
     ):
         checked(config, roles=actor)
+
+
+def test_a_data_set_that_is_its_own_held_out_set_leaves_nothing_to_train(data: str) -> None:
+    for held_out in ({"held_out": data}, {"held_out": {"same": data}}, {"held_out_every": 1}):
+        with pytest.raises(ConfigError, match=r"config\.data: every prompt of .* is held out") as caught:
+            checked({"data": {"path": data, **held_out}})
+        assert "held_out_every, 2 or more" in caught.value.hint
+
+
+def test_a_column_that_no_held_out_prompt_has_is_no_path(made: Any) -> None:
+    from gyre.api.checks.settings import check_settings
+
+    rows = [{"prompt": f"What is {n}+{n}?", "answer": str(2 * n), "data_source": "sums"} for n in range(8)]
+    data = {"path": made(rows), "held_out_every": 2}
+    job = {
+        "recipe": "grpo",
+        "roles": {"actor": {}, "rollout": {}, "reward": {}},
+        "config": {
+            "model": SHAPE,
+            "optim": {"lr": 1e-3},
+            "sampling": {"max_new_tokens": 8},
+            "data": data,
+            "evaluation": {"by": "data_sorce"},
+        },
+        "run": {"held_out": 1},
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_settings(compile_job(parse_job(job)).spec)
+    assert caught.value.message.endswith(
+        "no held-out prompt has a column 'data_sorce'; did you mean 'data_source'?"
+    )
+    assert caught.value.hint == ""

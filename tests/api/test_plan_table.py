@@ -139,6 +139,11 @@ IN_YAML = {
     "a typo in a section": ("digits: 1", "digts: 1", "task:", "config.task.digts: unknown key; did you mean 'digits'?"),
     "a typo of a section": ("  model:", "  modle:", "modle:", "config.modle: unknown key; did you mean 'model'?"),
     "a typo of a recipe": ("grpo", "gpro", "recipe", "recipe: 'gpro' is neither a known recipe"),
+    "a key by its name elsewhere": ("  model:", "  model: {path: m}\n  critic:", "model: {path",
+                                "did you mean 'config.model_path'?"),
+    "another case": ("recipe: grpo", "recipe: GRPO", "recipe: GRPO", "did you mean 'grpo'?"),
+    "a default that does not divide": ("groups_per_firing: 2, ", "", "run:",
+                                    "run.groups_per_firing: 16, its default, does not divide"),
     "a typo of a role": ("  reward:", "  rewrd:", "roles:", "did you mean 'rewrd'?"),
     "a key twice": ("lr: 0.001}", "lr: 0.001}\n  task: {}", "  task: {}\nrun", "'task' stands in line 4 already"),
     "a name with a space": ("name: table", "name: my table", "name", "expected at most 63 letters"),
@@ -380,9 +385,9 @@ def test_run_and_submit_say_what_plan_says(verb: str, late: bool, monkeypatch: p
     assert said in result.stderr
 
 
-@pytest.mark.parametrize(("folder", "named"), [("nowhere", True), ("/nowhere", False)])
-def test_a_relative_path_that_leads_nowhere_says_where_it_was_looked_up(folder: str, named: bool) -> None:
-    result = plan(YAML.replace("digits: 1}", f"digits: 1}}\n  data: {{path: {folder}}}"))
+@pytest.mark.parametrize(("place", "named"), [("nowhere", True), ("/nowhere", False)])
+def test_a_relative_path_that_leads_nowhere_says_where_it_was_looked_up(place: str, named: bool) -> None:
+    result = plan(YAML.replace("digits: 1}", f"digits: 1}}\n  data: {{path: {place}}}"))
     assert result.exit_code == 2
     assert (str(Path.cwd()) in result.stderr) is named
 

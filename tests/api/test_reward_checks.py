@@ -23,7 +23,7 @@ from tests.data.small import write_lines, write_tokenizer
 from tests.test_docs import FILES
 
 FUNCTIONS = """
-import functools, no_such_module_of_anybody
+import functools; functools.no_such_name_of_anything  # so that it shows if it is run
 def score(prompt, completion, meta): return 1.0
 def wrong(a, b): return 1.0
 def needs(completions, solution, **columns): return [1.0]
@@ -209,3 +209,53 @@ def test_a_mistake_is_a_sentence_and_no_traceback(data: str, words: tuple[str, .
     assert found.exit_code == 2
     assert sentence in found.stderr
     assert "Traceback" not in found.stderr
+
+
+# -- what a function imports -------------------------------------------------------------------------
+
+
+def test_an_import_that_cannot_be_found_is_refused_with_what_to_do(data: str) -> None:
+    Path("tools.py").write_text("WORTH = 1.0\n")
+    Path("pack").mkdir()
+    Path("pack/__init__.py").write_text("")
+    Path("pack/beside.py").write_text("WORTH = 1.0\n")
+    body = "\ndef score(prompt, completion, meta): return WORTH\n"
+    Path("pack/relative.py").write_text(f"from .beside import WORTH{body}")
+    Path("pack/neighbour.py").write_text(f"from beside import WORTH{body}")
+    Path("missing.py").write_text(f"import no_such_module_of_anybody{body}")
+    Path("makes_its_path.py").write_text(
+        f"import sys\nsys.path.insert(0, 'pack')\nfrom beside import WORTH{body}"
+    )
+    here = str(Path.cwd())
+    for file, sentence, hint in (
+        ("pack/relative.py", "no known parent package", f"pack.relative:score, with python_path: [{here}]"),
+        ("pack/neighbour.py", "No module named 'beside'", f"python_path: [{here}/pack]"),
+        ("missing.py", "No module named 'no_such_module_of_anybody'", ""),
+    ):
+        with pytest.raises(ConfigError, match=sentence) as caught:
+            checked(data, {"function": f"{file}:score"})
+        assert hint in caught.value.hint
+    assert checked(data, {"function": "makes_its_path.py:score"}) == []
+    assert checked(data, {"function": "pack.relative:score"}, python_path=[here]) == []
+    (note,) = checked(data, {"function": "missing.py:score"}, here=False)
+    assert note.endswith("The machines that run the job must have it.")
+
+
+# -- answers that gyre reward tries ------------------------------------------------------------------
+
+
+def test_search_r1s_answers_are_tried_and_a_failing_form_is_shown(data: str) -> None:
+    Path("em.py").write_text(
+        "def score(solution_str, ground_truth):\n"
+        "    if '<answer>' not in solution_str: return 0.0\n"
+        "    return float(any(f'<answer>{one}</answer>' in solution_str for one in ground_truth['target']))\n"
+    )
+    for answer, exit_code, sentence in (
+        ({"target": ["Paris", "Lutetia"]}, 0, "mean 1.00 for the answer itself as <answer>…</answer>"),
+        (["Paris", "Lutetia"], 1, "TypeError: list indices must be integers"),
+    ):
+        write_lines(Path("rows.jsonl"), [{"question": "Where?", "answer": answer}] * 2)
+        result = tried("em.py:score", "rows.jsonl")
+        assert result.exit_code == exit_code, result.output
+        assert sentence in result.output
+        assert ("warning" in result.output) is False

@@ -206,6 +206,16 @@ def test_what_cannot_be_held_is_refused(cell):
             read(cell)
 
 
+def test_a_wrong_key_of_a_mapping_is_named_with_the_nearest_one():
+    rows = [{"prompt": "a", "reward_model": {"ground_truth": "1", "style": "rule"}}]
+    with pytest.raises(
+        ConfigError, match="reward_model has no key 'groundtruth'; did you mean 'ground_truth'"
+    ):
+        layout_for("auto", rows, answer="reward_model.groundtruth")
+    with pytest.raises(ConfigError, match="no column 'reward_modl'; did you mean 'reward_model'"):
+        layout_for("auto", rows, answer="reward_modl")
+
+
 def test_a_nest_too_deep_is_refused():
     nest: list[object] = []
     for _ in range(200):

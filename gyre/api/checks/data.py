@@ -113,6 +113,7 @@ def _check_held_out(spec: JobSpec, data: PreparedData) -> None:
     trainer = spec.roles["trainer"].entrypoint if "trainer" in spec.roles else None
     if trainer is not None and not trainer.module.startswith("gyre."):
         return  # it may hold prompts out by itself
+    _ = data.training_count  # raises where every prompt is held out
     if not isinstance(data.settings.held_out, str):
         return  # of a set with a name that has fewer, all are answered
     run, there = spec.run, data.held_out_count

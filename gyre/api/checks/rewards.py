@@ -17,7 +17,7 @@ from gyre.config.sections import RewardSettings, WorkloadSettings
 from gyre.errors import ConfigError, UserCodeError
 from gyre.workloads.rewards.forms import Form, form_of, lacking
 from gyre.workloads.rewards.functions import BUILTIN, check_builtin, unreadable_gold
-from gyre.workloads.rewards.signatures import NoFile, look_at
+from gyre.workloads.rewards.signatures import NoFile, lacks_an_import, look_at
 
 _PYTHON, _EXACT = ("PythonReward", "PythonGroupReward"), "ExactMatchReward"
 _LOAD_S = 20.0
@@ -53,7 +53,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
                 yield from _unreadable(data)
         return
     try:
-        form = _form(settings.reward, spec.python_path)
+        form = _form(settings.reward, spec.python_path, here=here)
     except NoFile as error:
         if here:
             raise
@@ -65,17 +65,27 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     if form is not None:
         for data in folders:
             _check_columns(form, data, function)
+    if lacks_an_import(function, spec.python_path):
+        try:
+            _loaded(settings.reward, spec.python_path, here=here)
+        except _NotSeen as error:
+            yield error.args[0]
 
 
 class _NotSeen(Exception):
     """A function whose form could not be found out; says why."""
 
 
-def _form(settings: RewardSettings, python_path: Collection[str]) -> Form | None:
+def _form(settings: RewardSettings, python_path: Collection[str], *, here: bool) -> Form | None:
     """How the function is called. Raises ConfigError, NoFile; _NotSeen where it did not load in time."""
     seen = look_at(settings.function, python_path)
     if seen is not None:
         return form_of(seen.name, seen.parameters, settings.signature, seen.where)
+    return _loaded(settings, python_path, here=here)
+
+
+def _loaded(settings: RewardSettings, python_path: Collection[str], *, here: bool) -> Form | None:
+    """The form of a function that a process of its own has loaded. Raises as `_form` does."""
     from gyre.workloads.rewards.pool import RewardPool
 
     limit_s = min(settings.start_timeout_s, _LOAD_S)
@@ -83,6 +93,10 @@ def _form(settings: RewardSettings, python_path: Collection[str]) -> Form | None
         pool = RewardPool(settings.model_copy(update={"start_timeout_s": limit_s}))
         try:
             pool.begin()
+        except ConfigError as error:
+            if here or "cannot be loaded" not in error.message:
+                raise
+            raise _NotSeen(elsewhere(error.message)) from None
         except UserCodeError as error:
             if "longer than" in error.message:
                 raise _NotSeen(

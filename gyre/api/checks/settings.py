@@ -22,6 +22,9 @@ from gyre.config import JobSpec
 from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
 
+_PATHS = ("path", "model_path", "held_out")
+"""Keys whose text is a path even where it looks like a word."""
+
 
 def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
@@ -48,7 +51,7 @@ def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
 
 @contextmanager
 def _folder_named(spec: JobSpec) -> Iterator[None]:
-    """An error of a relative path that leads nowhere says in which folder it was looked up."""
+    """An error of a relative path that leads nowhere says where it was looked up. A column's name is no path."""
     try:
         yield
     except ConfigError as error:
@@ -56,6 +59,8 @@ def _folder_named(spec: JobSpec) -> Iterator[None]:
         for part in error.message.partition(": ")[0].split("."):
             value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
         path = Path(value.partition(":")[0]) if isinstance(value, str) and value else None
+        if path is not None and part not in _PATHS and "/" not in value and not path.suffix:
+            path = None
         here = str(Path.cwd())
         if path is not None and not path.is_absolute() and not path.exists() and here not in str(error):
             error.hint = f"It was looked up in {here}. {error.hint}".strip()

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gyre.api.cli.output import remark, write_json
+from gyre.errors import NotFound
 
 
 @click.command()
@@ -27,6 +28,11 @@ def export(checkpoint: Path, out: Path, dtype: str, trust: bool, as_json: bool) 
 
     CHECKPOINT is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
     """
+    if not checkpoint.is_dir():
+        raise NotFound(
+            f"there is no folder {checkpoint}.",
+            hint="Checkpoints of a job are below GYRE_HOME/jobs/JOB/checkpoints; `gyre ls --all` has its id.",
+        )
     from gyre.workloads.torch.saved_policy import checkpoint_file, export_policy
 
     told: dict[str, Any]

@@ -109,7 +109,9 @@ def load_function(path: str) -> RewardFunction:
             _from_file(file_of(module_name)) if module_name.endswith(".py") else import_module(module_name)
         )
     except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"config.reward.function: {path!r} cannot be loaded: {error}.") from error
+        raise ConfigError(
+            f"config.reward.function: {path!r} cannot be loaded: {error}.", hint=_how_to_import(path, error)
+        ) from error
     if not hasattr(module, name):
         raise no_such_function(path, name, [key for key, value in vars(module).items() if callable(value)])
     function: RewardFunction = getattr(module, name)
@@ -118,6 +120,24 @@ def load_function(path: str) -> RewardFunction:
             f"config.reward.function: {path!r} cannot be called: it is of type {type(function).__name__}."
         )
     return function
+
+
+def _how_to_import(path: str, error: Exception) -> str:
+    """What to do about an import that a file's place is to blame for, else nothing. A file that is named by its path is
+    in no package, and its folder is not on the import path."""
+    module, _, name = path.rpartition(":")
+    if not module.endswith(".py") or not isinstance(error, ImportError):
+        return ""
+    file = file_of(module)
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").is_file():
+        root, parts = root.parent, [root.name, *parts]
+    if "no known parent package" in str(error):
+        return f"Name it in its package, {'.'.join(parts)}:{name}, with python_path: [{root}]."
+    beside = (error.name or "").partition(".")[0]
+    if beside and ((file.parent / f"{beside}.py").is_file() or (file.parent / beside).is_dir()):
+        return f"{beside} is beside the file: give python_path: [{file.parent}]."
+    return ""
 
 
 def check_builtin(name: str) -> None:

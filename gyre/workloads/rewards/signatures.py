@@ -13,6 +13,8 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from gyre.errors import ConfigError
@@ -53,6 +55,36 @@ def look_at(path: str, python_path: Iterable[str] = ()) -> Seen | None:
     else:
         file = _file_of_module(module, [*python_path, *sys.path])
     return None if file is None else _read(file, path, name)
+
+
+def lacks_an_import(path: str, python_path: Iterable[str] = ()) -> bool:
+    """Whether the file at `path/to/file.py:function` imports at its top what cannot be found, as far as the first name
+    of each import goes. A file that is named by its path is in no package, so that it has no `from . import`. The file
+    may yet mend that when it runs."""
+    module, _ = split_path(path)
+    folders = [*python_path, *sys.path]
+    file = file_of(module) if module.endswith(".py") else _file_of_module(module, folders)
+    if file is None:
+        return False
+    try:
+        body = ast.parse(file.read_bytes(), str(file)).body
+    except (OSError, SyntaxError, ValueError):  # `look_at` says so
+        return False
+    relative = [node for node in body if isinstance(node, ast.ImportFrom) and node.level]
+    if relative and module.endswith(".py"):
+        return True
+    names = [one.name for node in body if isinstance(node, ast.Import) for one in node.names]
+    names += [node.module or "" for node in body if isinstance(node, ast.ImportFrom) and not node.level]
+    tops = {name.partition(".")[0] for name in names} - sys.modules.keys()
+    return any(PathFinder.find_spec(top, folders) is None and not _is_found(top) for top in tops)
+
+
+def _is_found(top: str) -> bool:
+    """By the whole import system, which also knows built-in modules and editable installs."""
+    try:
+        return find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _read(file: Path, path: str, name: str) -> Seen | None:
