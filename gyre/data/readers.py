@@ -160,7 +160,7 @@ def _parquet(file: Path, split: str) -> Iterator[Row]:
     with _arrow_errors(file), parquet.ParquetFile(_bytes(file)) as opened:
         _check_names(file, opened.schema_arrow.names)
         for batch in opened.iter_batches(batch_size=1024):
-            yield from batch.to_pylist(maps_as_pydicts="strict")
+            yield from _short_floats(batch).to_pylist(maps_as_pydicts="strict")
 
 
 def _arrow(file: Path, split: str) -> Iterator[Row]:
@@ -178,7 +178,34 @@ def _arrow(file: Path, split: str) -> Iterator[Row]:
             _check_names(file, stored.schema.names)
             batches = map(stored.get_batch, range(stored.num_record_batches)) if is_file else stored
             for batch in batches:
-                yield from batch.to_pylist(maps_as_pydicts="strict")
+                yield from _short_floats(batch).to_pylist(maps_as_pydicts="strict")
+
+
+def _short_floats(batch: Any) -> Any:
+    """The batch with each float of 32 bits as the shortest number that it stands for: 0.1, which 64 bits would read as
+    0.10000000149011612."""
+    arrow = needed("pyarrow", "Arrow")
+
+    def through(told: Any, leaf: Any) -> Any:
+        """The type with `leaf` in the place of each short float."""
+        types = arrow.types
+        if types.is_float32(told):
+            return leaf
+        if types.is_struct(told):
+            return arrow.struct([one.with_type(through(one.type, leaf)) for one in told])
+        if types.is_list(told):
+            return arrow.list_(told.value_field.with_type(through(told.value_type, leaf)))
+        if types.is_large_list(told):
+            return arrow.large_list(told.value_field.with_type(through(told.value_type, leaf)))
+        return told
+
+    columns = []
+    for column, told in zip(batch.columns, batch.schema.types, strict=True):
+        as_text = through(told, arrow.string())
+        columns.append(
+            column if as_text == told else column.cast(as_text).cast(through(told, arrow.float64()))
+        )
+    return arrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _check_names(file: Path, columns: list[str]) -> None:

@@ -54,11 +54,11 @@ class TextTokenizer:
             config = _json(folder / "tokenizer_config.json")
             self.special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
             """The texts of the special tokens by the names that chat templates use: `bos_token`, `eos_token`, …"""
-            self.stop_token_ids = self._stops(
-                _json(folder / "generation_config.json"), _json(folder / "config.json")
-            )
             self.vocab_size = max(
                 int(self._tokenizer.get_vocab_size()), int(_json(folder / "config.json").get("vocab_size", 0))
+            )
+            self.stop_token_ids = self._stops(
+                _json(folder / "generation_config.json"), _json(folder / "config.json")
             )
             self.template = self._template(folder, config)
 
@@ -88,6 +88,12 @@ class TextTokenizer:
             raise ConfigError(
                 "the tokenizer has no end token.",
                 hint="Put eos_token into tokenizer_config.json, or eos_token_id into generation_config.json.",
+            )
+        strange = [one for one in stops if not 0 <= one < self.vocab_size]
+        if strange:
+            raise ConfigError(
+                f"the end token {strange[0]} is not in the vocabulary, which has {self.vocab_size} tokens.",
+                hint="See eos_token_id in generation_config.json and config.json.",
             )
         return stops
 

@@ -168,12 +168,13 @@ def test_an_existing_folder_is_not_written_over(folder, model, source):
         prepare(source, folder, model)
 
 
-def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source):
+@pytest.mark.parametrize("false", ["false", "False"])
+def test_the_verb_writes_and_shows_and_finds_damage(tmp_path, model, source, false):
     out = tmp_path / "out"
     command = ["data", "prepare", str(source), str(out), "--tokenizer", str(model), "--json"]
     run = CliRunner().invoke(main, [*command, "--template", "enable_thinking"])
     assert (run.exit_code, "is not KEY=VALUE" in run.stderr) == (2, True)
-    options = ["--template", "enable_thinking=false", "--template", "eos_token=2026-01-31"]
+    options = ["--template", f"enable_thinking={false}", "--template", "eos_token=2026-01-31"]
     run = CliRunner().invoke(main, [*command, *options])
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["rows"] == 40

@@ -135,3 +135,31 @@ def test_parquet_and_arrow_keep_structure(tmp_path):
         writer.write_table(table)
     for file in sorted(tmp_path.iterdir()):
         assert list(rows_of(file)) == rows, file.name
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_float_of_32_bits_is_the_number_that_was_written(tmp_path, suffix):
+    short = pyarrow.float32()
+    table = pyarrow.table(
+        {
+            "a": pyarrow.array([0.1, None, 1e30], short),
+            "l": pyarrow.array([[0.1, None], None, []], pyarrow.list_(short)),
+            "s": pyarrow.array([{"x": [{"y": 0.3}]}, None, {"x": None}],
+                               pyarrow.struct([("x", pyarrow.large_list(pyarrow.struct([("y", short)])))])),
+            "d": [0.1, 0.2, 0.3],
+        }
+    )  # fmt: skip
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with (
+            pyarrow.OSFile(str(file), "wb") as opened,
+            pyarrow.ipc.new_stream(opened, table.schema) as stream,
+        ):
+            stream.write_table(table)
+    assert list(rows_of(file)) == [
+        {"a": 0.1, "l": [0.1, None], "s": {"x": [{"y": 0.3}]}, "d": 0.1},
+        {"a": None, "l": None, "s": None, "d": 0.2},
+        {"a": 1e30, "l": [], "s": {"x": None}, "d": 0.3},
+    ]

@@ -219,6 +219,8 @@ def test_the_system_message_of_the_recipe_is_the_only_one(tmp_path):
         ({"tokenizer.json": "{"}, r"tokenizer\.json cannot be read"),
         ({"tokenizer_config.json": "[]"}, r"tokenizer_config\.json holds a list"),
         ({"chat_template.jinja": b"\xff"}, r"chat_template\.jinja cannot be read"),
+        ({"generation_config.json": '{"eos_token_id": 9999}'}, "the end token 9999 is not in the vocabulary"),
+        ({"config.json": '{"eos_token_id": -1}'}, "the end token -1 is not in the vocabulary"),
     ],
 )
 def test_a_damaged_tokenizer_is_named(tmp_path, change, sentence):

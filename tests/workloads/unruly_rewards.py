@@ -109,3 +109,19 @@ def batch(prompts, completions, metas):
     if "none" in completions:
         return [None if one == "none" else 1.0 for one in completions]
     return [{"score": float(len(completions)), "pid": os.getpid()} for _ in completions]
+
+
+def raises_half_a_character(prompt, completion, meta):
+    raise ValueError("\ud800 in it")
+
+
+def raises_lines(prompt, completion, meta):
+    raise ValueError("first\nand second")
+
+
+def raises_a_book(prompt, completion, meta):
+    raise ValueError("z" * 5_000_000)
+
+
+def names_half_a_character(prompt, completion, meta):
+    return {"score": 0.5, "\ud800": 1.0}

@@ -11,6 +11,7 @@ import click
 from gyre.api.cli.output import remark, write_json
 
 _ONE_PLACE = click.Path(path_type=Path)
+_CONSTANTS = {"True": True, "False": False, "None": None}
 _A_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -133,11 +134,12 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the options given as `KEY=VALUE`; a value that is not JSON is a text."""
+    """Returns the options given as `KEY=VALUE`; a value that is neither JSON nor one of Python's constants is a text. A
+    template takes the text `False` for true."""
     found: dict[str, Any] = {}
     for key, value in _pairs(given, "--template").items():
         try:
-            found[key] = json.loads(value)
+            found[key] = _CONSTANTS[value] if value in _CONSTANTS else json.loads(value)
         except ValueError:  # a text, as a date is
             found[key] = value
     return found

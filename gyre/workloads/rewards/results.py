@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 SCORE = ("score", "reward")
@@ -77,6 +77,8 @@ def _number(value: Any, said: str) -> float:
         while isinstance(value, list) and len(value) == 1:
             value = value[0]
     try:
+        if isinstance(value, str | bytes):  # of an array of texts
+            raise TypeError
         found = float(value)
     except (TypeError, ValueError, OverflowError, ArithmeticError):
         raise NoReward(f"{said}{_shown(value)}, which is no number") from None
@@ -91,7 +93,7 @@ def _more(returned: Mapping[Any, Any], key: str) -> dict[str, float]:
         if name == key or len(found) == MOST_MORE:
             continue
         try:
-            found[str(name)[:LONGEST_NAME]] = _number(value, "")
+            found[as_utf8(str(name)[:LONGEST_NAME])] = _number(value, "")
         except NoReward:
             continue  # texts and lists are not kept
     return found
@@ -109,9 +111,15 @@ def _listed(value: Any) -> list[Any] | None:
     if hasattr(value, "tolist"):
         value = value.tolist()
         return value if isinstance(value, list) else None
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+    # A set has an order, and not that of the samples.
+    if isinstance(value, str | bytes | Mapping | Set) or not hasattr(value, "__iter__"):
         return None
     return list(value)
+
+
+def as_utf8(text: str) -> str:
+    """The text with half characters written out, which no frame can carry."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _keys(returned: Mapping[Any, Any]) -> str:

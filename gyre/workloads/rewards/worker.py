@@ -24,10 +24,13 @@ from typing import Any, NoReturn
 
 from gyre.errors import ConfigError
 from gyre.workloads.rewards.frames import packed, read_one, write_all
-from gyre.workloads.rewards.results import NoReward
+from gyre.workloads.rewards.results import NoReward, as_utf8
 
 READY = -1
 """The number of the first frame, which answers no request."""
+
+_LONGEST_SENTENCE, _LONGEST_TRACEBACK = 1000, 20_000
+"""Characters that are kept of what the user's code raised, which may quote a whole data set."""
 
 
 def main(requests: int, answers: int) -> None:
@@ -69,7 +72,7 @@ def _load(path: str, signature: str) -> tuple[Any, list[Any]]:
             [error.message, error.hint, traceback.format_exc() if error.__cause__ else ""],
         ]
     except BaseException as error:  # whatever the user's module raises, SystemExit too
-        return None, ["raised", [_sentence(error, path), traceback.format_exc(), None]]
+        return None, ["raised", [_sentence(error, path), _traceback(), None]]
     return reward, ["ready", asdict(reward.form)]
 
 
@@ -77,11 +80,12 @@ def _score(reward: Any, samples: list[Any]) -> list[Any]:
     try:
         return ["scored", reward([tuple(sample) for sample in samples])]
     except NoReward as error:
-        return ["no_reward", [f"{error} ({reward.where})" if reward.where else str(error), "", error.index]]
+        why = as_utf8(str(error))
+        return ["no_reward", [f"{why} ({reward.where})" if reward.where else why, "", error.index]]
     except ConfigError as error:
         return ["refused", [error.message, error.hint, ""]]
     except BaseException as error:  # whatever the user's code raises, SystemExit and KeyboardInterrupt too
-        return ["raised", [_sentence(error, reward.name), traceback.format_exc(), None]]
+        return ["raised", [_sentence(error, reward.name), _traceback(), None]]
 
 
 def _sentence(error: BaseException, path: str) -> str:
@@ -94,9 +98,16 @@ def _sentence(error: BaseException, path: str) -> str:
         for frame in own
         if file.endswith(".py") and os.path.basename(file) == os.path.basename(frame.filename)
     ]
-    told = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    told = lines[-1] if isinstance(error, SyntaxError) else " ".join(lines)
+    told = as_utf8(told if len(told) <= _LONGEST_SENTENCE else f"{told[:_LONGEST_SENTENCE]}…")
     where = next(iter(reversed(of_file or own)), None)
     return told if where is None else f"{told} ({where.filename}, line {where.lineno})"
+
+
+def _traceback() -> str:
+    """Of the exception that is handled: its end, where it is long."""
+    return as_utf8(traceback.format_exc()[-_LONGEST_TRACEBACK:])
 
 
 def _only(me: int) -> None:

@@ -186,3 +186,22 @@ def test_what_a_batch_returned_is_told_with_its_sample(pool_of, words, told):
     with pytest.raises(UserCodeError, match=told) as caught:
         pool_of("batch").score(says(*words))
     assert f"→ '{words[0] if words[0] == 'short' else 'none'}'" in caught.value.details["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("raises_half_a_character", r"raised ValueError: \\ud800 in it"),
+        ("raises_lines", "raised ValueError: first and second"),
+        ("raises_a_book", "raised ValueError: z{900,1000}… "),
+    ],
+)
+def test_whatever_an_exception_says_comes_through_once(pool_of, function, sentence):
+    with pytest.raises(UserCodeError, match=sentence) as raised:
+        pool_of(function).score(says("a"))
+    assert len(str(raised.value)) < 2000
+    assert len(raised.value.details["traceback"]) < 30_000
+
+
+def test_a_number_may_have_any_name(pool_of):
+    assert pool_of("names_half_a_character").scored(says("a")) == [(0.5, {"\\ud800": 1.0})]
