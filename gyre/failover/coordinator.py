@@ -103,8 +103,8 @@ class FailoverCoordinator:
             if known is None or not known.holds:
                 if not event.holds:
                     return True
-            elif event.holds and event.message == known.message:
-                return True
+            elif event.holds and (event.again or event.message == known.message):
+                return True  # a later trainer's words are of the steps at which the warning began
         if (
             isinstance(event, e.CheckpointCommitted)
             and event.again

@@ -124,7 +124,7 @@ def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) 
                     for note in handle.notes:
                         live.say(line_of(note))
                     live.say(f"job {handle.job_id}")
-                    live.read_steps = handle.steps
+                    live.read_steps = lambda step: handle.steps(after=step)
                     view = handle.wait(on_view=live.show)
                 finally:
                     live.close()
