@@ -98,6 +98,8 @@ class FailoverCoordinator:
             return True
         if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
             return True
+        if isinstance(event, e.Evaluated) and f"{event.set}/{event.version}" in state.evaluations:
+            return True
         if isinstance(event, e.LearningWarned):
             known = state.warnings.get(event.code)
             if known is None or not known.holds:

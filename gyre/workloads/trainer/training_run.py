@@ -122,6 +122,7 @@ class TrainingRun:
                 self.evaluations,
                 self.replacements.tokens_discarded,
                 steps_planned=self.spec.run.steps,
+                prompts_per_step=self.spec.run.prompts_per_step,
                 report_progress=trainer.report_progress,
             )
         except BaseException:
@@ -300,6 +301,7 @@ class TrainingRun:
             on_called=self._posts(inbox_messages.EvaluationAnswered),
             on_scored=self._posts(inbox_messages.EvaluationScored),
         )
+        self.evaluations.report_earlier()
         self.vertex_firings = VertexFirings(
             graph,
             flow,
