@@ -92,7 +92,7 @@ def run_demo(
             with starting():
                 handle = submit_job(job.spec, name, home_path=home_path)
             with in_foreground(handle):
-                live.read_steps = handle.steps
+                live.read_steps = lambda step: handle.steps(after=step)
                 try:
                     view = _watch(handle, live, chaos)
                 finally:

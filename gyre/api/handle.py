@@ -94,9 +94,10 @@ class JobHandle:
                 return view
             time.sleep(pause_s)
 
-    def steps(self, last: int | None = None) -> list[dict[str, Any]]:
-        """The metrics of each step, in order, by the names in docs/training.md; with `last` of so many only."""
-        return self._jobs.steps(self.job_id, last=last)
+    def steps(self, last: int | None = None, *, after: int = 0) -> list[dict[str, Any]]:
+        """The metrics of each step beyond `after`, in order, by the names in docs/training.md; with `last` of so many
+        only."""
+        return self._jobs.steps(self.job_id, last=last, after=after)
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """The history after a sequence number; with `follow` until the job has ended."""
@@ -202,8 +203,8 @@ class AsyncJobHandle:
                 return view
             await asyncio.sleep(pause_s)
 
-    async def steps(self, last: int | None = None) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._handle.steps, last)
+    async def steps(self, last: int | None = None, *, after: int = 0) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._handle.steps, last, after=after)
 
     async def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
         """An asynchronous iterator."""

@@ -202,13 +202,15 @@ class JobReader:
             return self._client(self._url).events(job_id, after=after, limit=limit)
         return [row.as_view() for row in self.store.journal(job_id).events(after=after, limit=limit)]
 
-    def steps(self, job_id: str, *, last: int | None = None) -> list[dict[str, Any]]:
-        """The metrics of each step, in order, by the names in docs/training.md; with `last` of so many only."""
+    def steps(self, job_id: str, *, last: int | None = None, after: int = 0) -> list[dict[str, Any]]:
+        """The metrics of each step beyond `after`, in order, by the names in docs/training.md; with `last` of so many
+        only."""
         if self._url is None:
-            return self.store.ledger(job_id).metrics(limit=last, newest=True)
+            return self.store.ledger(job_id).metrics(after=after, limit=last, newest=True)
         client = self._client(self._url)
-        newest = int(client.view(job_id)["training"]["last"].get("step", 0))
-        after = max(newest - last, 0) if last is not None else 0
+        if last is not None:
+            newest = int(client.view(job_id)["training"]["last"].get("step", 0))
+            after = max(newest - last, after)
         found: list[dict[str, Any]] = []
         while page := client.steps(job_id, after=after, limit=PAGE):
             found += page

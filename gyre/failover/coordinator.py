@@ -98,13 +98,15 @@ class FailoverCoordinator:
             return True
         if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
             return True
+        if isinstance(event, e.Evaluated) and f"{event.set}/{event.version}" in state.evaluations:
+            return True
         if isinstance(event, e.LearningWarned):
             known = state.warnings.get(event.code)
             if known is None or not known.holds:
                 if not event.holds:
                     return True
-            elif event.holds and event.message == known.message:
-                return True
+            elif event.holds and (event.again or event.message == known.message):
+                return True  # a later trainer's words are of the steps at which the warning began
         if (
             isinstance(event, e.CheckpointCommitted)
             and event.again

@@ -189,7 +189,7 @@ class StepCompleted(Event):
 @dataclass(frozen=True, slots=True)
 class LearningWarned(Event):
     """The job's metrics say that it does not learn as it should: `code` and `message` say how, from `step` on. With
-    `holds` False they say so no longer."""
+    `holds` False they say so no longer. `again` as in `StepCompleted`."""
 
     incarnation: int
     code: str
@@ -197,6 +197,7 @@ class LearningWarned(Event):
     step: int
     report: int = 0
     holds: bool = True
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,9 +134,9 @@ def seen(step: int, *, ended: bool = False) -> dict[str, Any]:
 def test_each_step_has_a_line_also_those_that_no_look_saw() -> None:
     asked: list[int] = []
 
-    def read(count: int) -> list[dict[str, Any]]:
-        asked.append(count)
-        return [{"step": step} for step in range(50 - count, 51)]
+    def read(after: int) -> list[dict[str, Any]]:
+        asked.append(after)
+        return [{"step": step} for step in range(after + 1, 60)]  # the job is ahead of the view
 
     lines = StepLines()
     assert lines.lines_of(seen(0), 0.0, read) == []
@@ -144,12 +144,12 @@ def test_each_step_has_a_line_also_those_that_no_look_saw() -> None:
     assert lines.lines_of(seen(1), 3.0, read) == []
     assert lines.lines_of(seen(2), 4.0, read) == ["step 2/99"]
     assert lines.lines_of(seen(50), 5.0, read) == [f"step {step}/99" for step in range(3, 51)]
-    assert asked == [48], "the ledger is read only where a look has missed steps"
+    assert asked == [2], "the ledger is read only where a look has missed steps"
     assert lines.lines_of(seen(50, ended=True), 9.0, read) == []
 
 
 def test_steps_that_cannot_be_read_are_counted() -> None:
-    def read(count: int) -> list[dict[str, Any]]:
+    def read(after: int) -> list[dict[str, Any]]:
         raise StoreError("the store is locked")
 
     lines = StepLines()
@@ -159,6 +159,23 @@ def test_steps_that_cannot_be_read_are_counted() -> None:
 
 def test_who_comes_later_is_told_the_last_step_alone() -> None:
     assert StepLines().lines_of(seen(30), 0.0) == ["step 30/99"]
+
+
+def test_a_job_that_goes_on_has_no_line_for_the_steps_of_before() -> None:
+    def going_on(step: int) -> dict[str, Any]:
+        view = seen(step)
+        return view | {"training": view["training"] | {"continued_step": 30}}
+
+    lines = StepLines()
+    assert lines.lines_of(going_on(30), 0.0) == []
+    assert lines.lines_of(going_on(31), 0.5) == ["step 31/99"]
+
+
+def test_a_line_in_a_pipe_is_one_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveProgress("title")
+    live.say("word " * 200)
+    live.close()
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

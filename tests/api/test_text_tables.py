@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+import gyre
 from gyre.api.terminal.formats import ago, incident_message, sparkline
 from gyre.api.terminal.text_tables import GAP, Column, fit, table, table_width
 
@@ -144,6 +145,15 @@ def test_a_sparkline_has_the_shape_of_its_values() -> None:
             True,
             "user_code",
             "ValueError: no (my.py:5)",
+        ),
+        (
+            {
+                "error": "the reward function failed: ValueError (my.py, line 5)",
+                "traceback": f'T\n  File "/a/my.py", line 5\nV\n  File "{gyre.__path__[0]}/api/reader.py", line 267',
+            },
+            True,
+            "user_code",
+            "the reward function failed: ValueError (my.py, line 5)",
         ),
         (
             {"error": "health() raised", "traceback": "Traceback\nOSError: gone"},

@@ -76,6 +76,8 @@ def test_a_warning_is_kept_until_it_holds_no_longer_and_comes_once() -> None:
     [kept] = history.state.warnings.values()
     assert (kept.step, kept.message) == (3, "still too short")
     before = history.state
+    reported(history, e.LearningWarned, **warned, again=True)
+    assert history.state is before, "what a later trainer repeats is not news, and its words are older"
     reported(history, e.LearningWarned, **(warned | {"code": "other"}), holds=False)
     assert history.state is before, "it was never reported"
     assert state_from(rows_of(history.state)).warnings == history.state.warnings

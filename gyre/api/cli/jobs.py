@@ -11,6 +11,7 @@ import click
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.api.terminal.signals import ended_at_once
+from gyre.errors import GyreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,19 +120,32 @@ def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) 
         try:
             with starting():
                 handle = start()
-            with in_foreground(handle):
-                try:
-                    for note in handle.notes:
-                        live.say(line_of(note))
-                    live.say(f"job {handle.job_id}")
-                    live.read_steps = handle.steps
-                    view = handle.wait(on_view=live.show)
-                finally:
-                    live.close()
+            try:
+                with in_foreground(handle):
+                    try:
+                        for note in handle.notes:
+                            live.say(line_of(note))
+                        live.say(f"job {handle.job_id}")
+                        live.read_steps = lambda step: handle.steps(after=step)
+                        handle.wait(on_view=live.show)
+                    finally:
+                        live.close()
+            finally:
+                if as_json:  # also of a job that failed or was interrupted
+                    _write_view(handle)
         finally:
             live.close()
-    if as_json:
-        write_json(view)
+
+
+def _write_view(handle: JobHandle) -> None:
+    """Print the view of a job that has ended, or nothing where it cannot be read, which the last line says."""
+    try:
+        view = handle.status()
+    except GyreError:
+        return
+    finally:
+        handle.close()
+    write_json(view)
 
 
 @verb()

@@ -218,7 +218,10 @@ def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
     last = view["training"]["last"]
     if last:
         rows.append(("learnt", ", ".join(learnt(view))))
-        rows.append(("last step", step_line(last, steps=view["progress"].get("steps") or 0)))
+        planned = (
+            0 if view["job"]["ended_at"] else view["progress"].get("steps")
+        )  # in a result they are those made
+        rows.append(("last step", step_line(last, steps=planned if isinstance(planned, int) else 0)))
     rows += [(f"evaluated {name}", result) for name, result in evaluated(view)]
     rows += [(f"! {warning['code'].replace('_', ' ')}", warning["message"]) for warning in view["warnings"]]
     if view["bottleneck"]:

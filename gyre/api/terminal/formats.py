@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 LEAST_SHARE = 0.005
@@ -16,6 +17,8 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_GYRES = f"{Path(__file__).resolve().parents[2]}/"
+"""The folder of Gyre's own code."""
 _EXIT_DETAIL = "exit detail: "
 """The words, below several lines of ids, after which Ray says how a worker process ended."""
 
@@ -114,8 +117,8 @@ def incident_message(incident: Mapping[str, Any]) -> str:
     if _EXIT_DETAIL in error:
         error = error.partition(_EXIT_DETAIL)[2]
     message = one_line(error)
-    frames = _FRAME.findall(traceback)
-    if message and incident["user_code"] and frames:
+    frames = [frame for frame in _FRAME.findall(traceback) if not frame[0].startswith(_GYRES)]
+    if message and incident["user_code"] and frames and f"line {frames[-1][1]}" not in message:
         path, line = frames[-1]
         message = f"{message} ({path.rpartition('/')[2]}:{line})"
     return message

@@ -51,7 +51,7 @@ class LiveProgress:
         self._waits = False
         self._steps = StepLines()
         self.read_steps: ReadSteps | None = None
-        """Gives the metrics of so many newest steps of the job; a look may come after several."""
+        """Gives the metrics of the job's steps beyond one; a look may come after several."""
         self._history = RunHistory()
         if self._console.is_terminal:
             from rich.live import Live
@@ -61,7 +61,7 @@ class LiveProgress:
         self.say(title)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=self._live is None)  # a pipe has it on one line
 
     def show(self, view: dict[str, Any]) -> None:
         self._history.observe(view, time.monotonic())
@@ -87,7 +87,8 @@ class LiveProgress:
 
     def _say_steps(self, view: dict[str, Any]) -> None:
         """Print the steps that are new, and what is newly warned of."""
-        for line in self._steps.lines_of(view, time.monotonic(), self.read_steps):
+        width = self._console.width if self._live is not None else None
+        for line in self._steps.lines_of(view, time.monotonic(), self.read_steps, width=width):
             self.say(line)
         for warning in view.get("warnings") or ():
             if warning["code"] not in self._warned:
@@ -120,34 +121,41 @@ class StepLines:
         self._step = 0
         self._seen = False
 
-    def lines_of(self, view: Mapping[str, Any], now: float, read: ReadSteps | None = None) -> list[str]:
-        """A line for each step up to the view's last that has none yet. `read` gives the metrics of so many newest
-        steps, where a view has skipped some; without it the last one's line says how many it skipped."""
-        last = (view.get("training") or {}).get("last") or {}
+    def lines_of(
+        self, view: Mapping[str, Any], now: float, read: ReadSteps | None = None, *, width: int | None = None
+    ) -> list[str]:
+        """A line for each step up to the view's last that has none yet. `read` gives the metrics of the steps beyond
+        one, where a view has skipped some; without it the last one's line says how many it skipped. `width` is that
+        of `step_line`."""
+        training = view.get("training") or {}
+        last = training.get("last") or {}
         step = last.get("step")
         if not isinstance(step, int):
             self._seen = True  # whatever steps come are seen from the first on
             return []
-        if not self._seen:  # the watcher came later: steps before are no news
-            self._seen, self._step = True, step - 1
+        if (
+            not self._seen
+        ):  # the watcher came later: steps before are no news, nor those before the job went on
+            self._seen, self._step = True, max(step - 1, int(training.get("continued_step") or 0))
         if step <= self._step:
             return []
         missed = range(self._step + 1, step)
-        known = self._read(read, len(missed) + 1, missed) if missed else {}
+        known = self._read(read, missed[-MOST_LINES:]) if missed else {}
         self._step, self.said_at = step, now
         steps = view["progress"].get("steps")
         planned = steps if isinstance(steps, int) else 0
-        lines = [step_line(known[one], steps=planned) for one in missed if one in known]
+        lines = [step_line(known[one], steps=planned, width=width) for one in missed if one in known]
         skipped = len(missed) - len(lines)
-        return [*lines, step_line(last, steps=planned, waits=waits_of(view["progress"]), skipped=skipped)]
+        waits = waits_of(view["progress"])
+        return [*lines, step_line(last, steps=planned, waits=waits, skipped=skipped, width=width)]
 
     @staticmethod
-    def _read(read: ReadSteps | None, count: int, missed: range) -> Mapping[int, Mapping[str, Any]]:
-        """The metrics of the missed steps, as far as they can be had now."""
+    def _read(read: ReadSteps | None, missed: range) -> Mapping[int, Mapping[str, Any]]:
+        """The metrics of the missed steps, as far as they can be had now. The job may be ahead of the view."""
         if read is None:
             return {}
         try:
-            found = read(min(count, MOST_LINES))
+            found = read(missed.start - 1)
         except GyreError:  # the store is busy or away: the last line says how many are not shown
             return {}
         return {row["step"]: row for row in found if row.get("step") in missed}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gyre.api.terminal.formats import duration, incident_message, sparkline
-from gyre.api.terminal.run_end import held_out, warning_lines
+from gyre.api.terminal.run_end import held_out, ran_for, warning_lines
 from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
 
@@ -117,7 +117,7 @@ def _course(view: View, history: RunHistory, at: float, now: float) -> list[tupl
     phase = str(job["phase"])
     facts = [(phase, COLOURS.get(phase, ""))]
     if job["submitted_at"]:
-        facts.append((f"elapsed {duration((job['ended_at'] or at) - job['submitted_at'])}", ""))
+        facts.append((f"elapsed {duration(ran_for(view, at))}", ""))
     remaining_s, step_s = history.remaining_s(now), history.step_s()
     if remaining_s is not None:
         facts.append((f"ETA {duration(remaining_s)}", ""))
@@ -141,10 +141,10 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
     warm = warm_start(view)
     if warm:
         found.append(warm)
-    if progress.get("accuracy") is not None:
-        found.append(f"held-out {progress['accuracy']:.1%}")
-    else:  # rewards that are no right or wrong, or other sets
+    if view.get("evaluations") or progress.get("accuracy") is None:
         found += held_out(view)
+    else:  # a trainer of the user's own, which reports it
+        found.append(f"held-out {progress['accuracy']:.1%}")
     if progress.get("tokens_per_s"):
         found.append(f"{progress['tokens_per_s']:,.0f} tok/s")
     if progress.get("version", -1) >= 0:

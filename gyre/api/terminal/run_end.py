@@ -134,7 +134,7 @@ def held_out(view: View) -> list[str]:
 
 
 def evaluated(view: View) -> list[tuple[str, str]]:
-    """Each evaluated set with its last evaluation, as in `version 80: accuracy 97 %, reward 0.97 ±0.1, 512 answers`."""
+    """Each evaluated set with its last evaluation, as in `version 80: reward 0.97 ±0.1, accuracy 97 %, 512 answers`."""
     evaluations = view.get("evaluations")
     found = []
     for name, rows in evaluations.items() if isinstance(evaluations, Mapping) else ():
@@ -142,11 +142,11 @@ def evaluated(view: View) -> list[tuple[str, str]]:
             continue
         last = rows[-1]
         parts = []
-        if last.get("accuracy") is not None:
-            parts.append(f"accuracy {percent(last['accuracy'])}")
         if last.get("reward_mean") is not None:
             spread = f" ±{short(last['reward_std'])}" if last.get("reward_std") is not None else ""
             parts.append(f"reward {short(last['reward_mean'])}{spread}")
+        if last.get("accuracy") is not None:
+            parts.append(f"accuracy {percent(last['accuracy'])}")
         if last.get("count"):
             parts.append(f"{last['count']} answers")
         found.append((str(name), f"version {last.get('version')}: {', '.join(parts)}"))
@@ -169,9 +169,9 @@ def _account(view: View) -> str:
     result = view["job"]["result"]
     parts = []
     if _is_gyres(result):
-        for key, words in (("prompts_lost", "prompts lost"), ("trained_twice", "trained twice")):
-            if isinstance(result.get(key), int):
-                parts.append(f"{result[key]} {words}")
+        lost, twice = result["prompts_lost"], result["trained_twice"]
+        if isinstance(lost, int) and isinstance(twice, int):
+            parts += [f"{lost} prompt{'' if lost == 1 else 's'} lost", f"{twice} trained twice"]
     if incidents := incidents_of_this_run(view):
         recovered = sum(incident["recovered_at"] is not None for incident in incidents)
         parts.append(f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}, {recovered} recovered")
@@ -192,7 +192,7 @@ def _steps(count: int) -> str:
 
 
 def _millions(count: float) -> str:
-    """`812`, `9.4 k`, `0.4 M`."""
+    """`9400`, `12.3 k`, `0.4 M`."""
     if count >= 99_950:
         return f"{count / 1e6:.1f} M"
     return f"{count / 1e3:.1f} k" if count >= 9_950 else str(int(count))

@@ -72,7 +72,7 @@ def bottleneck_of(phase: object, progress: Mapping[str, Any]) -> str:
     if kind:
         return f"evaluations; the {role} waits {percent(waited)} of its time for them"
     if other == "itself":
-        return f"{role}; it waits {percent(waited)} of its time for itself"
+        return f"{role}; it is not there {percent(waited)} of the time"
     return f"{other}; the {role} waits {percent(waited)} of its time for {_THINGS.get(other, other)}"
 
 

@@ -29,6 +29,7 @@ class ProgressReport:
         tokens_discarded: Mapping[str, int],
         *,
         steps_planned: int,
+        prompts_per_step: int,
         report_progress: Callable[..., None],
     ) -> None:
         self._groups = groups
@@ -37,6 +38,7 @@ class ProgressReport:
         self._evaluations = evaluations
         self._tokens_discarded = tokens_discarded
         self._steps_planned = steps_planned
+        self._prompts_per_step = prompts_per_step
         self._report_progress = report_progress
 
     def report(self, times: Mapping[str, Shares]) -> None:
@@ -70,11 +72,13 @@ class ProgressReport:
         """The result of `fit()`, with the account of every prompt. A run that was `stopped` has untrained prompts that
         are not lost."""
         groups, rows = self._groups, self._rows()
-        untrained = account.drawn - account.trained - account.set_aside
+        planned = max(self._steps_planned, groups.step) * self._prompts_per_step
+        ahead = max(account.drawn - account.set_aside - planned, 0)  # drawn before fewer steps were planned
+        untrained = account.drawn - account.trained - account.set_aside - ahead
         return {
             "steps": groups.step,
             "prompts": account.drawn,
-            "prompts_lost": len(account.lost) if stopped else untrained,
+            "prompts_lost": len(account.lost) if stopped else max(untrained, len(account.lost)),
             "prompts_set_aside": account.set_aside,
             "trained_twice": len(account.trained_twice),
             "accuracy_first": rows[0]["accuracy"] if rows else None,

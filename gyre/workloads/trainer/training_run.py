@@ -122,6 +122,7 @@ class TrainingRun:
                 self.evaluations,
                 self.replacements.tokens_discarded,
                 steps_planned=self.spec.run.steps,
+                prompts_per_step=self.spec.run.prompts_per_step,
                 report_progress=trainer.report_progress,
             )
         except BaseException:
@@ -244,7 +245,7 @@ class TrainingRun:
         return StepLog(
             MetricsFile(self._trainer.context.directory, earlier),
             LearningWatch(
-                group_baseline=_compares_in_group(spec.config),
+                group_baseline=compares_in_group(spec.config),
                 not_evaluated=_why_not_evaluated(spec.run.evaluate_every, spec.run.held_out),
             ),
             earlier=earlier,
@@ -300,6 +301,7 @@ class TrainingRun:
             on_called=self._posts(inbox_messages.EvaluationAnswered),
             on_scored=self._posts(inbox_messages.EvaluationScored),
         )
+        self.evaluations.report_earlier()
         self.vertex_firings = VertexFirings(
             graph,
             flow,
@@ -416,11 +418,12 @@ class TrainingRun:
         self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure, attempt))
 
 
-def _compares_in_group(config: Mapping[str, Any]) -> bool:
+def compares_in_group(config: Mapping[str, Any]) -> bool:
     """Whether a sample's baseline are the others of its group. (A learner of the user's own may have any `loss`.)"""
-    loss = config.get("loss") or {}
+    loss, sampling = config.get("loss") or {}, config.get("sampling") or {}
     default = LossSettings.model_fields["adv_estimator"].default
-    return isinstance(loss, dict) and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
+    alone = isinstance(sampling, dict) and sampling.get("n") == 1  # then `rloo` takes the rewards as they are
+    return isinstance(loss, dict) and not alone and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
 
 
 def _why_not_evaluated(every: int, held_out: int) -> str:

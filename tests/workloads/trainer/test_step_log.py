@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gyre.testing.in_process import InProcessJob
+from gyre.workloads.trainer.learning.learning_watch import LearningWatch
+from gyre.workloads.trainer.learning.metrics_file import MetricsFile
+from gyre.workloads.trainer.learning.step_log import StepLog
+from gyre.workloads.trainer.training_run import compares_in_group
 from tests.workloads.conftest import steps_of
 
 DEADLINE_S = 90
@@ -38,3 +44,30 @@ def test_a_trainer_that_dies_at_a_step_leaves_one_line_a_step_and_one_warning(ma
     warned = [(report.body["code"], report.body["message"]) for report in job.reports_of("LearningWarned")]
     assert sorted(warned) == sorted(set(warned)), "other words at the end alone"
     assert [code for code, _ in warned].count("not_evaluated") == 1
+
+
+def test_a_warning_of_an_earlier_trainer_is_reported_again_and_not_said_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {step: {"step": step, "cut_off_ratio": 0.5} for step in (1, 2, 3)}
+    reports: list[dict[str, Any]] = []
+    log = StepLog(
+        MetricsFile(tmp_path, steps),
+        LearningWatch(),
+        earlier=steps,
+        steps_planned=9,
+        waits=dict,
+        report=lambda kind, **body: reports.append(body),
+    )
+    assert [(one["code"], one["again"]) for one in reports if one["holds"]] == [("cut_off", True)]
+    assert capsys.readouterr().out == ""
+    log.ended()
+    assert capsys.readouterr().out == "", "the words are the same"
+
+
+@pytest.mark.parametrize(
+    ("n", "estimator", "compared"), [(1, "rloo", False), (2, "rloo", True), (8, "gae", False)]
+)
+def test_flat_groups_are_warned_of_where_samples_are_compared(n: int, estimator: str, compared: bool) -> None:
+    config = {"sampling": {"n": n}, "loss": {"adv_estimator": estimator}}
+    assert compares_in_group(config) is compared

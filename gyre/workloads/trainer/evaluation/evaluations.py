@@ -46,6 +46,8 @@ from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
+REPORTED_AGAIN = 2
+"""Newest versions whose results a later trainer reports again: the master may have missed the last."""
 REASON_LENGTH = 1000
 """Characters of a reason that the log and the event keep."""
 
@@ -97,6 +99,14 @@ class Evaluations:
         self._sets: HeldOutSets = {}
         self._open: dict[Firing, set[str]] = {}
         """The sets of a firing that have no result yet."""
+
+    def report_earlier(self) -> None:
+        """Report the last results of earlier trainers again, as `OptimizerSteps.report_earlier` does with steps."""
+        rows = [row for row in self.rows if "prompts" in row]  # older lines tell the master nothing
+        newest = sorted({row["version"] for row in rows})[-REPORTED_AGAIN:]
+        for row in rows:
+            if row["version"] in newest:
+                self._report("Evaluated", **row)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
     code                 the job is warned when
     equal_rewards        every reward of the first 3 steps is the same, or of any 10 steps in a row
-    flat_groups          more than half of the groups of the last 10 steps have no gradient (3 steps are enough)
-    no_gradient          the gradient's norm is exactly 0 in 3 steps in a row
+    flat_groups          more than half of the groups of the last 10 steps have no gradient (3 steps are enough), and
+                         the prompts are not solved
+    no_gradient          the gradient's norm is exactly 0 in 3 steps in a row, and the prompts are not solved
     cut_off              more than a quarter of the answers of the last 10 steps end at their limit of tokens (3 steps
                          are enough)
     kl_runs_away         a KL of the last 5 steps is above 0.1, and above 10 times that of the first 5
@@ -14,6 +15,9 @@
 
 The last two hold to the end, the others until it is so no longer. A job that ends sooner is judged by the steps that
 it has (`at_end`).
+
+Prompts are solved where the reward rose to the upper third of the range of all rewards. A group whose samples are all
+right teaches nothing either, and says that the job has learnt.
 
 Why these numbers: one step's rewards are often all equal by chance, three are not, where the policy is new; later they
 are, where all prompts are solved. A policy that has learnt is surer of itself, so its entropy alone says nothing. k3 of
@@ -31,6 +35,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +50,9 @@ RECENT = 10
 SHORT = 5
 FLAT_SHARE = 0.5
 CUT_SHARE = 0.25
+SOLVED_RISE = 0.1
+SOLVED_SHARE = 2 / 3
+"""Of the range of all rewards: what the reward must have risen by, and to, for prompts to be solved."""
 KL_HIGH = 0.1
 KL_FACTOR = 10.0
 ENTROPY_SHARE = 0.05
@@ -75,8 +83,12 @@ class LearningWatch:
         self._same_for = 0
         """Steps in a row whose every reward is `_reward`."""
         self._reward: float | None = None
+        self._low, self._high = math.inf, -math.inf
+        """The least and the greatest reward of all steps."""
         self._zero_for = 0
         self._seen = 0
+        self._skipped: list[int] = []
+        """The steps whose gradient was not finite."""
         self._held: dict[str, Warned] = {}
 
     @property
@@ -96,12 +108,14 @@ class LearningWatch:
         step = int(metrics.get("step", self._seen + 1))
         self._seen += 1
         if metrics.get("skipped"):
-            message = f"step {step} was skipped: its gradient was not finite"
-            return self._changes({"not_finite": message}, step, ("not_finite",))
+            self._skipped.append(step)
+            return self._changes({"not_finite": self._of_skips()}, step, ("not_finite",))
         self._recent.append(metrics)
         if len(self._first) < SHORT:
             self._first.append(metrics)
         low, high = metrics.get("reward_min"), metrics.get("reward_max")
+        self._low = min(self._low, math.inf if low is None else low)
+        self._high = max(self._high, -math.inf if high is None else high)
         if low is not None and low == high:
             self._same_for = self._same_for + 1 if low == self._reward else 1
             self._reward = low
@@ -112,13 +126,13 @@ class LearningWatch:
 
     def at_end(self) -> list[Warned]:
         """The run is over: judge it by the steps that it has, however few."""
-        if not self._recent:
-            return []
-        step = int(self._recent[-1].get("step", self._seen))
-        found = {
-            **{code: one.message for code, one in self._held.items()},
-            **self._found(step, min(AT_START, self._seen)),
-        }
+        found = {code: one.message for code, one in self._held.items()}
+        step = self._seen
+        if self._recent:
+            step = int(self._recent[-1].get("step", self._seen))
+            found |= self._found(step, min(AT_START, self._seen))
+        if self._skipped:
+            found["not_finite"] = self._of_skips()
         newer = [code for code, one in self._held.items() if found.get(code, one.message) != one.message]
         for code in newer:  # their words are of earlier steps
             self._held[code] = replace(self._held[code], message=found[code])
@@ -139,6 +153,7 @@ class LearningWatch:
         """What is wrong now, by code. `enough` steps are enough to judge by."""
         found: dict[str, str] = {}
         seen = len(self._recent)
+        solved = self._prompts_are_solved()
         at_start = self._same_for == self._seen
         if self._same_for >= (enough if at_start else RECENT) and self._reward is not None:
             found["equal_rewards"] = (
@@ -147,7 +162,7 @@ class LearningWatch:
             )
         if seen >= enough:
             flat = self._mean("flat_groups_ratio")
-            if self._group_baseline and flat is not None and flat > FLAT_SHARE:
+            if self._group_baseline and not solved and flat is not None and flat > FLAT_SHARE:
                 found["flat_groups"] = (
                     f"{percent(flat)} of the groups of {_steps(step, seen)} have no gradient: all of their samples "
                     "earned the same"
@@ -158,13 +173,26 @@ class LearningWatch:
                     f"{percent(cut)} of the answers of {_steps(step, seen)} were cut off at their limit of tokens, "
                     "which sampling.max_new_tokens sets"
                 )
-        if self._zero_for >= enough:
+        if self._zero_for >= enough and not solved:
             found["no_gradient"] = (
                 f"the gradient is exactly 0 since step {step - self._zero_for + 1}: nothing is learnt"
             )
         if self._seen >= 2 * SHORT:
             found |= self._of_distributions()
         return found
+
+    def _prompts_are_solved(self) -> bool:
+        """Whether the reward rose to the upper part of its range: then most flat groups are of solved prompts."""
+        before, now, extent = self._start("reward_mean"), self._mean("reward_mean"), self._high - self._low
+        if before is None or now is None or not 0 < extent < math.inf:
+            return False
+        return now - before >= SOLVED_RISE * extent and now - self._low >= SOLVED_SHARE * extent
+
+    def _of_skips(self) -> str:
+        if len(self._skipped) == 1:
+            return f"step {self._skipped[0]} was skipped: its gradient was not finite"
+        last = self._skipped[-1]
+        return f"{len(self._skipped)} steps were skipped, last step {last}: their gradients were not finite"
 
     def _of_distributions(self) -> dict[str, str]:
         found = {}

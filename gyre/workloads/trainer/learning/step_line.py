@@ -14,50 +14,65 @@ from typing import Any
 LEAST_WAIT_SHOWN = 0.05
 GAP = "  "
 
+_DISPENSABLE = ("waits", "prompt", "stale", "speed", "loss", "grad", "kl", "flat", "entropy", "answer")
+"""Facts that a narrow terminal does without, the first ones first: its panel has the speed and the bottleneck."""
+
 _KL = ("kl", "rollout_kl", "old_kl")
 """To the reference, to the engine, to the policy of the ratio: the first that there is."""
 
 
 def step_line(
-    metrics: Mapping[str, Any], *, steps: int = 0, waits: Mapping[str, float] | None = None, skipped: int = 0
+    metrics: Mapping[str, Any],
+    *,
+    steps: int = 0,
+    waits: Mapping[str, float] | None = None,
+    skipped: int = 0,
+    width: int | None = None,
 ) -> str:
     """`metrics` are those of the step, `steps` is how many are planned, `waits` who waits for whom ("actor waits for
-    rollout (generating)" → share). `skipped` steps before it are not shown."""
+    rollout (generating)" → share). `skipped` steps before it are not shown. With `width` the line is no longer, where
+    leaving facts out can achieve it."""
 
     def has(*names: str) -> bool:
         return all(isinstance(metrics.get(name), int | float) for name in names)
 
     total = f"/{steps}" if steps else ""
-    parts = [f"step {metrics.get('step', '?')}{total}"]
+    parts = {"step": f"step {metrics.get('step', '?')}{total}"}
     if metrics.get("skipped"):
-        parts.append("skipped: its gradient was not finite")
+        parts["skipped"] = "skipped: its gradient was not finite"
     if has("reward_mean"):
         spread = f" ±{short(metrics['reward_std'])}" if has("reward_std") else ""
-        parts.append(f"reward {short(metrics['reward_mean'])}{spread}")
+        parts["reward"] = f"reward {short(metrics['reward_mean'])}{spread}"
     if has("loss"):
-        parts.append(f"loss {short(metrics['loss'])}")
+        parts["loss"] = f"loss {short(metrics['loss'])}"
     if kl := next((name for name in _KL if has(name)), ""):
-        parts.append(f"{kl} {short(metrics[kl])}")
+        parts["kl"] = f"{kl} {short(metrics[kl])}"
     if has("entropy"):
-        parts.append(f"entropy {short(metrics['entropy'])}")
+        parts["entropy"] = f"entropy {short(metrics['entropy'])}"
     if has("grad_norm"):
-        parts.append(f"grad {short(metrics['grad_norm'])}")
+        parts["grad"] = f"grad {short(metrics['grad_norm'])}"
     if has("prompt_tokens_mean"):
-        parts.append(f"prompt {short(metrics['prompt_tokens_mean'])} tok")
+        parts["prompt"] = f"prompt {short(metrics['prompt_tokens_mean'])} tok"
     if has("completion_tokens_mean"):
         cut = f" (cut {percent(metrics['cut_off_ratio'])})" if has("cut_off_ratio") else ""
-        parts.append(f"answer {short(metrics['completion_tokens_mean'])} tok{cut}")
-    if has("flat_groups", "groups"):
-        parts.append(f"flat {int(metrics['flat_groups'])}/{int(metrics['groups'])}")
+        parts["answer"] = f"answer {short(metrics['completion_tokens_mean'])} tok{cut}"
+    if (
+        has("flat_groups", "groups") and metrics.get("samples") != metrics["groups"]
+    ):  # groups of one are not compared
+        parts["flat"] = f"flat {int(metrics['flat_groups'])}/{int(metrics['groups'])}"
     if has("staleness_max"):
-        parts.append(f"stale {int(metrics['staleness_max'])}")
+        parts["stale"] = f"stale {int(metrics['staleness_max'])}"
     if has("tokens_per_s"):
-        parts.append(f"{thousands(metrics['tokens_per_s'])} tok/s")
+        parts["speed"] = f"{thousands(metrics['tokens_per_s'])} tok/s"
     if who := longest_wait(waits or {}):
-        parts.append(who)
+        parts["waits"] = who
     if skipped:
-        parts.append(f"({skipped} step{'' if skipped == 1 else 's'} before it not shown)")
-    return GAP.join(parts)
+        parts["not shown"] = f"({skipped} step{'' if skipped == 1 else 's'} before it not shown)"
+    for name in _DISPENSABLE:
+        if width is None or len(GAP.join(parts.values())) <= width:
+            break
+        parts.pop(name, None)
+    return GAP.join(parts.values())
 
 
 def longest_wait(waits: Mapping[str, float]) -> str:
@@ -65,7 +80,9 @@ def longest_wait(waits: Mapping[str, float]) -> str:
     shares: dict[tuple[str, str], float] = {}
     for who, share in waits.items():
         role, wait, cause = who.partition(" waits for ")
-        if wait and isinstance(share, int | float):
+        if (
+            wait and isinstance(share, int | float) and not cause.startswith("itself")
+        ):  # it is absent, or begins
             key = role, cause.partition(" (")[0]
             shares[key] = shares.get(key, 0.0) + share
     first = next(iter(shares), ("", ""))[0]

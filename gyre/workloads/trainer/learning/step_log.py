@@ -42,7 +42,7 @@ class StepLog:
             watch.step({"step": step, **metrics})
         for code in CODES:
             if code in watch.held:
-                self._tell(watch.held[code])
+                self._tell(watch.held[code], again=bool(earlier))
             elif earlier:  # an earlier trainer may have warned of it at its end
                 self._tell(Warned(code, "", max(earlier), holds=False))
 
@@ -57,8 +57,9 @@ class StepLog:
         for warned in self._watch.at_end():
             self._tell(warned)
 
-    def _tell(self, warned: Warned) -> None:
-        if warned.holds:
+    def _tell(self, warned: Warned, *, again: bool = False) -> None:
+        """Report a warning, and say it unless it is `again`: then the log of an earlier trainer has it."""
+        if warned.holds and not again:
             _say(f"! learning: {warned.message}")
         self._report(
             "LearningWarned",
@@ -66,6 +67,7 @@ class StepLog:
             message=warned.message,
             step=warned.step,
             holds=warned.holds,
+            again=again,
         )
 
 

@@ -161,6 +161,8 @@ def test_a_trainer_that_dies_between_two_sets_leaves_none_out(planed: MakePlaned
         came_out_right(job, plane)
     assert sorted(by_part(job)) == PARTS
     assert by_part(job) == by_part(undisturbed), "the same samples, whoever asked for them"
+    reported = [(report.body["version"], report.body["set"]) for report in job.reports_of("Evaluated")]
+    assert sorted(reported) == PARTS, "each once, also what the master had not heard of when the trainer died"
 
 
 def test_of_a_set_that_nobody_can_answer_the_reason_is_told_and_the_other_has_its_result(
@@ -365,3 +367,4 @@ def test_an_evaluation_that_was_told_is_not_made_again(make_job, when) -> None:
         job.result(timeout_s=DEADLINE_S)
     assert [row["version"] for row in rows_of(job)] == [0, 2, 4]
     assert len(calls) == 3
+    assert versions_of(job, "Evaluated") == [0, 2, 4]

@@ -55,7 +55,7 @@ EQUAL = {"reward_mean": 0.5, "reward_min": 0.5, "reward_max": 0.5}
 def test_what_is_wrong_from_the_start_is_told_at_once_and_once(
     code: str, wrong: dict[str, Any], at: int
 ) -> None:
-    steps = [healthy(step, **wrong) for step in range(1, 40)]
+    steps = [healthy(step, **wrong) for step in range(1, 25)]
     assert told_of(LearningWatch(), steps) == [(code, at, True)]
 
 
@@ -128,3 +128,31 @@ def test_folding_the_same_steps_again_comes_to_the_same() -> None:
         again.step(metrics)
     assert first.held == again.held
     assert all(isinstance(warned, Warned) and warned.code in CODES for warned in told)
+
+
+def test_skipped_steps_are_counted_at_the_end() -> None:
+    watch = LearningWatch()
+    skipped = {"skipped": 1}
+    [first] = [one for step in (1, 2, 3) for one in watch.step({"step": step, **skipped})]
+    assert first.message == "step 1 was skipped: its gradient was not finite"
+    [last] = watch.at_end()
+    assert last.message == "3 steps were skipped, last step 3: their gradients were not finite"
+
+
+def climbing(step: int, *, to: float) -> dict[str, Any]:
+    """A reward that goes from 0.4 to `to` in 40 steps, with groups that become flat."""
+    done = min(step / 40, 1.0)
+    return healthy(step, reward_mean=0.4 + done * (to - 0.4), flat_groups_ratio=0.2 + 0.7 * done**2)
+
+
+def test_groups_that_are_flat_because_their_prompts_are_solved_are_no_news() -> None:
+    steps = [climbing(step, to=0.97) for step in range(1, 60)]
+    assert (
+        told_of(LearningWatch(), [*steps, *(one | {"grad_norm": 0.0} for one in steps[-5:])], end=True) == []
+    )
+
+
+@pytest.mark.parametrize("to", [0.3, 0.4, 0.48])
+def test_groups_that_become_flat_while_the_reward_stays_low_are(to: float) -> None:
+    steps = [climbing(step, to=to) for step in range(1, 60)]
+    assert [code for code, _, _ in told_of(LearningWatch(), steps)] == ["flat_groups"]
