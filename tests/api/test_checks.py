@@ -393,9 +393,13 @@ def test_answers_longer_than_the_model_are_refused() -> None:
             checked(given)
 
 
-def test_a_column_that_no_held_out_prompt_has_is_named(data: str) -> None:
+def test_a_column_that_no_held_out_prompt_has_is_named(data: str, tmp_path: Path) -> None:
+    rows = [{"problem": f"Add {n} to {n}.", "answer": str(2 * n)} for n in range(8)]
+    prepare(write_lines(tmp_path / "others.jsonl", rows), tmp_path / "others", tmp_path / "tokenizer")
+    others = str(tmp_path / "others")
+
     def config(column: str) -> dict[str, Any]:
-        sets = {"one": data, "other": data}
+        sets = {"one": others, "other": others}
         return {
             "data": {"path": data, "held_out": sets},
             "model": SHAPE,

@@ -40,6 +40,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     _check_model(spec, data)
     yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
+    _ = data.training_count  # raises where every prompt is held out
 
 
 def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
@@ -113,7 +114,6 @@ def _check_held_out(spec: JobSpec, data: PreparedData) -> None:
     trainer = spec.roles["trainer"].entrypoint if "trainer" in spec.roles else None
     if trainer is not None and not trainer.module.startswith("gyre."):
         return  # it may hold prompts out by itself
-    _ = data.training_count  # raises where every prompt is held out
     if not isinstance(data.settings.held_out, str):
         return  # of a set with a name that has fewer, all are answered
     run, there = spec.run, data.held_out_count
