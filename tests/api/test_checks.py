@@ -381,9 +381,7 @@ def test_answers_longer_than_the_model_are_refused() -> None:
     shape = SHAPE | {"max_positions": 32}
     for longest, is_refused in ((31, False), (32, True)):
         sampling = {"max_new_tokens": 8}
-        given = job(
-            SMALL | {"model": shape, "sampling": sampling, "evaluation": {"max_new_tokens": longest}}
-        )
+        given = job(SMALL | {"model": shape, "sampling": sampling, "evaluation": {"max_new_tokens": longest}})
         if is_refused:
             with pytest.raises(ConfigError, match=r"max_new_tokens: 32 leaves no room .* 32 positions"):
                 checked(given)
@@ -401,8 +399,10 @@ def test_a_column_that_no_held_out_prompt_has_is_named(data: str) -> None:
             "evaluation": {"by": column},
         }
 
-    with pytest.raises(ConfigError, match=r"evaluation\.by: no held-out prompt has .* 'anwser'.* 'answer'"):
+    named = r"evaluation\.by: no held-out prompt has .* 'anwser'.* 'answer'"
+    with pytest.raises(ConfigError, match=named) as refused:
         checked(job(config("anwser")))
+    assert "looked up" not in refused.value.hint, "a column is no path"
 
 
 def test_each_held_out_set_is_looked_for(data: str) -> None:

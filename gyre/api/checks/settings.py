@@ -23,6 +23,10 @@ from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
 
 
+_NO_PATHS = ("config.evaluation.by",)
+"""Keys whose texts may look like a path that is not there."""
+
+
 def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
     and warnings. Raises ConfigError, one sentence, for the first mistake."""
@@ -53,7 +57,8 @@ def _folder_named(spec: JobSpec) -> Iterator[None]:
         yield
     except ConfigError as error:
         value: Any = spec
-        for part in error.message.partition(": ")[0].split("."):
+        key = error.message.partition(": ")[0]
+        for part in () if key in _NO_PATHS else key.split("."):
             value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
         path = Path(value.partition(":")[0]) if isinstance(value, str) and value else None
         here = str(Path.cwd())
