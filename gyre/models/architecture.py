@@ -176,10 +176,10 @@ def architecture_of(
             f"{where}: {heads} heads must be a multiple of {kv_heads} key-value heads, and head_dim "
             f"{head_dim} even."
         )
-    attention_bias = flag(config, "attention_bias", where)
+    vocab, attention_bias = number("vocab_size"), flag(config, "attention_bias", where)
     return Architecture(
         family=family,
-        vocab=number("vocab_size"),
+        vocab=vocab,
         hidden=hidden,
         layers=number("num_hidden_layers"),
         heads=heads,
@@ -194,7 +194,8 @@ def architecture_of(
         out_bias=family != "qwen2" and attention_bias,
         mlp_bias=family == "llama" and flag(config, "mlp_bias", where),
         qk_norm=family == "qwen3",
-        eos_token_ids=_token_ids(config, where) | _token_ids(generation or {}, "generation_config.json"),
+        eos_token_ids=_token_ids(config, where, vocab)
+        | _token_ids(generation or {}, "generation_config.json", vocab),
     )
 
 
@@ -301,12 +302,17 @@ def _number(values: dict[str, Any], key: str, where: str, default: float | None 
     return float(value)
 
 
-def _token_ids(values: dict[str, Any], where: str) -> frozenset[int]:
+def _token_ids(values: dict[str, Any], where: str, vocab: int) -> frozenset[int]:
     value = values.get("eos_token_id")
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
         raise ModelFolderError(
             f"{where}: eos_token_id must be a token's number or a list of them, not {value!r}."
+        )
+    strange = [one for one in found if not 0 <= one < vocab]
+    if strange:
+        raise ModelFolderError(
+            f"{where}: eos_token_id {strange[0]} is not in the vocabulary, which has {vocab} tokens."
         )
     return frozenset(found)
 

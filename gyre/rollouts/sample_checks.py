@@ -110,6 +110,9 @@ def problem_with_extras(extras: Any, count: int, *, needed: Iterable[str] = ()) 
     """`needed` are names that must be there."""
     if not isinstance(extras, dict) or not all(isinstance(key, str) for key in extras):
         return f"extras that are {_kind_of(extras)}, expected a dict with names as keys"
+    for name in extras:
+        if not is_whole_text(name):
+            return f"an extra with the name {shown(name)}, expected a text without half characters"
     for name in needed:
         if name not in extras:
             return f"no extras[{name!r}], expected a float32 array of {count} elements"
@@ -178,6 +181,15 @@ def _problem_with_values(what: str, values: np.ndarray[Any, Any], *, most: float
     found = low if not math.isfinite(low) else high
     bound = " and at most 0" if most == LOGPROB_SLACK else ""
     return f"a {what} of {found:g}, expected finite numbers{bound}"
+
+
+def is_whole_text(text: str) -> bool:
+    """Whether it can be written as UTF-8: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_whole(value: Any) -> bool:

@@ -407,8 +407,10 @@ def test_a_column_that_no_held_out_prompt_has_is_named(data: str, tmp_path: Path
             "evaluation": {"by": column},
         }
 
-    with pytest.raises(ConfigError, match=r"evaluation\.by: no held-out prompt has .* 'anwser'.* 'answer'"):
+    named = r"evaluation\.by: no held-out prompt has .* 'anwser'.* 'answer'"
+    with pytest.raises(ConfigError, match=named) as refused:
         checked(job(config("anwser")))
+    assert "looked up" not in refused.value.hint, "a column is no path"
 
 
 def test_each_held_out_set_is_looked_for(data: str) -> None:

@@ -46,6 +46,8 @@ def test_other_workloads_keys_are_left_to_them() -> None:
         ({"modle": {}}, r"config\.modle: unknown key; did you mean 'model'"),
         ({"seed": "1"}, r"config\.seed: '1' should be a valid integer"),
         ({"seed": True}, r"config\.seed: True should be a valid integer"),
+        ({"seed": -1}, r"config\.seed: -1 should be greater than or equal to 0"),
+        ({"seed": 2**63}, r"config\.seed: 9223372036854775808 should be less than 9223372036854775808"),
         ({"optim": {"lr": "fast"}}, r"config\.optim\.lr: 'fast' should be a valid number"),
         ({"optim": {"lr": 0}}, r"config\.optim\.lr: 0 should be greater than 0"),
         ({"critic": {"optim": {"lrr": 1.0}}}, r"config\.critic\.optim\.lrr: unknown key; did you mean 'lr'"),

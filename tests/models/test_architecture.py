@@ -84,6 +84,8 @@ def test_what_is_not_served_is_refused_with_its_name(tmp_path, changes, sentence
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a positive number"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be"),
+        ({"eos_token_id": -1}, "eos_token_id -1 is not in the vocabulary"),
+        ({"eos_token_id": [1, 10**20]}, "eos_token_id 10{20} is not in the vocabulary"),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map"),
     ],
 )

@@ -47,5 +47,5 @@ def _check_column(spec: JobSpec, column: str) -> None:
     known = {key for prompts in sets.values() for prompt in prompts for key in prompt.meta}
     if column not in known:
         raise ConfigError(
-            f"config.evaluation.by: no held-out prompt has a column {column!r}; {nearest(column, known)}"
+            f"config.evaluation.by: no held-out prompt has a column {column!r}; {nearest(column, sorted(known))}"
         )

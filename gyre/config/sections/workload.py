@@ -35,7 +35,7 @@ _NEARLY = 0.75
 class WorkloadSettings(Section):
     """The settings of the torch and Megatron workloads, the rewards, the tasks and the built-in trainer."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The seed from which every random number of the job follows."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Torch's intra-op threads in each process."""

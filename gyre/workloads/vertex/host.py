@@ -169,7 +169,7 @@ class VertexHost:
             self._health_at = now
             self.progress.note(health=ask())
             self._unhealthy = ""
-        except Exception as error:  # whatever it raises is the finding
+        except BaseException as error:  # whatever it raises is the finding
             self._unhealthy = failure_of(error, module=type(self._workload).__module__).traceback
         finally:
             self._work.release()
@@ -227,7 +227,7 @@ class VertexHost:
                     # stop the process for up to a third of a second at any moment.
                     gc.collect()  # first what the setup left behind, which would stay for ever
                     gc.freeze()
-            except (Exception, SystemExit) as error:  # whatever the user's setup raises is reported
+            except BaseException as error:  # whatever the user's setup raises is reported
                 return "error", failure_of(error, module=binding.module)
             finally:
                 self._end()
@@ -251,7 +251,7 @@ class VertexHost:
                     self._workload.context.job_ends = job_ends
                 if callable(getattr(self._workload, "teardown", None)):
                     self._workload.teardown()
-            except Exception as error:  # the process ends either way; what went wrong belongs in its log
+            except BaseException as error:  # the process ends either way; what went wrong belongs in its log
                 print(f"teardown raised: {failure_of(error).traceback}", file=sys.stderr)
             finally:
                 self._work.release()
@@ -301,7 +301,9 @@ class VertexHost:
                     value = checked(expected, given, value, function, version=kwargs.get("version"))
                 failed = False
                 return "ok", additions(before, value) if added_only else value
-            except (Exception, SystemExit) as error:  # reported to the caller, which decides
+            except (
+                BaseException
+            ) as error:  # reported to the caller, which decides; Ray takes an Exception alone
                 return "error", self._failure(error, method)
             finally:
                 if gang_call is not None:
@@ -334,7 +336,7 @@ class VertexHost:
             if expected is not None:
                 value = checked(expected, None, value, function, version=kwargs.get("version"))
             return "ok", value
-        except (Exception, SystemExit) as error:  # as in `call`
+        except BaseException as error:  # as in `call`
             return "error", self._failure(error, method)
 
     def call_position(self, term: int) -> tuple[str, Any]:

@@ -49,11 +49,11 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class Given:
     """The groups that a method was given, as they were before, since it may change the objects: ids, prompts, and the
-    length of each sample in tokens."""
+    tokens of each sample."""
 
     ids: tuple[int, ...]
     prompts: tuple[Any, ...]
-    lengths: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[Any, ...], ...]
 
     @classmethod
     def of(cls, groups: Any) -> Given | None:
@@ -63,7 +63,7 @@ class Given:
         return cls(
             tuple(group.id for group in groups),
             tuple(group.prompt_ids for group in groups),
-            tuple(tuple(len(sample.token_ids) for sample in group.samples) for group in groups),
+            tuple(tuple(sample.token_ids for sample in group.samples) for group in groups),
         )
 
 
@@ -121,33 +121,33 @@ def _groups(expected: Expected, given: Given, value: Any) -> tuple[Any, str]:
     ids = [group.id for group in value]
     if ids != list(given.ids):
         return value, f"groups {shown(ids)}, expected those that it was given: {shown(list(given.ids))}"
-    for group, prompt, lengths in zip(value, given.prompts, given.lengths, strict=True):
+    for group, prompt, tokens in zip(value, given.prompts, given.tokens, strict=True):
         if group.prompt_ids is not prompt and not _is_same(group.prompt_ids, prompt):
             return value, f"group {group.id} with another prompt, expected it as it was given"
         if not isinstance(group.samples, list):
             return value, f"group {group.id} with samples that are {_kind_of(group.samples)}, expected a list"
-        generates = not lengths
-        wanted = expected.samples if generates else len(lengths)
+        generates = not tokens
+        wanted = expected.samples if generates else len(tokens)
         if wanted is not None and len(group.samples) != wanted:
             asked = " (config.sampling.n)" if generates else ""
             return value, f"{len(group.samples)} samples of group {group.id}, expected {wanted}{asked}"
         if generates and not group.samples:
             return value, f"no samples of group {group.id}, expected at least one"
         for index, sample in enumerate(group.samples):
-            problem = _problem_with_sample(expected, sample, None if generates else lengths[index])
+            problem = _problem_with_sample(expected, sample, None if generates else tokens[index])
             if problem:
                 return value, f"{problem} (sample {index} of group {group.id})"
     return value, ""
 
 
-def _problem_with_sample(expected: Expected, sample: Any, length: int | None) -> str:
-    """The problem of a sample, whose numbers are made plain. Of one that was given, with `length` tokens, only what may
-    have been added is looked at: its tokens do not come back."""
+def _problem_with_sample(expected: Expected, sample: Any, tokens: Any) -> str:
+    """The problem of a sample, whose numbers are made plain. Of one that was given, with these `tokens`, what may have
+    been added is looked at, and whether it is the sample that was given in its place: what was added goes by places."""
     if not isinstance(sample, Sample):
         return f"{_kind_of(sample)}, expected a Sample"
     if isinstance(sample.extras, dict):
         sample.extras = {name: _as_extra(name, value) for name, value in sample.extras.items()}
-    if length is None:
+    if tokens is None:
         sample.token_ids = _as_vector(sample.token_ids, "iu", np.int32)
         sample.logprobs = _as_vector(sample.logprobs, "fiu", np.float32)
         sample.versions = tuple(sample.versions) if isinstance(sample.versions, list) else sample.versions
@@ -156,8 +156,10 @@ def _problem_with_sample(expected: Expected, sample: Any, length: int | None) ->
         )
         if not problem and not len(sample.token_ids):
             problem = "no tokens, expected at least one"
+    elif sample.token_ids is not tokens and not _is_same(sample.token_ids, tokens):
+        problem = "a sample with other tokens, expected the samples as they were given, in their order"
     else:
-        problem = problem_with_extras(sample.extras, length, needed=expected.extras)
+        problem = problem_with_extras(sample.extras, len(tokens), needed=expected.extras)
     if problem or (sample.reward is None and not expected.rewards):
         return problem
     if sample.reward is None:

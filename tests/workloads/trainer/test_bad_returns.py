@@ -3,6 +3,7 @@ is blamed or restarted."""
 
 from __future__ import annotations
 
+import builtins
 import math
 from dataclasses import replace
 from typing import Any
@@ -86,6 +87,36 @@ class TextEvaluation(ToyRollout):
         return {**super().evaluate(groups), "accuracy": "fine"}
 
 
+class SortedReward(ToyReward):
+    """Its samples are in another order, each with its own reward."""
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        for group in super().score(groups):
+            group.samples.reverse()
+        return groups
+
+
+class OddName(ToyRollout):
+    @operator
+    def generate(self, groups: list[Group], *, step: int) -> list[Group]:
+        made = super().generate(groups, step=step)
+        made[0].samples[0].extras["\ud800"] = 1.0
+        return made
+
+
+class Own(BaseException):
+    """Which `except Exception` does not catch."""
+
+
+class OwnException(ToyRollout):
+    RAISED: type[BaseException] = Own
+
+    @operator
+    def generate(self, groups: list[Group], *, step: int) -> list[Group]:
+        raise self.RAISED("of the user's")
+
+
 class OddReference(ToyReference):
     """What it adds has no form in the ledger."""
 
@@ -124,6 +155,8 @@ CASES = [
     ("reward", TextRewardOfSamples, "score", "'1.0'|'0.0'"),
     ("rollout", ShortRollout, "generate", "1 log-probs for 3 tokens"),
     ("rollout", FutureRollout, "generate", "policy version 99"),
+    ("rollout", OddName, "generate", "half characters"),
+    ("reward", SortedReward, "score", "in their order"),
     ("rollout", TextEvaluation, "evaluate", "a number"),
     ("reference", OddReference, "logprobs", "extras\\['seen'\\]"),
     ("actor", ListActor, "apply", "expected a dict"),
@@ -159,6 +192,18 @@ def test_an_answer_that_cannot_be_read_is_its_classs_failure_and_the_vertex_is_n
     )
     with pytest.raises(UserCodeError, match="cannot be read: ValueError: no such sample"), job:
         job.result(timeout_s=GENEROUS_S)
+    assert job.reports_of("VertexLost") == []
+
+
+@pytest.mark.parametrize("raised", ["Own", "KeyboardInterrupt", "GeneratorExit"])
+def test_what_is_no_exception_is_its_classs_failure_too(
+    make_job: Any, monkeypatch: pytest.MonkeyPatch, raised: str
+) -> None:
+    monkeypatch.setattr(OwnException, "RAISED", {**vars(builtins), "Own": Own}[raised])
+    job: InProcessJob = make_job(roles={"rollout": {"entrypoint": f"{HERE}:OwnException"}}, failover=AT_ONCE)
+    with pytest.raises(UserCodeError, match=f"{raised}: of the user's") as ended, job:
+        job.result(timeout_s=GENEROUS_S)
+    assert f"{HERE}:OwnException.generate" in ended.value.message
     assert job.reports_of("VertexLost") == []
 
 
