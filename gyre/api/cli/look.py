@@ -308,7 +308,8 @@ def _limits_and_ways(engine: dict[str, Any]) -> str:
         parts.append(f"weights are loaded from the disk: {engine['loads_why']}")
     if engine.get("transport"):
         codec = engine.get("codec") or "none"
-        way = engine["transport"] if codec == "none" else f"{engine['transport']} as {codec}"
+        way = "links to their files" if engine["transport"] == "linked" else engine["transport"]
+        way = way if codec == "none" else f"{way} as {codec}"
         why = engine.get("transfer_why")
         parts.append(f"weights come by {way}" + (f": {why}" if why else ""))
     return one_line("; ".join(part for part in parts if part))

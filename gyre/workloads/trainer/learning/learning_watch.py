@@ -157,7 +157,7 @@ class LearningWatch:
         at_start = self._same_for == self._seen
         if self._same_for >= (enough if at_start else RECENT) and self._reward is not None:
             found["equal_rewards"] = (
-                f"every reward is {self._reward:g} since step {step - self._same_for + 1}: with equal rewards no "
+                f"every reward has been {self._reward:g} since step {step - self._same_for + 1}: with equal rewards no "
                 "answer is better than another, and nothing is learnt"
             )
         if seen >= enough:
@@ -175,7 +175,7 @@ class LearningWatch:
                 )
         if self._zero_for >= enough and not solved:
             found["no_gradient"] = (
-                f"the gradient is exactly 0 since step {step - self._zero_for + 1}: nothing is learnt"
+                f"the gradient has been exactly 0 since step {step - self._zero_for + 1}: nothing is learnt"
             )
         if self._seen >= 2 * SHORT:
             found |= self._of_distributions()
