@@ -22,7 +22,6 @@ from gyre.config import JobSpec
 from gyre.errors import ConfigError
 from gyre.graph.integrations import check_complete, reads_sections
 
-
 _NO_PATHS = ("config.evaluation.by",)
 """Keys whose texts may look like a path that is not there."""
 
