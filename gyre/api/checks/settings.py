@@ -26,10 +26,6 @@ _PATHS = ("path", "model_path", "held_out")
 """Keys whose text is a path even where it looks like a word."""
 
 
-_NO_PATHS = ("config.evaluation.by",)
-"""Keys whose texts may look like a path that is not there."""
-
-
 def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
     and warnings. Raises ConfigError, one sentence, for the first mistake."""
@@ -60,8 +56,7 @@ def _folder_named(spec: JobSpec) -> Iterator[None]:
         yield
     except ConfigError as error:
         value: Any = spec
-        key = error.message.partition(": ")[0]
-        for part in () if key in _NO_PATHS else key.split("."):
+        for part in error.message.partition(": ")[0].split("."):
             value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
         path = Path(value.partition(":")[0]) if isinstance(value, str) and value else None
         if path is not None and part not in _PATHS and "/" not in value and not path.suffix:

@@ -242,7 +242,7 @@ def test_answers_without_samples_are_the_class_s_own_mistake(make_job) -> None:
     with job:
         told = job.wait_for_report("OperatorFailed", timeout_s=DEADLINE_S)
     assert (told.body["operator"], told.body["user_code"]) == ("rollout.evaluate", True)
-    assert "returned no samples of group -1" in told.body["error"]
+    assert "returned no samples of group -1, expected at least one" in told.body["error"]
 
 
 def test_a_job_that_is_stopped_in_an_evaluation_ends(make_job) -> None:
