@@ -137,6 +137,7 @@ def test_a_job_that_wants_mooncake_where_it_is_not_installed_does_not_start(
     monkeypatch.setitem(sys.modules, "mooncake", None)
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # this worker may have run tests on a cluster
     model = {"layers": 1, "hidden": 8, "heads": 1, "kv_heads": 1, "mlp": 8}
     complete = {"task": {"digits": 2}, "model": model, "optim": {"lr": 0.001}}
     spec: JobSpec = parse_job({**job(transports=["mooncake", "tcp"]), "config": complete})

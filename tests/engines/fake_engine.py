@@ -116,8 +116,8 @@ def event(
     logprobs: Sequence[Any] | None = None,
     **meta: Any,
 ) -> bytes:
-    """One event of a stream, as SGLang writes it. The log-prob of token t is -t/64 unless it is given."""
-    values = [-token / 64 for token in ids] if logprobs is None else logprobs
+    """One event of a stream, as SGLang writes it. The log-prob of token t is -|t|/64 unless it is given."""
+    values = [-abs(token) / 64 for token in ids] if logprobs is None else logprobs
     body = {
         "output_ids": list(ids),
         "meta_info": {

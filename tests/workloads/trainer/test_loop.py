@@ -248,9 +248,11 @@ def test_the_others_go_on_while_a_dead_rollout_is_not_replaced(make_job, undistu
 
 def test_a_dead_gang_is_waited_for(make_job, undisturbed):
     job = make_job()
-    job.on("actor.apply", 3, lambda: job.kill("actor-0", no_room=True), vertex="actor-0")
+    killed = threading.Event()
+    job.on("actor.apply", 3, lambda: (job.kill("actor-0", no_room=True), killed.set()), vertex="actor-0")
     with job:
         job.wait_for_report("StepCompleted", nth=2, timeout_s=DEADLINE_S)
+        assert killed.wait(DEADLINE_S)
         with pytest.raises(TimeoutError):
             job.wait_for_report("StepCompleted", nth=3, timeout_s=0.3)
         job.make_room("actor-0")
