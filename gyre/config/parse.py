@@ -27,6 +27,24 @@ from gyre.errors import ConfigError, nearest
 _ALIKE = 0.75
 """How similar two keys must be for one to be taken for a typo of the other (`difflib`'s ratio)."""
 
+_OF_OTHERS = {
+    "learning_rate": "config.optim.lr",
+    "max_tokens": "config.sampling.max_new_tokens",
+    "max_response_length": "config.sampling.max_new_tokens",
+    "max_completion_length": "config.sampling.max_new_tokens",
+    "num_generations": "config.sampling.n",
+    "rollout_n": "config.sampling.n",
+    "kl_coef": "config.loss.kl_loss_coef",
+    "entropy_coef": "config.loss.entropy_coeff",
+    "train_batch_size": "run.prompts_per_step",
+    "total_training_steps": "run.steps",
+    "max_steps": "run.steps",
+    "save_freq": "run.checkpoint_every",
+    "test_freq": "run.evaluate_every",
+    "compute_score": "config.reward.function",
+}
+"""Keys of other trainers, and the ones that they stand for here."""
+
 _MOST_PLACES = 3
 """Of one key, that a sentence lists."""
 
@@ -144,7 +162,7 @@ def _sentence(item: Any, model: type[BaseModel], prefix: str) -> str:
 
 
 def _shown(given: Any) -> str:
-    text = repr(given)
+    text = "null" if given is None else repr(given)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -186,6 +204,8 @@ def _meant(key: str, known: list[str]) -> str:
     """What an unknown key may be meant for: one of the `known` that is much alike, or a key of that name, or nearly
     that name, that stands elsewhere in a job."""
     alike = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
+    if key in _OF_OTHERS and not alike:
+        return f"did you mean {_OF_OTHERS[key]!r}?"
     name = key if key in _places() else next(iter(difflib.get_close_matches(key, _places(), 1, _ALIKE)), "")
     paths = _places().get(name, [])
     if (alike and name != key) or not 0 < len(paths) <= _MOST_PLACES:

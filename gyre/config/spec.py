@@ -9,6 +9,8 @@ This package must not import Ray, torch, SQLAlchemy or FastAPI: planning a job n
 from __future__ import annotations
 
 import ipaddress
+import json
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -539,12 +541,27 @@ class JobSpec(Model):
     @field_validator("config")
     @classmethod
     def _config_is_data(cls, value: dict[str, Any]) -> dict[str, Any]:
-        import json
-
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
+            circular = isinstance(error, ValueError) and "Circular" in str(error)
+            problem = str(error) if circular else _not_plain(value, "config") or str(error)
             raise ValueError(
-                f"must be plain data (text, numbers, lists, mappings), for it is saved with the job: {error}"
+                f"must be plain data (text, numbers, lists, mappings), for it is saved with the job: {problem}"
             ) from error
         return value
+
+
+def _not_plain(value: Any, path: str) -> str:
+    """What JSON cannot hold of this value, with the key that leads to it; "" where it holds all."""
+    if isinstance(value, dict):
+        parts = ((item, f"{path}.{key}") for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        parts = ((item, f"{path}[{at}]") for at, item in enumerate(value))
+    elif isinstance(value, float) and not math.isfinite(value):
+        return f"{path} is {value}"
+    elif value is None or isinstance(value, str | int | float):
+        return ""
+    else:
+        return f"{path} is a {type(value).__name__}"
+    return next((problem for item, where in parts if (problem := _not_plain(item, where))), "")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.config import Entrypoint, JobSpec, apply_overrides, parse_job, parse_size
 from gyre.config.parse import load_yaml
+from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
 
 
@@ -117,3 +118,20 @@ def test_a_value_that_cannot_be_is_a_mistake_in_the_file(tmp_path: Path, value: 
     file.write_text(f"a: {value}")
     with pytest.raises(ConfigError, match=r"job\.yaml: is not YAML"):
         load_yaml(file)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"optim": {"learning_rate": 1e-3}}, "did you mean 'config.optim.lr'"),
+        ({"sampling": {"max_response_length": 8}}, "did you mean 'config.sampling.max_new_tokens'"),
+        ({"sampling": {"temperature": float("nan")}}, "config.sampling.temperature is nan"),
+        ({"a": [1, {"b": print}]}, r"config.a\[1\].b is a builtin_function_or_method"),
+        ({"model_path": None}, "config.model_path: null should be"),
+    ],
+)
+def test_a_key_of_another_trainer_and_what_no_file_holds_are_named(
+    config: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        WorkloadSettings.read(parse_job({"config": config, "recipe": "grpo"}).config)
