@@ -64,6 +64,8 @@ class Trial:
         rows = f"{count} row{'' if count == 1 else 's'}"
         if self.own_text:
             means = f"mean {_mean([row.reward for row in self.rows])}"
+        elif self.rows and all(row.answer is None for row in self.rows):
+            means = f"mean {_mean([row.empty for row in self.rows])} for an empty completion"
         else:
             its = "" if self.format == FORMATS[0] else f" as {self.format.format(answer='…')}"
             means = (
@@ -75,23 +77,27 @@ class Trial:
     def warnings(self) -> Iterator[str]:
         rewards = [row.reward for row in self.rows if row.reward is not None]
         every = rewards + ([] if self.own_text else [row.empty for row in self.rows if row.empty is not None])
-        if rewards and len(every) > 1 and len(set(every)) == 1:
+        tried = self.own_text or any(row.answer is not None for row in self.rows)
+        if tried and rewards and len(every) > 1 and len(set(every)) == 1:
             yield (
                 f"every reward is {every[0]:g}; a job learns nothing from rewards that do not differ."
                 if not self.own_text
                 else f"every reward is {every[0]:g}, whatever the row."
             )
-        elif not self.own_text and rewards and all(row.reward == row.empty for row in self.rows):
+        elif tried and not self.own_text and rewards and all(row.reward == row.empty for row in self.rows):
             yield "each row's own answer earns what an empty completion earns."
         unread = [row for row in self.rows if row.more.get(UNREADABLE)]
         if unread:
             named = ", ".join(f"{row.row} ({row.answer!r:.40})" for row in unread[:8])
             yield f"{len(unread)} answers of the data cannot be read, and earn 0 whatever is answered: rows {named}."
-        if not self.own_text and any(row.answer is None for row in self.rows):
-            yield (
-                f"{sum(row.answer is None for row in self.rows)} rows have no answer; their completion was empty. Give "
-                "one with --answer TEXT."
+        unanswered = sum(row.answer is None for row in self.rows)
+        if not self.own_text and unanswered:
+            which = (
+                "No row has an answer"
+                if unanswered == len(self.rows)
+                else f"{unanswered} rows have no answer"
             )
+            yield f"{which} to try, so an empty completion was scored. Give one with --answer TEXT."
 
     def as_dict(self) -> dict[str, Any]:
         return {
