@@ -263,7 +263,8 @@ def test_search_r1s_answers_are_tried_and_a_failing_form_is_shown(data: str) -> 
 
 def test_rows_without_answers_are_scored_for_an_empty_completion_alone(data: str) -> None:
     with_rows(data, [{"level": 1}, {"level": 2}])
-    found = tried("rew.py:score", data)
+    Path("plain.py").write_text("def score(prompt, completion, meta): return 1.0\n")
+    found = tried("plain.py:score", data)
     assert found.stdout.splitlines()[-1] == "2 rows: mean 1.00 for an empty completion; 0 failed"
     assert "No row has an answer to try" in found.stderr
     assert "learns nothing" not in found.stderr

@@ -293,7 +293,10 @@ def test_it_ends_with_nothing_lost_and_nothing_left(job: Job) -> None:
     assert len({one["checksum"] for one in published}) == STEPS + 1, "each step made other weights"
     for step in steps:
         assert step["metrics"]["staleness_max"] == 0
-        assert 0 <= step["metrics"]["rollout_kl"] < ROLLOUT_KL, step
+        measured = step["metrics"]
+        if measured["flat_groups"] < measured["groups"]:  # else no token went through the model
+            assert 0 <= measured["rollout_kl"] < ROLLOUT_KL, step
+    assert any("rollout_kl" in step["metrics"] for step in steps)
     first, last = steps[0]["metrics"], steps[-1]["metrics"]
     assert last["reward_mean"] > first["reward_mean"] + 0.1, "it did not learn what was rewarded"
 
