@@ -308,6 +308,10 @@ def test_plan_compares_tokenizers(data: str, tmp_path: Path) -> None:
     config = {"data": {"path": data}, "optim": {"lr": 1e-6}, "model_path": str(model)}
     unevaluated = job(config, run={"evaluate_every": 0})
     assert len(checked(unevaluated)) == 1
+    (model / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 40}))
+    with pytest.raises(ConfigError, match=r"the prompts hold token \d+, the model in .* has 40 tokens"):
+        checked(unevaluated)
+    (model / "config.json").write_text(json.dumps(CONFIG))
     content = json.loads((model / "tokenizer.json").read_text())
     vocab = content["model"]["vocab"]
     content["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))

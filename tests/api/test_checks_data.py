@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,27 +103,6 @@ def test_too_few_held_out_prompts(data: str, made: Any, section: dict[str, Any])
     assert (
         checked({"data": {"path": data, "held_out": others}}, run={"evaluate_every": 5, "held_out": 8}) == []
     )
-
-
-def test_the_model_s_tokenizer_is_that_of_the_data(data: str, tokenizer: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copytree(tokenizer, tmp_path / "model"))
-    config = {"data": {"path": data}, "megatron": {"model_path": str(model)}}
-    actor = {"actor": {"entrypoint": "gyre.workloads.megatron:MegatronActor"}, "rollout": {}, "reward": {}}
-    (model / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 4096}))
-    assert checked(config, roles=actor) == []
-    (model / "config.json").write_text(json.dumps({"vocab_size": 40}))
-    with pytest.raises(
-        ConfigError, match=r"hold token \d+, but config\.megatron\.model_path .* has 40 tokens"
-    ):
-        checked(config, roles=actor)
-    saved = json.loads((model / "tokenizer.json").read_text())
-    vocab = saved["model"]["vocab"]
-    saved["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
-    (model / "tokenizer.json").write_text(json.dumps(saved))
-    with pytest.raises(
-        ConfigError, match=r"another tokenizer than that of config\.megatron\.model_path .*--tokenizer"
-    ):
-        checked(config, roles=actor)
 
 
 def test_a_data_set_that_is_its_own_held_out_set_leaves_nothing_to_train(data: str) -> None:

@@ -1,4 +1,5 @@
-"""The prepared data set that a job names: its folder, its digest, its tokenizer, its lengths, its held-out prompts."""
+"""The prepared data set that a job names: its folder, its digest, its lengths, its held-out prompts. Whether its tokens
+are those of the model is in `gyre.api.checks.models`."""
 
 from __future__ import annotations
 
@@ -37,7 +38,6 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     except ConfigError as error:
         key = "" if error.message.startswith("config.") else "config.data: "
         raise ConfigError(f"{key}{error.message}", hint=error.hint) from error
-    _check_model(spec, data)
     yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
     _ = data.training_count  # raises where every prompt is held out
@@ -52,30 +52,6 @@ def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
                 f"{key}: {folder} is no prepared data set on this machine.",
                 hint=f"Make one with `gyre data prepare`. {download_hint(folder, 'dataset')}".strip(),
             )
-
-
-def _check_model(spec: JobSpec, data: PreparedData) -> None:
-    """Whether the prompts are in the tokens of the model's folder, where it is here."""
-    from gyre.data.positions import model_config, model_folder
-    from gyre.data.tokenizer import tokenizer_identity
-
-    key, folder = model_folder(spec.config)
-    if not folder:
-        return
-    theirs = tokenizer_identity(folder)
-    for prepared in data.folders:
-        ours = prepared.manifest["tokenizer"]
-        if theirs and ours and theirs != ours:
-            raise ConfigError(
-                f"config.data: {prepared.path} was prepared with another tokenizer than that of {key} ({folder}).",
-                hint=f"Prepare it with --tokenizer {folder}.",
-            )
-    vocab = model_config(Path(folder) / "config.json").get("vocab_size")
-    if isinstance(vocab, int) and data.largest_token >= vocab:
-        raise ConfigError(
-            f"config.data: the prompts hold token {data.largest_token}, but {key} ({folder}) has {vocab} tokens.",
-            hint=f"Prepare the data set with --tokenizer {folder}.",
-        )
 
 
 def _check_lengths(spec: JobSpec, data: PreparedData, longest_answer: int) -> Iterator[str]:
