@@ -204,7 +204,8 @@ def curves(handle: JobHandle) -> Row:
         body = event["body"]
         if event["kind"] == "StepCompleted" and not body["again"]:
             told = body["metrics"]
-            steps[body["step"]] = [told["reward_mean"], told["rollout_kl"], told["staleness_mean"]]
+            kl = told.get("rollout_kl", 0.0)  # of a step whose groups are all flat no token is computed again
+            steps[body["step"]] = [told["reward_mean"], kl, told["staleness_mean"]]
         elif event["kind"] == "Evaluated":
             evaluations[body["version"]] = body["accuracy"]
     return {
