@@ -249,8 +249,9 @@ def test_a_trainer_that_finds_what_cannot_be_trained_has_it_made_again(
     spoilt: list[int] = []
 
     def strike() -> None:
-        job.kill_trainer()
+        # First: the next trainer may read the ledger at once. This one waits for the call's answer.
         spoilt.append(spoil(job, damage, of_step=3))
+        job.kill_trainer()
 
     job.on("actor.apply", 3, strike, when=when, vertex="actor-0")
     with job:
