@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,6 +19,7 @@ import gyre.api.checks.code as code
 from gyre.api.cli import OTHER_WORDS, VERBS, main
 from gyre.api.home import Home
 from tests.api.conftest import Seed
+from tests.waits import GENEROUS_S
 
 YAML = """\
 name: table
@@ -438,3 +441,26 @@ def test_logs_of_a_role_that_is_not_there(seed: Seed, home: Home) -> None:
     result = CliRunner().invoke(main, ["logs", "--role", "rewrd"])
     assert result.exit_code == 4
     assert result.stderr == "error: Job golden-1 has no role 'rewrd'; did you mean 'reward'?\n"
+
+
+def test_a_plan_that_is_killed_leaves_no_process(folder: Path) -> None:
+    """Its import never returns, and has started a process in a session of its own."""
+    (folder / "starts.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
+        "other = subprocess.Popen(sleep, start_new_session=True)\n"
+        "open('pids.part', 'w').write(f'{os.getpid()} {other.pid}')\n"
+        "os.rename('pids.part', 'pids')\n"
+        "time.sleep(600)\n"
+    )
+    Path("job.yaml").write_text(YAML.replace("reward: {}", "reward: {entrypoint: 'starts:Own'}"))
+    planning = subprocess.Popen([sys.executable, "-m", "gyre.api", "plan", "job.yaml"])
+    until = time.monotonic() + GENEROUS_S
+    while not Path("pids").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    started = [psutil.Process(int(pid)) for pid in Path("pids").read_text().split()]
+    planning.kill()
+    planning.wait()
+    _, left = psutil.wait_procs(started, timeout=GENEROUS_S)
+    assert left == []

@@ -5,12 +5,13 @@ loaded all of it already. A job of Gyre's own classes alone imports nothing.
 
 Invariants:
 - *nobody is hung or ended*: an import that does not return, or that ends its process, is a sentence;
+- *nobody is left behind*: the process runs under a guard (`gyre.engines.process_guard`), which ends it and whatever it
+  started when its answer is there, when its time is over, and when this process dies;
 - *named*: the sentence has the key, the module, and file and line of the user's own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from gyre.api.definition.entrypoints import FILE_MODULE, is_own
 from gyre.config import Entrypoint, JobSpec, parse_job
 from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import BACKEND, RECIPE
+from gyre.engines import process_guard
 from gyre.errors import ConfigError, GraphError, GyreError
 
 IMPORT_S = 60.0
@@ -35,7 +37,11 @@ IMPORT_S = 60.0
 START_S = 120.0
 """Within which the process apart must have imported Gyre's own checks: two seconds, also on a busy machine."""
 
+END_S = 10.0
+"""Within which the guard must have ended them all; then it is killed."""
+
 _POLL_S = 0.01
+_ANSWER = "from gyre.api.checks.code import answer; answer()"
 
 TRYING = "when it is constructed"
 """How `doing` ends while a class of prompts is tried, which may take long and be in order."""
@@ -144,8 +150,8 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
             json.dumps({"spec": spec.model_dump(mode="json"), "path": sys.path, "graph_alone": graph_alone})
         )
         child = subprocess.Popen(
-            [sys.executable, "-c", "from gyre.api.checks.code import answer; answer()", folder],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", process_guard.__file__, "0", sys.executable, "-c", _ANSWER, folder],
+            stdin=subprocess.PIPE,  # the guard's sign that this process lives
             stdout=subprocess.DEVNULL,  # what a module prints while it is imported is no answer to `gyre plan`
             stderr=subprocess.DEVNULL,
             env={**os.environ, **spec.env},
@@ -199,11 +205,15 @@ def _doing(folder: Path) -> str:
         return "python_path: the user's code"
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(guard: subprocess.Popen[bytes]) -> None:
     """End the process and whatever it has started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all of its group
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    assert guard.stdin is not None
+    guard.stdin.close()
+    try:
+        guard.wait(END_S)
+    except subprocess.TimeoutExpired:  # it was stopped, say; the process ends with it
+        guard.kill()
+        guard.wait()
 
 
 def answer() -> None:
