@@ -18,6 +18,7 @@ from gyre.rollouts.samples import OWN_LIMIT
 from tests.data.small import write_lines, write_tokenizer
 
 ROWS = 40
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16}
 
 
 @pytest.fixture(scope="module")
@@ -166,15 +167,29 @@ def test_a_held_out_set_of_another_tokenizer_is_refused(tmp_path, model, folder)
         data_of(folder, held_out=str(made(tmp_path / "aside", other)))
 
 
+def test_a_held_out_answer_has_the_room_that_the_model_leaves_by_its_own_limit(folder, tmp_path, model):
+    aside = made(tmp_path / "aside", model, plus=1)
+    longest = int(max(PreparedFolder(one).lengths.max() for one in (folder, aside)))
+    data = PreparedData(
+        {
+            "data": {"path": str(folder), "held_out": {"one": str(aside)}},
+            "model": SHAPE | {"max_positions": longest + 8},
+            "sampling": {"max_new_tokens": 8},
+            "evaluation": {"max_new_tokens": 1000},
+        }
+    )
+    for prompt in data.held_out_sets(ROWS)["one"]:
+        assert prompt.token_limit(1000) == longest + 8 - len(prompt.prompt_ids)
+
+
 def test_a_prompt_s_answer_has_the_room_that_the_model_leaves(folder):
     longest = int(PreparedFolder(folder).lengths.max())
-    shape = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16}
 
     def data(positions):
         return PreparedData(
             {
                 "data": {"path": str(folder), "shuffle": False},
-                "model": {**shape, "max_positions": positions},
+                "model": SHAPE | {"max_positions": positions},
                 "sampling": {"max_new_tokens": 8},
             }
         )

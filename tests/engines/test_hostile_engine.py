@@ -43,6 +43,7 @@ def patient(fake: FakeEngine) -> EngineClient:
         ([b"data: " + b"x" * (1 << 20)] * 64, "an event of more than"),
         ([event([10, 11], 2, logprobs=[-1e308, -1e308])], "log-prob"),
         ([event([10], 1, logprobs=[-1e308])], "log-prob"),
+        ([event([10], 1, logprobs=[0.5])], "log-prob 0.5"),
         ([event([-1], 1, finish=LENGTH)], "does not have"),
         ([event([4096], 1, finish=LENGTH)], "does not have"),
         ([event(range(1, 8), 7, finish=LENGTH)], "6 were asked for"),
