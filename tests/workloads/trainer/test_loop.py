@@ -432,8 +432,8 @@ def test_a_gradient_that_is_never_finite_ends_the_job(make_job, most):
     with job, pytest.raises(JobFailed, match=rf"NotFinite: the gradient of step {2 + most} has norm nan"):
         job.result(timeout_s=DEADLINE_S)
     assert len(job.reports_of("BatchSkipped")) == most
-    [told] = job.reports_of("OperatorFailed")
-    assert told.body["code"] == "actor.not_finite"
+    # On a busy machine the step may be tried once more while its failure is being judged.
+    assert {told.body["code"] for told in job.reports_of("OperatorFailed")} == {"actor.not_finite"}
 
 
 @pytest.mark.parametrize("most", [2, 1])
